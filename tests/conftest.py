@@ -101,15 +101,15 @@ def cuda() -> torch.device:
 
 
 @pytest.fixture(autouse=True)
-def _restores_the_process() -> Iterator[None]:
+def _own_process_state(pytestconfig: pytest.Config) -> Iterator[None]:
     """A working directory, or a variable that the launcher sets for ranks, would change tests that follow by chance."""
 
     def variables() -> dict[str, str]:
         return {name: value for name, value in os.environ.items() if name.startswith("TITAN_")}
 
-    folder, before = Path.cwd(), variables()
+    os.chdir(pytestconfig.rootpath)
+    before = variables()
     yield
-    os.chdir(folder)
     assert variables() == before
 
 

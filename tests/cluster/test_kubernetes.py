@@ -83,7 +83,7 @@ def test_containers_receive_each_argument_as_it_was(cluster: FakeCluster) -> Non
     words = [expanded(word, {"HOME": "/root", "A": "b"}) for word in [*main_["command"], *main_["args"]]]
     assert words == [
         "titan", "train", "/etc/titan/it-s-HOME.toml", *overrides, "--job.dump_folder=outputs/it's $(HOME)\n",
-        "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "3", "--rdzv-backend", "c10d",
+        "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "3", "--grace", "115", "--rdzv-backend", "c10d",
         "--rdzv-endpoint", "it-s-home-node-0-0.it-s-home:29400", "--rdzv-id", "it-s-home",
     ]  # fmt: skip
 
@@ -184,14 +184,18 @@ def test_pytorchjobs_map_statuses_to_those_that_its_operator_retries(
     assert f"--job.description={HOSTILE[0]}" in call and "tiny-master-0:29400" in call
 
 
-def test_pytorchjobs_forward_the_signal_that_ends_a_pod(cluster: FakeCluster) -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_pytorchjobs_forward_the_signal_that_ends_a_pod(cluster: FakeCluster, early: bool) -> None:
+    """Also one that comes before the shell knows the number of the process."""
+    script = script_text("pytorchjob.sh")
+    if early:
+        script = script.replace("titan=$!\n", "while [ ! -e ready ]; do sleep 0.05; done\nkill -TERM $$\ntitan=$!\n")
     program = cluster.folder / "titan"
     program.write_text(
-        "#!/bin/bash\ntrap 'exit 75' TERM\n[[ -z $RANK ]] && kill -TERM $PPID\nwhile true; do sleep 0.05; done\n"
+        "#!/bin/bash\ntrap 'exit 75' TERM\n"
+        f"[[ -z $RANK ]] && {'touch ready' if early else 'kill -TERM $PPID'}\nwhile true; do sleep 0.05; done\n"
     )
-    done = subprocess.run(
-        ["/bin/sh", "-c", script_text("pytorchjob.sh"), "sh", "2 65", "titan"], env={**os.environ, "RANK": "1"}, check=False
-    )
+    done = subprocess.run(["/bin/sh", "-c", script, "sh", "2 65", "titan"], env={**os.environ, "RANK": "1"}, check=False)
     assert done.returncode == 128 + signal.SIGTERM
 
 

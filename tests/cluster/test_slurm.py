@@ -19,7 +19,7 @@ JOB = ["--nodes", "2", "--nproc-per-node", "1"]
 SLURM = {"SLURM_JOB_ID": "12345", "SLURM_JOB_NODELIST": "node[a-b]", "SLURM_JOB_NUM_NODES": "2"}
 LAUNCH = [
     "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "nodea:22345",
-    "--rdzv-id", "12345-0", "--max-restarts", "3",
+    "--rdzv-id", "12345-0", "--max-restarts", "3", "--grace", "115",
 ]  # fmt: skip
 
 
@@ -109,6 +109,7 @@ def test_gpus_containers_and_options_of_sbatch(cluster: FakeCluster) -> None:
         assert f"#SBATCH --{line}\n" in text
     assert "--exclusive" not in text
     cluster.run(file, Path.cwd(), **SLURM)
+    assert cluster.calls("titan")[0][-2:] == ["--grace", "55"]  # the launcher ends before Slurm kills it
     assert {"--container-image=company/titan:1 '", f"--container-mounts={Path.cwd()}:{Path.cwd()}"} <= set(
         cluster.calls("srun")[0]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from harness import PATIENCE
 from titan_core.api.errors import UserError
-from titan_core.api.launcher import lock_for_ranks
+from titan_core.api.launcher import OUTCOMES, lock_for_ranks
 from titan_core.api.runs import folder_lock
 from titan_core.api.runs.folder_lock import FolderLock, Holder
 from titan_core.runlog.run_directory import early_lock, run_lock
@@ -101,6 +102,42 @@ def test_a_lock_that_another_machine_stops_touching_is_taken_over(tmp_path: Path
         pass
 
 
+@pytest.mark.parametrize(("seconds_ago", "restarted"), [(20, False), (1, True)], ids=["silent", "lost a moment ago"])
+def test_the_lock_of_a_lost_machine_is_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seconds_ago: float, restarted: bool
+) -> None:
+    """As a server of NFS keeps it, until the machine's lease ends."""
+    file = left_by(ELSEWHERE, tmp_path, seconds_ago)
+    monkeypatch.setattr(folder_lock, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(folder_lock, "STALE_SECONDS", 0.2)
+    kept = os.open(file, os.O_RDWR)
+    fcntl.flock(kept, fcntl.LOCK_EX)
+    monkeypatch.setattr(folder_lock.log, "warning", lambda *given: threading.Timer(0.1, os.close, [kept]).start())
+    with FolderLock(tmp_path, "job.dump_folder = 'x'", restarted):
+        assert json.loads(file.read_text())["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize(("seconds_ago", "restarted"), [(1, False), (20, True)], ids=["at once", "once it is touched"])
+def test_the_lock_of_a_machine_that_lives_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds_ago: float, restarted: bool
+) -> None:
+    file = left_by(ELSEWHERE, tmp_path, seconds_ago)
+    monkeypatch.setattr(folder_lock, "POLL_SECONDS", 0.01)
+    waits: list[object] = []
+    monkeypatch.setattr(
+        folder_lock.log, "warning", lambda *given: (waits.append(given), threading.Timer(0.1, os.utime, [file]).start())
+    )
+    kept = os.open(file, os.O_RDWR)
+    fcntl.flock(kept, fcntl.LOCK_EX)
+    with (
+        pytest.raises(UserError, match="process 4711 on host node7"),
+        FolderLock(tmp_path, "job.dump_folder = 'x'", restarted),
+    ):
+        pass
+    os.close(kept)
+    assert len(waits) == restarted
+
+
 @pytest.mark.parametrize("alive", [True, False])
 def test_without_flock_the_holder_on_this_machine_is_looked_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: bool
@@ -147,6 +184,17 @@ def test_a_second_job_is_refused_before_torch_is_imported(in_tmp: Path) -> None:
     assert result.stdout == "2 False\n"
     (error,) = (line for line in result.stderr.splitlines() if not line.endswith(" ..."))  # a slow phase has a line too
     assert "job.dump_folder = 'run': process" in error
+
+
+def test_the_launcher_learns_why_a_rank_cannot_lock_the_directory(in_tmp: Path) -> None:
+    (in_tmp / "run").mkdir()
+    (in_tmp / "outcomes").mkdir()
+    of_rank = {**os.environ, "RANK": "0", "WORLD_SIZE": "2", OUTCOMES: "outcomes"}
+    command = [sys.executable, "-m", "titan_core", "train", "tiny", "--job.dump_folder", "run"]
+    with lock(in_tmp / "run"):
+        assert subprocess.run(command, env=of_rank, capture_output=True, check=False).returncode == 2
+    outcome = json.loads((in_tmp / "outcomes/rank-0.json").read_text())
+    assert outcome["problems"][0].startswith("job.dump_folder = 'run': process ") and outcome["status"] == 2
 
 
 def test_the_run_keeps_the_lock_taken_before_torch(in_tmp: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from harness.jobs import TINY, make_job
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.launcher import OUTCOMES
 from titan_core.train.interruption import CLOSING, Interruption
 from titan_core.train.trainer import train
 
@@ -62,6 +63,26 @@ def test_signals_are_handled_only_inside() -> None:
             assert heard == [signal.SIGTERM]
         os.kill(os.getpid(), signal.SIGTERM)
         assert heard == [signal.SIGTERM] * 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_rank_of_the_launcher_ends_as_requested_however_often_sigterm_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher sends it too if each process of the job has received one; its SIGKILL ends ranks that take too long."""
+    monkeypatch.setenv(OUTCOMES, "outcomes")
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        with Interruption():
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == [signal.SIGTERM]  # nothing has stopped the rank
+        with Interruption() as interruption:
+            for _ in range(3):
+                os.kill(os.getpid(), signal.SIGTERM)
+            assert interruption.stop.pending
+        os.kill(os.getpid(), signal.SIGTERM)  # while it leaves its process groups
+        assert heard == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
 

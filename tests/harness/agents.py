@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.rendezvous.api import RendezvousHandler
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousHandler
 
 from titan_launch.agent import RankAgent
 from titan_launch.console import Console, Shown
@@ -62,6 +62,7 @@ def agent_of(
     sizes: Sizes | None = None,
     when_impossible: Literal["wait", "stop"] = "wait",
     fixed_last_call: bool = True,
+    grace: int = 120,
 ) -> RankAgent:
     """
     Args:
@@ -80,7 +81,7 @@ def agent_of(
     logs = RankLogs(folder / "torch", folder / "logs", "the test", console, shown)
     of_agent = (
         spec, options.machines, options.endpoint, folder / "outcomes", logs, console, lambda began: found, trains,
-        RestartLimits(restarts, wait=0.1), step_limits,
+        RestartLimits(restarts, wait=0.1), step_limits, grace,
     )  # fmt: skip
     if sizes is None:
         return RankAgent(*of_agent)
@@ -105,7 +106,10 @@ class Peer:
         return thread
 
     def _join(self) -> None:
-        round_ = self._handler.next_rendezvous()
+        try:
+            round_ = self._handler.next_rendezvous()
+        except RendezvousClosedError:
+            return
         self.store = round_.store
         role = {"role": "rank", "rank": round_.rank, "local_world_size": self._ranks}
         self.store.set(f"torchelastic/role_info/{round_.rank}", json.dumps(role))  # torch's agent expects it
@@ -120,10 +124,15 @@ class Peer:
         """Report a failure of this machine's ranks."""
         self.store.set("titan/failure", json.dumps({"status": 1, "line": line}))
 
+    def end(self, status: int, line: str = "") -> None:
+        """End the job, and report how."""
+        self.store.set("titan/end", json.dumps({"status": status, "line": line}))
+        self.close()
+
     def leave(self) -> None:
         """Leave the round."""
         leave(self._handler, 10.0)
 
     def close(self) -> None:
-        """End the job."""
+        """End the job without a report."""
         self._handler.shutdown()

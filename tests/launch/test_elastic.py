@@ -10,9 +10,12 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, but not exported to type checkers
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 
 from harness.agents import Peer, agent_of
 from titan_core.api.config import Override
@@ -21,7 +24,7 @@ from titan_core.cli.invocation import Invocation
 from titan_core.plugins.registry import Registry
 from titan_launch import elastic, restart_policy
 from titan_launch.agent import Failure, JobEnded
-from titan_launch.rendezvous import Rendezvous
+from titan_launch.rendezvous import Rendezvous, handler
 from titan_launch.sizes import Sizes, choose
 
 pytestmark = pytest.mark.usefixtures("environment", "handlers")
@@ -174,6 +177,65 @@ def test_a_failure_of_another_machine_does_not_count(
     assert said in capfd.readouterr().err
 
 
+LOST_MEMORY = "error: rank 0: OutOfMemoryError: CUDA out of memory"
+ENDINGS = [
+    ((0, ""), None),
+    ((71, LOST_MEMORY), Failure(71, (f"error: on another machine: {LOST_MEMORY.removeprefix('error: ')}",))),
+    (None, Failure(69, ("error: the job has ended on the other machines, and none says why",))),
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("end", "failure"), ENDINGS[:2], ids=["complete", "failed"])
+def test_ranks_that_follow_end_like_the_job(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, end: tuple[int, str], failure: Failure | None
+) -> None:
+    """The other machine does not restart its ranks, but ends the job."""
+    options = machines(2, 3, A)
+    agent = agent_of(in_tmp, ENDS + LOSES, alone=options(), sizes=sizes())
+    peer = Peer(options(B), 2)
+    joining, restart = peer.join(), agent.restart_workers
+
+    def again(group: object) -> None:
+        joining.join()
+        peer.end(*end)
+        restart(group)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(agent, "restart_workers", again)
+    with pytest.raises(JobEnded):
+        agent.run("rank")
+    assert agent.failure == failure
+
+
+def test_a_failure_counts_although_a_machine_joins_before_all_ranks_have_ended(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = machines(1, 2, A)
+    script = f"""{ENDS}
+if rank == 0:
+    leave(problems=["ValueError: no"], time=1.0)
+    sys.exit(1)
+while not os.path.exists(__file__ + ".joined"):
+    time.sleep(0.01)
+{LOSES}"""
+    agent = agent_of(in_tmp, script, alone=options(), sizes=sizes())
+    peer, joining = Peer(options(B), 2), []
+
+    def patience(*given: object) -> float:
+        if not joining:
+            joining.append(peer.join())
+            while not agent._handler.num_nodes_waiting():  # type: ignore[attr-defined]
+                time.sleep(0.05)
+            (in_tmp / "rank.py.joined").touch()
+        return 600.0
+
+    monkeypatch.setattr(restart_policy, "patience", patience)
+    agent.run("rank")
+    assert agent.failure == Failure(1, ("error: ValueError: no",)) and not (in_tmp / "started-4-0").exists()
+    peer.close()
+    joining[0].join()
+
+
 @pytest.mark.full
 def test_machines_that_lose_each_other_again_and_again_stop(in_tmp: Path) -> None:
     """All machines are there, and none knows a cause: such restarts count."""
@@ -227,10 +289,15 @@ def test_the_wait_for_more_machines_ends(in_tmp: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(("end", "failure"), ENDINGS, ids=["complete", "failed", "silent"])
 def test_machines_that_make_the_size_impossible_idle(
-    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    in_tmp: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    end: tuple[int, str] | None,
+    failure: Failure | None,
 ) -> None:
-    """The last of three machines is not needed; it ends with the job."""
+    """The last of three machines is not needed; it ends with the job, and like it."""
     options = machines(3, 4, C)  # the third of them
     found = sizes(parallelism__tensor_parallel_degree=2)
     agent = agent_of(in_tmp, ENDS, ranks=1, alone=options(), sizes=found)
@@ -242,7 +309,11 @@ def test_machines_that_make_the_size_impossible_idle(
         try:
             return start(group)  # type: ignore[arg-type]
         finally:
-            first.close()
+            joining[0].join()
+            if end is None:
+                first.close()
+            else:
+                first.end(*end)
 
     monkeypatch.setattr(agent, "start_workers", ends)
     monkeypatch.setattr(agent, "_agree", lambda group: choose(found, [1, 1, 1], 2, 0))
@@ -251,4 +322,30 @@ def test_machines_that_make_the_size_impossible_idle(
     for thread in joining:
         thread.join()
     assert "titan: this machine idles: 2 of 3 machines train, because 3 rank(s) cannot train: " in capfd.readouterr().err
-    assert not agent.trains and not list(in_tmp.glob("started-*"))
+    assert not agent.trains and not list(in_tmp.glob("started-*")) and agent.failure == failure
+
+
+def test_a_store_that_outlives_jobs_serves_the_next_one() -> None:
+    """Once a job has closed its rendezvous, and its machines report no more."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    quick = {"keep_alive_interval": "1", "keep_alive_max_attempt": "2", "last_call_timeout": "1"}
+    options = Rendezvous("c10d", f"127.0.0.1:{store.port}", "job", (1, 2), 0, 60, A, quick)
+    first = handler(options, "")
+    first.next_rendezvous().store.set("titan/end", "a key of the first job")
+    first.shutdown()
+    second = handler(options, "").next_rendezvous()
+    assert second.world_size == 1 and not second.store.check(["titan/end"])
+
+
+def test_a_job_that_has_closed_its_rendezvous_and_still_runs_keeps_it() -> None:
+    """Its ranks may still be saving."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    quick = {"keep_alive_interval": "1", "keep_alive_max_attempt": "60", "last_call_timeout": "1"}
+    options = Rendezvous("c10d", f"127.0.0.1:{store.port}", "job", (1, 2), 0, 60, A, quick)
+    peers = Peer(options, 1), Peer(replace(options, local_addr=B), 1)
+    for thread in [peer.join() for peer in peers]:
+        thread.join()
+    peers[0].close()  # the other one still reports every second
+    with pytest.raises(RendezvousClosedError):
+        handler(options, "").next_rendezvous()
+    peers[1].leave()

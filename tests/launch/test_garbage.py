@@ -40,6 +40,9 @@ class Litter:
         Cycle(self.freed, step)
 
 
+pytestmark = pytest.mark.usefixtures("in_tmp")
+
+
 @pytest.fixture(autouse=True)
 def collector() -> Iterator[None]:
     assert gc.isenabled() and gc.get_freeze_count() == 0

@@ -185,6 +185,7 @@ def test_rendezvous_options_are_checked_on_one_machine_too(
         "--rdzv-id x",
         "--rdzv-timeout 5",
         "--max-restarts 3",
+        "--grace 60",
         "--tee 0",
         "--log-dir x",
     ],

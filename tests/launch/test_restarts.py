@@ -8,13 +8,15 @@ import signal
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 
 from harness.agents import agent_of
 from titan_core.api.launcher import RESTART
-from titan_launch import restart_policy
-from titan_launch.agent import JobInterrupted
+from titan_launch import launch, restart_policy
+from titan_launch.agent import Failure, JobInterrupted, RankAgent
 from titan_launch.progress import Progress, StepLimits
 from titan_launch.recovery import Restart, recovery_line
+from titan_launch.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.usefixtures("environment", "handlers")
 
@@ -137,3 +139,62 @@ def test_the_cost_of_a_restart_in_one_line() -> None:
     waited = Restart(failed=100.0, noticed=100.0, ended=100.0, waited=5.0, started=105.1, completed=9)
     assert "wait 5.0, rendezvous 0.1" in recovery_line(waited, start, 112.0, resumed=10)
     assert recovery_line(waited, start, 112.0, resumed=8).endswith("; 1 step trained again")
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "line"),
+    [
+        (Failure(71, ("error: MemoryError",)), 71,
+         "titan: error: MemoryError; not restarted, because the job has ended on another machine\n"),
+        (None, 69, "titan: error: the job has ended on another machine, whose output says why\n"),
+    ],
+    ids=["failed here", "failed elsewhere"],
+)  # fmt: skip
+def test_a_job_that_has_ended_elsewhere_is_no_mistake_in_the_options(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    failure: Failure | None,
+    status: int,
+    line: str,
+) -> None:
+    """A machine of a job of fixed size restarts its ranks, and finds the rendezvous closed."""
+
+    def run(self: object, role: str) -> None:
+        agent.failure, agent._began = failure, 1.0
+        raise RendezvousClosedError
+
+    agent = agent_of(tmp_path, "", restarts=3)
+    monkeypatch.setattr(RankAgent, "run", run)
+    options = Rendezvous("c10d", "node0:29500", "titan", (2, 2), 0, 60)
+    assert launch._run(agent, options, agent._logs, agent._console) == status
+    assert capfd.readouterr().err.startswith(line)
+
+
+def test_a_failure_is_not_held_up_by_a_rank_that_has_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 completes; later, rank 1 fails, and rank 2 waits for it until it is killed."""
+    monkeypatch.setattr(restart_policy, "patience", lambda ended, *given: 600.0 if len(ended) < 2 else 0.0)
+    script = """
+    def has_ended(number):
+        try:
+            pid = open(__file__ + str(number)).read()
+        except FileNotFoundError:
+            return False
+        try:
+            return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+
+    if rank == 1:
+        while not has_ended(0):
+            time.sleep(0.01)
+        leave(problems=["ValueError: no"], time=1.0)
+        sys.exit(1)
+    open(__file__ + str(rank) + ".part", "w").write(str(os.getpid()))
+    os.replace(__file__ + str(rank) + ".part", __file__ + str(rank))
+    if rank == 2:
+        time.sleep(600)
+    """
+    agent = agent_of(tmp_path, script, ranks=3)
+    agent.run("rank")
+    assert agent.failure == Failure(1, ("error: ValueError: no",))

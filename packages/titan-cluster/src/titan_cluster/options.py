@@ -14,6 +14,8 @@ from titan_core.api.tools.shown import shorten
 
 LONGEST_NAME = 40
 """Most characters of a job's name. Kubernetes allows 63 in the name of a pod, which adds its number and a random suffix."""
+END_SECONDS = 5
+"""Part of ``--grace`` in which Titan's launcher kills the ranks that are left, and ends, before the cluster kills it."""
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 
 
@@ -88,6 +90,11 @@ def seconds_argument(parser: argparse.ArgumentParser, when: str) -> None:
         metavar="SECONDS",
         help=f"time to finish a step and save a checkpoint {when} (default: 120)",
     )
+
+
+def grace_of_ranks(given: argparse.Namespace) -> int:
+    """Return ``--grace`` of Titan's launcher, in seconds: the part of the cluster's that the ranks have."""
+    return int(given.grace) - END_SECONDS
 
 
 def machines(given: argparse.Namespace) -> Machines:

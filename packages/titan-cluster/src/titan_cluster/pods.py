@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from titan_cluster.bash import script_text
-from titan_cluster.options import Machines, require_match
+from titan_cluster.options import Machines, grace_of_ranks, require_match
 from titan_cluster.training import Training
 from titan_core.api.errors import UserError
 from titan_core.api.tools.arguments import integer
@@ -142,6 +142,7 @@ def template(
     """
     nodes = f"{machines.least}:{machines.most}" if machines.elastic else str(machines.most)
     launch = ["--nnodes", nodes, "--nproc-per-node", str(machines.ranks), "--max-restarts", str(given.max_restarts)]
+    launch += ["--grace", str(grace_of_ranks(given))]
     if machines.most > 1:
         launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{PORT}", "--rdzv-id", training.name]
     mounts = [{"name": f"volume-{number}", "mountPath": path} for number, (_, path) in enumerate(pod.volumes)]

@@ -125,6 +125,7 @@ def render(given: argparse.Namespace, machines: Machines, training: Training, di
         "ranks": machines.ranks,
         "least": machines.least,
         "max_restarts": given.max_restarts,
+        "grace": options.grace_of_ranks(given),
         "preempted": " ".join(map(str, PREEMPTED)),
         "final": " ".join(map(str, FINAL)),
         "requeues": given.max_requeues,

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from titan_core.api.errors import EXIT_DATA_ENDED, EXIT_LOST_PEER, EXIT_PREEMPTED, UserError
 from titan_core.api.launcher import INTERRUPTED, RESTART, Outcome, announce_interrupt, report_lines
@@ -27,6 +29,7 @@ from titan_launch.progress import Progress, StepLimits, read_progress
 from titan_launch.rank_logs import RankLogs
 from titan_launch.recovery import Restart
 from titan_launch.restart_policy import Decision, RestartLimits, RestartPolicy
+from titan_launch.signals import Signals
 from titan_launch.torch_private import ExtensibleAgent, machines_joined
 
 ROLE = "rank"
@@ -70,6 +73,7 @@ class RankAgent(ExtensibleAgent):
         trains: bool = True,
         limits: RestartLimits | None = None,
         step_limits: StepLimits | None = None,
+        grace: int = restart_policy.SAVE_SECONDS,
     ) -> None:
         """
         Args:
@@ -82,8 +86,10 @@ class RankAgent(ExtensibleAgent):
             trains: whether interrupted ranks complete their step, or end at once.
             limits: how often and when failed ranks are restarted. Default: ``spec.max_restarts`` times.
             step_limits: how long a step may take if there are several ranks.
+            grace: seconds that ranks have to finish a step and save before SIGKILL.
         """
-        super().__init__(spec, logs)
+        super().__init__(spec, logs, shutdown_timeout=grace)
+        self._grace = grace
         self._machines, self._endpoint, self._diagnose = machines, endpoint, diagnose
         self._outcomes, self._logs, self._console = outcomes, logs, console
         self._interrupted = INTERRUPTED if trains else "titan: interrupted: ending the ranks; Ctrl-C again kills them"
@@ -100,6 +106,8 @@ class RankAgent(ExtensibleAgent):
         self._hung: dict[int, float] = {}  # ranks whose step took too long, and its seconds
         self._progress: dict[int, Progress] = {}  # of the last attempt that has ended
         self._pids: dict[int, int] = {}  # by rank; empty once the ranks have ended
+        self.signals = Signals(self._on_interrupt)
+        """Handles the signals to this process while the agent runs."""
         self.interrupts = 0
         """Number of interrupts since the ranks were first started."""
         self.failure: Failure | None = None
@@ -118,10 +126,23 @@ class RankAgent(ExtensibleAgent):
         return read_outcomes(self._outcomes)
 
     def run(self, role: str = ROLE) -> RunResult:
-        """Run the job until its ranks have ended."""
+        """Run the job until its ranks have ended.
+
+        Raises:
+            JobInterrupted: the user interrupted the ranks, and they did not complete.
+            Terminated: a signal ended this process. The ranks had time to save.
+        """
         os.environ.pop(RESTART, None)
         try:
-            return super().run(role)
+            with self.signals:
+                try:
+                    return super().run(role)
+                finally:
+                    self._pids = {}
+        except (RendezvousError, DistError) as error:
+            if self.interrupts:
+                raise JobInterrupted from error
+            raise
         finally:
             os.environ.pop(RESTART, None)
             self._end_start()
@@ -167,13 +188,34 @@ class RankAgent(ExtensibleAgent):
         mine = [worker.global_rank for worker in worker_group.workers]
         if self._starting is None:
             self._starting = phase(f"starting {ranks(mine)}").__enter__()
-        started = super().start_workers(worker_group)
+        with self.signals.deferred():
+            started = super().start_workers(worker_group)
+            self._pids = {worker.global_rank: started[worker.local_rank] for worker in worker_group.workers}
         if not self._logs.shows(mine):
             self._console.say(f"{ranks(mine)} of {worker_group.workers[0].world_size}: the output is in {self._logs.folder}")
         self._logs.begin_attempt()
-        self._pids = {worker.global_rank: started[worker.local_rank] for worker in worker_group.workers}
-        signal.signal(signal.SIGINT, self._on_interrupt)  # torch's handler would kill the ranks
         return started
+
+    def stop_workers(self, worker_group: WorkerGroup) -> None:
+        """End this machine's ranks, with time to save a checkpoint.
+
+        Raises:
+            JobInterrupted: the user interrupted the ranks before they ended, so they must not be started again.
+        """
+        self.stop_ranks(signal.SIGTERM, self._grace)
+
+    def stop_ranks(self, number: signal.Signals, seconds: int) -> None:
+        """:meth:`stop_workers` with another signal, or another time until SIGKILL."""
+        self.end_workers(number, seconds)
+        self._pids = {}
+        if self.interrupts:
+            raise JobInterrupted
+
+    def end_workers(self, number: signal.Signals, seconds: int) -> None:
+        """Send a signal to the ranks, and SIGKILL to those that are left after ``seconds``. Other signals to this process do
+        not shorten that time, except that an interrupt reaches the ranks."""
+        with self.signals.deferred():
+            super().end_workers(number, seconds)
 
     def monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Return the state of the ranks. Once one has failed, the others have a grace period before they are killed.
@@ -181,21 +223,20 @@ class RankAgent(ExtensibleAgent):
         Raises:
             JobInterrupted: the user interrupted the ranks, so they must not be restarted.
         """
-        ended = {rank: status for rank, pid in self._pids.items() if (status := _status(pid)) is not None}
-        if not ended and self._step_limits is not None and worker_group.workers[0].world_size > 1:
+        ended = self._exit_statuses()
+        if len(ended) < len(self._pids) and self._step_limits is not None and worker_group.workers[0].world_size > 1:
             self._end_hung_ranks(self._step_limits)
         if ended or not self._console.shows_status:
             self._end_start()
-        if any(ended.values()) and len(ended) < len(self._pids):
+        if (self._hung or any(ended.values())) and len(ended) < len(self._pids):
             now = time.monotonic()
             if self._failed_at is None:
                 self._failed_at, self._noticed = now, time.time()
-            recorded = {rank for rank, one in self.outcomes.items() if one.problems}
-            patience = restart_policy.patience(ended.values(), self._pids.keys() - ended.keys() <= recorded)
-            if now < self._failed_at + patience:
-                return RunResult(state=WorkerState.HEALTHY)
+            ended = self._await_the_others(self._failed_at)
             for rank in self._pids.keys() - ended.keys():
                 _send(self._pids[rank], signal.SIGKILL)
+        elif len(ended) < len(self._pids):
+            return RunResult(state=WorkerState.HEALTHY)  # torch would reap the ranks that have ended, and forget them
         result = super().monitor_workers(worker_group)
         if not result.is_failed():
             if result.state == WorkerState.SUCCEEDED:
@@ -246,6 +287,24 @@ class RankAgent(ExtensibleAgent):
             self.failure = replace(self.failure, lines=(*others, f"{first}; not restarted, because {decision.why}"))
         return result
 
+    def _exit_statuses(self) -> dict[int, int]:
+        """Return the exit status of each of this machine's ranks that has ended."""
+        return {rank: status for rank, pid in self._pids.items() if (status := _status(pid)) is not None}
+
+    def _await_the_others(self, failed_at: float) -> dict[int, int]:
+        """Wait for the ranks that are left after a failure, as long as they may take; return the exit statuses.
+
+        It does not return to torch meanwhile, which would restart the ranks if another machine joined, without a report of
+        the failure.
+        """
+        while True:
+            ended = self._exit_statuses()
+            recorded = {rank for rank, one in self.outcomes.items() if one.problems}
+            patience = restart_policy.patience(ended.values(), self._pids.keys() - ended.keys() <= recorded, self._grace)
+            if len(ended) == len(self._pids) or time.monotonic() >= failed_at + patience:
+                return ended
+            time.sleep(self._worker_group.spec.monitor_interval)
+
     def _end_start(self) -> None:
         """End the phase in which the ranks start."""
         if self._starting is not None:
@@ -269,6 +328,9 @@ class RankAgent(ExtensibleAgent):
 
     def publish_failure(self, failure: Failure) -> None:
         """Report a failure of this machine's ranks to the other machines."""
+
+    def publish_end(self, status: int, line: str) -> None:
+        """Report the exit status of the job to the other machines, with a line that says why if it is not 0."""
 
     def _end_hung_ranks(self, limits: StepLimits) -> None:
         """Kill the ranks of this machine if one has been in the same step for too long. Collectives have a time limit of
@@ -317,15 +379,17 @@ class RankAgent(ExtensibleAgent):
         restart = Restart(self._first_failure, self._noticed, self._ended, self._waited, now, self._completed)
         os.environ[RESTART] = restart.as_text()
 
-    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        """Forward an interrupt to the ranks. Each has its own session: Ctrl-C in a terminal reaches only this process."""
+    def _on_interrupt(self) -> bool:
+        """Forward an interrupt to the ranks; return whether there are any. Each has its own session: Ctrl-C in a terminal
+        reaches only this process."""
         if not self._pids:
-            raise KeyboardInterrupt
+            return False
         self.interrupts += 1
         if self.interrupts == 1:
             announce_interrupt(self._interrupted)
         for pid in self._pids.values():
             _send(pid, signal.SIGINT if self.interrupts <= 2 else signal.SIGKILL)
+        return True
 
 
 def read_outcomes(folder: Path) -> dict[int, Outcome]:
@@ -339,8 +403,9 @@ def read_outcomes(folder: Path) -> dict[int, Outcome]:
 
 
 def _send(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a child process, unless it has already been reaped."""
-    with contextlib.suppress(ProcessLookupError):
+    """Send a signal to a child process, unless it has been reaped: another process may then have its number."""
+    with contextlib.suppress(ChildProcessError, ProcessLookupError):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         os.kill(pid, number)
 
 

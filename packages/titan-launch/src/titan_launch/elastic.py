@@ -35,7 +35,7 @@ LAST_CALL_SECONDS = 5.0
 """How long machines that meet again wait for further ones, once the least number has joined. At the first start, when
 machines may come later, they wait for torch's 30 s."""
 _POLL_SECONDS = 0.1
-_MACHINE, _PLAN, _FAILURE = "titan/machine/", "titan/plan", "titan/failure"
+_MACHINE, _PLAN, _FAILURE, _END = "titan/machine/", "titan/plan", "titan/failure", "titan/end"
 
 
 class StoreLost(Exception):
@@ -110,7 +110,7 @@ class ElasticAgent(RankAgent):
             except RendezvousClosedError:
                 if self._plan is None:
                     raise
-                self._read_failure(store)
+                self._read_end(store)
                 raise JobEnded from None
             except DistStoreError:  # a machine left while it was waited for
                 continue
@@ -152,11 +152,10 @@ class ElasticAgent(RankAgent):
     def stop_workers(self, worker_group: WorkerGroup) -> None:
         """End the ranks: with time to save a checkpoint, unless they wait for ranks that are lost."""
         if self._lost_at is None:
-            self.end_workers(signal.SIGTERM, int(restart_policy.ORDERLY_SECONDS))
+            super().stop_workers(worker_group)
         else:
             waited = time.monotonic() >= self._lost_at + restart_policy.GRACE_SECONDS
-            self.end_workers(signal.SIGKILL if waited else signal.SIGTERM, int(restart_policy.GRACE_SECONDS))
-        self._pids = {}
+            self.stop_ranks(signal.SIGKILL if waited else signal.SIGTERM, int(restart_policy.GRACE_SECONDS))
 
     def report_change(self) -> None:
         """Nothing: :meth:`start_workers` reports what has changed."""
@@ -170,6 +169,7 @@ class ElasticAgent(RankAgent):
         """
         if not self.trains:
             if self._handler.is_closed():
+                self._read_end(worker_group.store)
                 raise JobEnded
             if self._lost():
                 self.restart_workers(worker_group)
@@ -205,6 +205,12 @@ class ElasticAgent(RankAgent):
         self._failed_itself, store = True, self._worker_group.store
         if store is not None:
             store.set(_FAILURE, json.dumps({"status": failure.status, "line": failure.lines[-1]}))
+
+    def publish_end(self, status: int, line: str) -> None:
+        """See :meth:`titan_launch.agent.RankAgent.publish_end`."""
+        store = self._worker_group.store
+        if store is not None:
+            store.set(_END, json.dumps({"status": status, "line": line}))
 
     def _agree(self, worker_group: WorkerGroup) -> Plan | None:
         """Return the plan of the first machine; ``None`` if a machine has left meanwhile."""
@@ -274,9 +280,27 @@ class ElasticAgent(RankAgent):
     def _read_failure(self, store: Any) -> None:
         """Read what another machine reported about the last round."""
         if store is not None and not self._failed_itself and store.check([_FAILURE]):
-            found = json.loads(store.get(_FAILURE))
-            self._caused_elsewhere = f"on another machine: {found['line'].removeprefix('error: ')}"
-            self.failure = Failure(found["status"], (f"error: {self._caused_elsewhere}",))
+            self._blame(json.loads(store.get(_FAILURE)))
+
+    def _read_end(self, store: Any) -> None:
+        """Read how the job has ended on the machine that closed it, and end like that. If no machine has said that it is
+        complete, it is lost."""
+        if store is not None and store.check([_END]):
+            found = json.loads(store.get(_END))
+            if not found["status"]:
+                self.failure = None
+            elif not self._failed_itself:
+                self._blame(found)
+            return
+        self._read_failure(store)
+        if self.failure is None:
+            why = "error: the job has ended on the other machines, and none says why"
+            self.failure = Failure(EXIT_LOST_PEER, (why,))
+
+    def _blame(self, found: Mapping[str, Any]) -> None:
+        cause = found["line"].removeprefix("error: ").removeprefix("on another machine: ")
+        self._caused_elsewhere = f"on another machine: {cause}"
+        self.failure = Failure(found["status"], (f"error: {self._caused_elsewhere}",))
 
 
 def _changes(before: Collection[Any], now: Collection[Any]) -> str:

@@ -42,6 +42,7 @@ from titan_launch.options import NUMA_BINDING
 from titan_launch.progress import StepLimits
 from titan_launch.rendezvous import Rendezvous, handler, rendezvous_errors, require_meeting_point, root_cause
 from titan_launch.restart_policy import RestartLimits
+from titan_launch.signals import Terminated
 from titan_launch.status_line import StatusLine
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def launch(
             of_agent = (
                 spec, machines, options.endpoint, outcomes, logs, console, lambda began: _diagnose(job, began), writes_run,
                 RestartLimits(settings.max_restarts, settings.restart_wait, settings.restart_wait_max), _step_limits(job),
+                settings.grace,
             )  # fmt: skip
             agent = RankAgent(*of_agent) if sizes is None else elastic_agent(settings, options, of_agent, sizes)
             stack.callback(os.environ.pop, RESTART, None)
@@ -168,19 +170,35 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _run(agent: RankAgent, options: Rendezvous, logs: RankLogs, console: Console) -> int:
+    """Run the job until its end, or until a signal ends this process; return the exit status.
+
+    Raises:
+        RendezvousError, DistError: the machines did not meet. Once they have, the loss of the rendezvous is that of a peer.
+    """
+    try:
+        with agent.signals:
+            return _wait(agent, options, logs, console)
+    except Terminated as error:
+        agent.leave()  # other machines may continue without this one
+        logs.end_attempt()
+        console.say(f"ended by {error.number.name}")
+        return 128 + error.number
+
+
+def _wait(agent: RankAgent, options: Rendezvous, logs: RankLogs, console: Console) -> int:
     """Wait until the ranks have ended; return the exit status.
 
     Raises:
         RendezvousError, DistError: the machines did not meet. Once they have, the loss of the rendezvous is that of a peer.
     """
     from torch.distributed import DistError
-    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousError
 
     from titan_launch.agent import ROLE, JobEnded, JobInterrupted
     from titan_launch.elastic import ElasticAgent, StoreLost
 
     close_rendezvous = interrupted = True
+    mistake: UserError | None = None
     try:
         while True:
             try:
@@ -202,30 +220,38 @@ def _run(agent: RankAgent, options: Rendezvous, logs: RankLogs, console: Console
         interrupted = False
     except JobEnded:
         interrupted = False
-    except SignalException as error:
-        close_rendezvous = False  # other machines may continue without this one
-        agent.leave()
-        logs.end_attempt()
-        console.say(f"ended by {error.sigval.name}")
-        return 128 + int(error.sigval)
+    except Terminated:
+        close_rendezvous = False  # see _run
+        raise
     except (RendezvousError, DistError) as error:
-        if isinstance(error, RendezvousClosedError) or not agent.started:
+        if not agent.started:
             raise
-        # The options were right: the machine where all meet has ended, or the others do not come back.
+        # The options were right: the machine where all meet has ended, the others do not come back, or the job is over.
         close_rendezvous = False
         logs.end_attempt()
-        why = f"--rdzv-endpoint {options.endpoint}: the rendezvous is lost ({root_cause(error)})"
-        console.say(f"error: {why}; start titan again here, and on the machine that hosts it")
+        status = EXIT_LOST_PEER
+        if not isinstance(error, RendezvousClosedError):
+            why = f"--rdzv-endpoint {options.endpoint}: the rendezvous is lost ({root_cause(error)})"
+            console.say(f"error: {why}; start titan again here, and on the machine that hosts it")
+        elif agent.failure is None:
+            console.say("error: the job has ended on another machine, whose output says why")
+        else:
+            status = agent.failure.status
+            console.say(f"{agent.failure.lines[-1]}; not restarted, because the job has ended on another machine")
         if line := resume_line(agent.outcomes.values(), own_command()):
             console.say(line)
-        return EXIT_LOST_PEER
+        return status
+    except UserError as error:
+        mistake = error
+        raise
     except JobInterrupted:
         pass
     finally:
         if close_rendezvous and agent.trains:
             try:
+                agent.publish_end(*_end_of(agent, mistake, interrupted))
                 agent.get_worker_group().spec.rdzv_handler.shutdown()
-            except RendezvousError as error:
+            except (RendezvousError, DistError) as error:
                 log.warning("cannot close the rendezvous: %s", error)
     logs.end_attempt()
     if agent.failure is not None:
@@ -239,6 +265,17 @@ def _run(agent: RankAgent, options: Rendezvous, logs: RankLogs, console: Console
         console.say("interrupted" if interrupted or stopped is None else interrupted_line(stopped, own_command()))
         return EXIT_INTERRUPTED
     return 0
+
+
+def _end_of(agent: RankAgent, mistake: UserError | None, interrupted: bool) -> tuple[int, str]:
+    """Return the exit status of a job that ends on this machine, and a line that says why if it is not 0."""
+    if mistake is not None:
+        return EXIT_USER_ERROR, str(mistake)
+    if agent.failure is not None:
+        return agent.failure.status, agent.failure.lines[-1]
+    if interrupted or any(outcome.interrupted for outcome in agent.outcomes.values()):
+        return EXIT_INTERRUPTED, "the job was interrupted"
+    return 0, ""
 
 
 def _diagnose(job: Job, since: float) -> str | None:

@@ -13,6 +13,7 @@ from titan_core.api.numbers import MOST_PROCESSES, MOST_RANKS
 from titan_core.api.tools.arguments import integer, parse_integer
 from titan_core.api.tools.phases import phase
 from titan_core.api.tools.shown import shorten
+from titan_launch.restart_policy import SAVE_SECONDS
 
 if TYPE_CHECKING:
     from titan_launch.console import Shown
@@ -33,6 +34,7 @@ _DEFAULTS: dict[str, str | int | None] = {
     "max_restarts": 0,
     "restart_wait": 5,
     "restart_wait_max": 300,
+    "grace": SAVE_SECONDS,
     "log_dir": None,
     "tee": None,
     "numa_binding": None,
@@ -74,6 +76,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     launch.add_argument(
         "--restart-wait-max", type=integer(0, 86_400), metavar="SECONDS", help="longest such wait (default: 300)"
+    )
+    launch.add_argument(
+        "--grace",
+        type=integer(1, 86_400),
+        metavar="SECONDS",
+        help=f"from SIGTERM, or machines that join, to SIGKILL (default: {SAVE_SECONDS})",
     )
     launch.add_argument(
         "--log-dir",

@@ -206,6 +206,8 @@ def is_local_address(family: int, address: tuple[Any, ...]) -> bool:
 def handler(options: Rendezvous, unique: str, seconds: float = 0.0) -> RendezvousHandler:
     """Return torch's rendezvous handler, connected to the endpoint.
 
+    A rendezvous that an earlier job has closed is opened again, unless ``seconds`` is given: then a job returns to its own.
+
     Args:
         unique: rendezvous ID for a job on one machine.
         seconds: how long to try again if what listens there does not answer, as a server that starts.
@@ -224,6 +226,13 @@ def handler(options: Rendezvous, unique: str, seconds: float = 0.0) -> Rendezvou
         where = f"--rdzv-endpoint {options.endpoint}"
         why = "another server uses this port: it does not answer as a torch rendezvous"
         raise UserError.one(where, why, "choose another port, or stop that server")
+    if options.backend == "c10d" and listens and not seconds:
+        from titan_launch.torch_private import reopen
+
+        found = _handler(options, unique)
+        with phase(f"waiting until an earlier job at {options.endpoint} has ended"), rendezvous_errors(options):
+            reopen(found)
+        return found
     if options.backend == "c10d" and not listens and _is_own(host, port):
         from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 

@@ -22,8 +22,9 @@ from titan_core.api.errors import (
 
 GRACE_SECONDS = 10.0
 """How long the other ranks may take to exit and to record why, once one has failed."""
-ORDERLY_SECONDS = 30.0
-"""The same, once one has stopped cleanly (SIGTERM, end of the data): the others may still be writing checkpoints."""
+SAVE_SECONDS = 120
+"""Default of ``--grace``: the same, once one has stopped cleanly (SIGTERM, end of the data). The others may still be writing
+checkpoints."""
 KILLED_SECONDS = 3.0
 """The same, once a signal has ended one: the cause is known, and no checkpoint can be completed without that rank."""
 RECORDED_SECONDS = 1.0
@@ -96,15 +97,16 @@ class RestartPolicy:
         return Decision(True, wait, limits.most - self._used)
 
 
-def patience(ended: Collection[int], all_recorded: bool) -> float:
+def patience(ended: Collection[int], all_recorded: bool, grace: float) -> float:
     """Return the seconds, from the first failure on, that the remaining ranks may take to end.
 
     Args:
         ended: exit statuses of the ranks that have ended, negative for a signal.
         all_recorded: whether each of the remaining ranks has recorded its own failure.
+        grace: ``--grace``.
     """
     if set(ended) <= _ENDED_CLEANLY:
-        return ORDERLY_SECONDS
+        return grace
     if _FATAL & set(ended):
         return RECORDED_SECONDS if all_recorded else KILLED_SECONDS
     return GRACE_SECONDS

@@ -2,9 +2,12 @@
 unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT
 final=$1
 shift
-trap 'kill -TERM "$titan"' TERM
+titan=
+terminated=
+trap 'terminated=1; [ -z "$titan" ] || kill -TERM "$titan"' TERM
 "$@" &
 titan=$!
+[ -z "$terminated" ] || kill -TERM "$titan" # the signal came before its number was known
 wait "$titan"
 status=$?
 while [ "$status" -gt 128 ] && kill -0 "$titan" 2> /dev/null; do # a signal interrupted the wait

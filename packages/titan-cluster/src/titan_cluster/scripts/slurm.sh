@@ -19,6 +19,7 @@ launch=(
     --rdzv-endpoint "${hosts%%$'\n'*}:$((20000 + SLURM_JOB_ID % 10000))"
     --rdzv-id "$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"
     --max-restarts "$max_restarts"
+    --grace "$grace"
 )
 
 # Slurm sends SIGTERM only to this script before the time limit (--signal=B:...). Titan then saves a checkpoint and exits.

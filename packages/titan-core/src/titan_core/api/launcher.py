@@ -108,7 +108,7 @@ def lock_for_ranks(folder: str) -> Iterator[None]:
     Raises:
         UserError: another job writes to the directory.
     """
-    with FolderLock(Path(folder), f"job.dump_folder = {folder!r}"):
+    with FolderLock(Path(folder), f"job.dump_folder = {folder!r}", restarted=RESTART in os.environ):
         os.environ[LOCKED] = str(Path(folder).resolve())
         try:
             yield

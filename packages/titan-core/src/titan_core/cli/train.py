@@ -7,8 +7,8 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from titan_core.api.command import CommandContext
@@ -45,7 +45,7 @@ def run(context: CommandContext) -> int:
         for name in {module.__name__.partition(".")[0] for module, _ in job.registry.modules()}:
             logging.getLogger(name).setLevel(logging.INFO if rank == 0 else logging.ERROR)
 
-        with early_lock(job.dump_folder):
+        with _early_lock(job, rank):
             with phase("importing torch"):
                 gc.disable()  # loading modules leaves no garbage
                 first = "torch" not in sys.modules
@@ -55,6 +55,25 @@ def run(context: CommandContext) -> int:
                     gc.freeze()  # collections skip the modules
                 gc.enable()
             return _train_alone(job) if "RANK" not in os.environ else _train_rank(job, rank)
+
+
+@contextmanager
+def _early_lock(job: Job, rank: int) -> Iterator[None]:
+    """Take :func:`~titan_core.runlog.run_directory.early_lock`. The launcher reports why a rank could not.
+
+    Raises:
+        UserError: another job writes to the directory.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(early_lock(job.dump_folder))
+        except UserError as error:
+            if reported_by_launcher():
+                from titan_core.train.outcome import OutcomeRecorder
+
+                OutcomeRecorder(rank, job.dump_folder).failed(error)
+            raise
+        yield
 
 
 def _train_alone(job: Job) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
-from titan_core.api.launcher import LOCKED, RANK_LOGS, lock_for_ranks, rank_log
+from titan_core.api.launcher import LOCKED, RANK_LOGS, RESTART, lock_for_ranks, rank_log
 from titan_core.api.run_folder import PREVIOUS, run_folders
 from titan_core.api.runs.files import CONFIG, DEBUG, EVENTS, LOGS, METRICS, PLUGINS
 from titan_core.api.runs.folder_lock import FolderLock
@@ -30,7 +30,9 @@ OWN = (CONFIG, PLUGINS, METRICS, EVENTS, DEBUG)
 def run_lock(folder: str) -> AbstractContextManager[object]:
     """Lock a run directory against other jobs. A job holds one lock: that of Titan's launcher if it starts all ranks, else
     that of rank 0, taken before rank 0 waits for other ranks. On entry, a directory that another job uses is a UserError."""
-    return FolderLock(Path(folder), f"job.dump_folder = {folder!r}") if _takes_lock(folder) else nullcontext()
+    if not _takes_lock(folder):
+        return nullcontext()
+    return FolderLock(Path(folder), f"job.dump_folder = {folder!r}", restarted=RESTART in os.environ)
 
 
 def early_lock(folder: str) -> AbstractContextManager[object]:
@@ -57,7 +59,7 @@ class RunDirectory:
         Raises:
             UserError: another job uses the folder.
         """
-        self.locks.enter_context(FolderLock(folder, where))
+        self.locks.enter_context(FolderLock(folder, where, restarted=RESTART in os.environ))
 
     @classmethod
     def create(cls, folder: str) -> RunDirectory:

@@ -20,6 +20,9 @@ CLOSING = "titan: the run has ended and is closing its files; press Ctrl-C again
 class Interruption:
     """The requests of signals received within the ``with`` block. A second SIGTERM or SIGINT ends the process at once.
 
+    Ranks of Titan's launcher ignore further SIGTERMs until they end. The launcher sends one even if each process of the job
+    has received one, and SIGKILL to ranks that take too long.
+
     Until ``titan_train_start`` SIGINT keeps its handler, because there is no step to finish.
     """
 
@@ -57,7 +60,10 @@ class Interruption:
 
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         self.stop.submit()
-        signal.signal(signal.SIGTERM, self._previous[signal.SIGTERM])
+        if reported_by_launcher():
+            self._previous.pop(signal.SIGTERM, None)  # ours stays after the block too: there are process groups to leave
+        else:
+            signal.signal(signal.SIGTERM, self._previous[signal.SIGTERM])
 
     def _on_int(self, number: int, frame: FrameType | None) -> None:
         self.interrupt.submit()  # first, so that ranks that agree to stop know the reason

@@ -3,6 +3,9 @@
 ``flock`` decides on one machine, and between machines if the file system supports it; the kernel releases it when the
 process ends, for whatever reason. On network file systems without ``flock``, a heartbeat decides: the holder touches the
 lock file every few seconds, and another process takes over a file that is no longer touched.
+
+The server of a network file system keeps the locks of a machine that has lost power until it gives the machine up. A process
+that finds such a lock waits for that.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ BEAT_SECONDS = 10.0
 """Interval at which the holder touches the file."""
 STALE_SECONDS = 35.0
 """Age of the last touch after which a holder on another machine counts as gone."""
+LEASE_SECONDS = 180.0
+"""How long to wait for a server to give up a machine that no longer touches its file (NFSv4: 90 s, Lustre: about 100 s)."""
 POLL_SECONDS = 1.0
 """Interval at which a waiting process checks whether the file is stale."""
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
@@ -63,12 +68,13 @@ class FolderLock:
     It costs one file and one thread that touches it. A process that is killed leaves the file behind, but not the lock.
     """
 
-    def __init__(self, folder: Path, where: str) -> None:
+    def __init__(self, folder: Path, where: str, restarted: bool = False) -> None:
         """
         Args:
             where: the setting that names the folder, for errors: ``"job.dump_folder = 'outputs/my'"``.
+            restarted: whether this process continues a job whose last holder may have been lost a moment ago.
         """
-        self._path, self._where = folder / NAME, where
+        self._path, self._where, self._restarted = folder / NAME, where, restarted
         self._descriptor = -1
         self._released = threading.Event()
 
@@ -109,8 +115,10 @@ class FolderLock:
             try:
                 locked = _flock(descriptor)
                 if locked is False:
-                    raise self._refusal(_read(descriptor))
-                if self._is_at_path(descriptor):
+                    holder = _read(descriptor)
+                    if holder is None or not self._await_release(descriptor, holder):
+                        raise self._refusal(holder)
+                elif self._is_at_path(descriptor):
                     holder = _read(descriptor)
                     if holder is not None:
                         self._require_gone(holder, locked)
@@ -120,7 +128,26 @@ class FolderLock:
             except BaseException:
                 os.close(descriptor)
                 raise
-            os.close(descriptor)  # the holder has just removed the file: try again
+            os.close(descriptor)  # the holder has just removed the file, or its machine was given up: try again
+
+    def _await_release(self, descriptor: int, holder: Holder) -> bool:
+        """Wait for the lock of another machine that may be lost; return whether it was released."""
+        age = self._now() - os.stat(self._path).st_mtime
+        if holder.machine == _machine() or (age <= 1.5 * BEAT_SECONDS and not self._restarted):
+            return False
+        log.warning(
+            "%s is locked by %s, which has not touched it for %.0f s; waiting up to %.0f s for its lock to be given up",
+            self._path, holder, age, LEASE_SECONDS,
+        )  # fmt: skip
+        first, until = os.stat(self._path).st_mtime_ns, time.monotonic() + LEASE_SECONDS
+        while time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
+            os.close(os.open(self._path, os.O_RDONLY | os.O_CREAT))  # NFS refreshes cached attributes when a file is opened
+            if os.stat(self._path).st_mtime_ns != first and self._is_at_path(descriptor):
+                return False
+            if _flock(descriptor):
+                return True
+        return False
 
     def _require_gone(self, holder: Holder, locked: bool | None) -> None:
         """Raise unless the holder named in the file is gone. On its own machine, a free ``flock`` proves that it is."""

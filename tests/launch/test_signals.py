@@ -1,0 +1,236 @@
+"""Signals to the launcher: which of them end the job, and what the ranks get. Scripts without torch are the ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
+
+from harness.agents import agent_of
+from titan_core.api.hookspecs import hookimpl
+from titan_core.cli.main import main
+from titan_core.plugins.guard import Origin
+from titan_launch import launch, restart_policy
+from titan_launch.agent import JobInterrupted, RankAgent
+from titan_launch.rendezvous import Rendezvous
+from titan_launch.signals import Signals, Terminated
+from titan_launch.sizes import Sizes
+
+pytestmark = pytest.mark.usefixtures("environment", "handlers")
+ALONE = Rendezvous("c10d", "", "", (1, 1), 0, 60)
+SAVES = """
+def save(*given):
+    leave(checkpoint="step-15")
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+"""
+"""Ranks that save on SIGTERM, and on no other signal."""
+
+
+def ends(agent: RankAgent) -> int:
+    """Run the job as the launcher does; return its exit status."""
+    return launch._run(agent, ALONE, agent._logs, agent._console)
+
+
+def elastic_agent_of(folder: Path, script: str, grace: int = 120) -> RankAgent:
+    sizes = Sizes(lambda ranks, overrides: pytest.fail("no size is needed"))
+    return agent_of(folder, script, ranks=1, sizes=sizes, grace=grace)
+
+
+@pytest.fixture
+def ending() -> Iterator[Signals]:
+    """Signals of a launcher without ranks, handled."""
+    with Signals(lambda: False) as signals:
+        yield signals
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How long torch waits for ranks before SIGKILL, each time."""
+    waited: list[int] = []
+    shutdown = LocalElasticAgent._shutdown
+
+    def record(self: LocalElasticAgent, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        waited.append(timeout)
+        shutdown(self, death_sig, timeout)
+
+    monkeypatch.setattr(LocalElasticAgent, "_shutdown", record)
+    return waited
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_ranks_save_whatever_signal_ends_the_launcher(
+    tmp_path: Path, number: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = f"{SAVES}os.kill(os.getppid(), {int(number)})\ntime.sleep(600)"
+    agent = agent_of(tmp_path, script, ranks=1, restarts=3)
+    assert ends(agent) == 128 + number
+    assert [outcome.checkpoint for outcome in agent.outcomes.values()] == ["step-15"]
+    assert f"titan: ended by {number.name}\n" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
+def test_a_signal_that_is_ignored_at_the_start_stays_ignored(tmp_path: Path, number: signal.Signals) -> None:
+    """As under ``nohup``, and in the background of a shell script."""
+    signal.signal(number, signal.SIG_IGN)
+    agent = agent_of(tmp_path, f"os.kill(os.getppid(), {int(number)})\nleave()", ranks=1)
+    assert ends(agent) == 0
+    assert signal.getsignal(number) is signal.SIG_IGN
+
+
+def test_the_handlers_of_the_application_come_back(tmp_path: Path) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGURG)}
+    ends(agent_of(tmp_path, "", ranks=1))
+    assert {number: signal.getsignal(number) for number in before} == before
+    assert "TORCHELASTIC_SIGNALS_TO_HANDLE" not in os.environ
+
+
+def test_a_scheduler_that_repeats_sigterm_does_not_shorten_a_save(tmp_path: Path) -> None:
+    script = """
+    def save(*given):
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(0.1)  # the launcher would end now, and this process with it
+        leave(checkpoint="step-15")
+        sys.exit(75)
+    signal.signal(signal.SIGTERM, save)
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(600)
+    """
+    agent = agent_of(tmp_path, script, ranks=1)
+    assert ends(agent) == 128 + signal.SIGTERM
+    assert [outcome.checkpoint for outcome in agent.outcomes.values()] == ["step-15"]
+
+
+@pytest.mark.parametrize("agent_with", [agent_of, elastic_agent_of], ids=["fixed", "elastic"])
+def test_an_interrupt_after_the_loss_of_the_rendezvous_ends_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent_with: Callable[[Path, str], RankAgent]
+) -> None:
+    """The processes that the ranks were have been reaped, and their numbers may be those of others."""
+    agent = agent_with(tmp_path, "")
+    agent._plan = True  # type: ignore[attr-defined]
+
+    def loses(self: LocalElasticAgent, role: str) -> None:
+        agent._pids = {0: os.getpid()}
+        raise RendezvousConnectionError
+
+    monkeypatch.setattr(LocalElasticAgent, "run", loses)
+    monkeypatch.setattr("titan_launch.elastic.stop_heartbeats", lambda handler: None)
+    monkeypatch.setattr(launch, "require_meeting_point", lambda *given: signal.raise_signal(signal.SIGINT))
+    if agent_with is agent_of:
+        with agent.signals, pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the handlers are those of one job
+            with pytest.raises(RendezvousConnectionError):
+                agent.run("rank")
+            signal.raise_signal(signal.SIGINT)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            ends(agent)
+    assert agent.interrupts == 0
+
+
+def test_an_interrupt_before_the_loss_of_the_rendezvous_ends_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = elastic_agent_of(tmp_path, "")
+    agent._plan = True  # type: ignore[attr-defined]
+
+    def loses(self: LocalElasticAgent, role: str) -> None:
+        agent.interrupts = 1
+        raise RendezvousConnectionError
+
+    monkeypatch.setattr(LocalElasticAgent, "run", loses)
+    with pytest.raises(JobInterrupted):
+        agent.run("rank")
+
+
+@pytest.mark.parametrize("agent_with", [agent_of, elastic_agent_of], ids=["fixed", "elastic"])
+def test_ranks_that_are_interrupted_while_they_stop_are_not_started_again(
+    tmp_path: Path, agent_with: Callable[[Path, str], RankAgent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = agent_with(tmp_path, "")
+
+    def interrupted(self: LocalElasticAgent, number: signal.Signals, timeout: int) -> None:
+        agent._pids = {0: os.getpid()}  # as if it had been given to another process
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(LocalElasticAgent, "_shutdown", interrupted)
+    with agent.signals, pytest.raises(JobInterrupted):
+        agent.stop_workers(agent.get_worker_group())
+    assert (agent.interrupts, agent._pids) == (1, {})
+
+
+def test_the_launcher_ends_although_a_signal_comes_while_a_plugin_runs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Plugin:
+        @hookimpl
+        def titan_diagnose(self, run: str, since: float) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    job: Any = SimpleNamespace(registry=SimpleNamespace(modules=lambda: [(Plugin(), None)]), dump_folder="run")
+    agent = agent_of(tmp_path, "sys.exit(3)", ranks=1, restarts=3)
+    agent._diagnose = lambda began: launch._diagnose(job, began)
+    assert ends(agent) == 128 + signal.SIGTERM
+
+
+def test_a_plugin_that_a_signal_ends_has_not_failed(ending: Signals) -> None:
+    with pytest.raises(Terminated, match="SIGTERM"):
+        Origin("mine", "mine", "1.0").call("build", signal.raise_signal, [signal.SIGTERM])
+
+
+def test_a_size_whose_check_a_signal_ends_is_not_impossible(ending: Signals) -> None:
+    sizes = Sizes(lambda ranks, overrides: Origin("a", "a", "1").call("check", signal.raise_signal, [signal.SIGTERM]))
+    with pytest.raises(Terminated):
+        sizes.on(4)
+    assert not sizes._found
+
+
+def test_a_signal_waits_until_the_ranks_have_started(ending: Signals) -> None:
+    done = False
+    with pytest.raises(Terminated, match="SIGHUP"), ending.deferred():  # noqa: PT012 - the block must complete
+        with ending.deferred():
+            signal.raise_signal(signal.SIGHUP)
+        done = True
+    assert done
+    with pytest.raises(KeyboardInterrupt), ending.deferred():
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("agent_with", [agent_of, elastic_agent_of], ids=["fixed", "elastic"])
+def test_ranks_have_the_time_that_the_user_gives(
+    tmp_path: Path, seconds: list[int], agent_with: Callable[..., RankAgent]
+) -> None:
+    agent = agent_with(tmp_path, "", grace=77)
+    agent.stop_workers(agent.get_worker_group())
+    assert seconds == [77]
+
+
+def test_ranks_have_that_time_when_the_launcher_ends(tmp_path: Path, seconds: list[int]) -> None:
+    script = "os.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(600)"
+    assert ends(agent_of(tmp_path, script, ranks=1, grace=77)) == 128 + signal.SIGTERM
+    assert seconds == [77]
+
+
+def test_ranks_have_that_time_when_another_has_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restart_policy, "GRACE_SECONDS", 600.0)
+    agent = agent_of(tmp_path, "if rank == 0: sys.exit(75)\ntime.sleep(600)", grace=0)
+    assert ends(agent) == 75
+
+
+@pytest.mark.parametrize(("options", "grace"), [([], 120), (["--grace", "600"], 600)])
+def test_the_option_reaches_the_agent(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], grace: int, seconds: list[int]
+) -> None:
+    def stop(agent: RankAgent, *given: object) -> int:
+        agent.stop_workers(agent.get_worker_group())
+        return 0
+
+    monkeypatch.setattr(launch, "_run", stop)
+    assert main(["train", "tiny", "--nproc-per-node", "2", *options]) == 0
+    assert seconds == [grace]
