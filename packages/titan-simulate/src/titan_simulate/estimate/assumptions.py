@@ -38,7 +38,7 @@ def assumptions_of(job: Job, samples: Sequence[TracedRank], full_logits: bool) -
     if full_logits and any(dim.divides == "sequence" and facts.mesh.degree(dim.name) > 1 for dim in facts.mesh.dims):
         found["ring attention"] = "that of TorchTitan's published runs"
     if pipeline is not None and len(pipeline.stages) > len(ranks):
-        found["time of other stages"] = "that of the simulated ones"
+        found["time of other stages"] = "that of their blocks, as in the simulated ones"
     if any(one.overlaps_matmuls for one in costs):
         found["asynchronous tensor parallelism"] = (
             f"a matmul hides the collective within {NEAR} operators of it, except for one rank's share"

@@ -48,9 +48,7 @@ def simulate_streams(trace: Sequence[Work], machine: Machine) -> Timeline:
     issued: list[float] = []
     host = 0.0
     for work in trace:
-        if work.kind is not Kind.WAIT:
-            step = machine.host.compiled_kernel_us if work.compiled else machine.host.operator_us
-            host += step * 1e-6
+        host += issue_seconds(work, machine)
         issued.append(host)
     durations = [max(0.0, seconds_of(work, machine) - work.hidden_seconds) for work in trace]
     kinds: dict[Kind, float] = defaultdict(float)
@@ -59,6 +57,13 @@ def simulate_streams(trace: Sequence[Work], machine: Machine) -> Timeline:
     intervals = _Device(trace, machine).run(issued, durations)
     end = max((one.end for one in intervals), default=0.0)
     return Timeline(max(end, host), intervals, dict(kinds), _exposed(trace, intervals), host)
+
+
+def issue_seconds(work: Work, machine: Machine) -> float:
+    """Return the time in which the host issues ``work``."""
+    if work.kind is Kind.WAIT:
+        return 0.0
+    return 1e-6 * (machine.host.compiled_kernel_us if work.compiled else machine.host.operator_us)
 
 
 class _Device:

@@ -13,7 +13,7 @@ from torch import Tensor
 from titan_simulate.engine.fake_device import tensors_in
 from titan_simulate.engine.observation import Observation, Operation
 from titan_simulate.engine.result import BETWEEN_STEPS
-from titan_simulate.estimate.work import Data, Kind, Work
+from titan_simulate.estimate.work import Action, Data, Kind, Work
 from titan_simulate.torch_private import nbytes, process_group_of, storage_key
 
 _OVERWRITTEN = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_"})
@@ -28,13 +28,18 @@ _TYPES = {
 class Trace:
     """An observer of operations that keeps the last step."""
 
-    def __init__(self, compiled: Callable[[str], bool] = lambda module: False) -> None:
+    def __init__(
+        self,
+        compiled: Callable[[str], bool] = lambda module: False,
+        action: Callable[[], Action | None] = lambda: None,
+    ) -> None:
         """
         Args:
             compiled: whether ``torch.compile`` would compile the code of a module (by name).
+            action: returns the action of the pipeline's schedule that runs.
         """
         self.work: list[Work] = []
-        self._compiled = compiled
+        self._compiled, self._action = compiled, action
         self._phase = "start"
         self._position: dict[int, int] = {}  # number of an operation -> position in the trace
         self._storages: dict[int, int] = {}  # address of a storage -> its number
@@ -91,7 +96,8 @@ class Trace:
         self.work.append(
             Work(
                 kind, operation.name, operation.phase, operation.module, stream, tuple(after), reads, writes,
-                max(1, operation.launches), compiled=compiled and self._compiled(operation.module), **keywords,
+                max(1, operation.launches), compiled=compiled and self._compiled(operation.module),
+                action=self._action(), **keywords,
             )
         )  # fmt: skip
 
