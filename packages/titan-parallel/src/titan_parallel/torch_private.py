@@ -1,8 +1,8 @@
 """All private PyTorch API that this package uses. Checked with torch 2.11 to 2.15.
 
 * ``torch.distributed.pipelining``: ``PipelineStage._prepare_forward_infra``, ``._get_init_p2p_neighbors_ops``,
-  ``._pre_metadata_inference_backup`` and ``.backward_one_chunk``; ``schedules._PipelineScheduleRuntime``, the only class that runs a schedule from a
-  CSV file.
+  ``._pre_metadata_inference_backup`` and ``.backward_one_chunk``; ``schedules._PipelineScheduleRuntime``, the only class
+  that runs a schedule from a CSV file.
 * ``torch.ops._c10d_functional``: collectives that return their result, so that the compiler can trace them; and
   ``torch._C._AutoDispatchBelowAutograd``, which skips their gradients.
 * ``DTensor._local_tensor``, ``DTensor._spec`` and the constructor ``DTensor(local_tensor, spec, requires_grad=...)``: the
