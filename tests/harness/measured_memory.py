@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from titan_simulate.engine.result import SimulatedRank
 
 
+STEPS = 6
+
+
 @dataclass(frozen=True)
 class Measured:
     """Bytes on one rank."""
@@ -33,7 +36,8 @@ class Measured:
     optimizer: int
     """After the first step."""
     step: int
-    """The most that the forward and backward passes of the second step allocate, in addition to what was there before."""
+    """The most that the forward and backward passes of a later step allocate, in addition to what was there before. The
+    least of several steps: threads of a process group free what they have sent when they get to run."""
 
 
 class MemoryMeter:
@@ -48,7 +52,7 @@ class MemoryMeter:
 
     @hookimpl(trylast=True)
     def titan_step_start(self, step: int) -> None:
-        if step == 2:
+        if step >= 2:
             self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
             self._profile.start()
 
@@ -57,7 +61,7 @@ class MemoryMeter:
         if step == 1:
             self.found["parameters"] = allocated(self._parameters)
             self.found["gradients"] = allocated(one.grad for one in self._parameters if one.grad is not None)
-        if step == 2:
+        if step >= 2:
             self._profile.stop()
             level = most = 0
             profiler: Any = self._profile.profiler
@@ -65,11 +69,11 @@ class MemoryMeter:
             for event in sorted(events, key=lambda one: one.start_ns()):
                 level += event.nbytes()
                 most = max(most, level)
-            self.found["step"] = most
+            self.found["step"] = min(most, self.found.get("step", most))
 
 
 def measured_rank(site: str, recipe: str, overrides: dict[str, object], folder: str) -> Measured:
-    """Train ``recipe`` for two steps in this process, which may be one of several ranks, and measure.
+    """Train ``recipe`` for some steps in this process, which may be one of several ranks, and measure.
 
     Args:
         site: folder of further packages.
@@ -83,7 +87,7 @@ def measured_rank(site: str, recipe: str, overrides: dict[str, object], folder: 
     handle = register_optimizer_step_post_hook(after)
     try:
         with _same_kernels(), patch.object(sys, "path", [site, *sys.path]):
-            run_recipe(recipe, {"training.steps": 2, "job.device": "cpu", **overrides}, observers=[meter])
+            run_recipe(recipe, {"training.steps": STEPS, "job.device": "cpu", **overrides}, observers=[meter])
     finally:
         handle.remove()
     return Measured(optimizer=states[0], **meter.found)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,7 +28,13 @@ JOB = {
 }
 
 
-def estimated(settings: Mapping[str, object], world_size: int, every_block: bool = False, **options: Any) -> Estimate:
+def estimated(
+    settings: Mapping[str, object],
+    world_size: int,
+    every_block: bool = False,
+    every_microbatch: bool = False,
+    **options: Any,
+) -> Estimate:
     """Estimate ``llama3_debug`` in this process, in which CUDA is simulated."""
     from titan_core.api.config import Override
     from titan_core.api.job import Job
@@ -40,6 +48,8 @@ def estimated(settings: Mapping[str, object], world_size: int, every_block: bool
     if every_block:
         setattr(module, "FEW", 10**6)  # noqa: B010 - in a process of its own
         setattr(module, "MORE", 10**6)  # noqa: B010
+    if every_microbatch:
+        setattr(module, "_reduction", lambda job, pipeline: ({}, 1.0))  # noqa: B010
     return module.estimate(job_of, train, read_machine("h100"), **options)
 
 
@@ -77,6 +87,107 @@ def test_accumulation_takes_longer_and_no_more_memory(fake_cuda: FakeCuda) -> No
     assert 3.0 < eight.step_seconds / two.step_seconds < 4.0
 
 
+P = "parallelism."
+TWO_STAGES = {**JOB, P + "pipeline_parallel_degree": 2, P + "pipeline_parallel_schedule": "1F1B"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"training.global_batch_size": 4 * 4 * 8},
+        {"training.global_batch_size": 4 * 4 * 8, P + "fsdp_reshard_after_forward": "never"},
+        {**TWO_STAGES, "training.local_batch_size": 16},
+        {**TWO_STAGES, "training.local_batch_size": 32, P + "pipeline_parallel_schedule": "Interleaved1F1B"},
+        {**TWO_STAGES, "training.local_batch_size": 16, P + "pipeline_parallel_schedule": "InterleavedZeroBubble"},
+    ],
+    ids=["accumulation", "gathered once", "1F1B", "interleaved", "zero bubble"],
+)
+def test_a_few_microbatches_give_the_figures_of_all(fake_cuda: FakeCuda, settings: dict[str, object]) -> None:
+    job = {**JOB, **settings}
+    few, every = (fake_cuda.call(estimated, job, 4, every_microbatch=which) for which in (False, True))
+    assert (few.assumptions["simulated microbatches"], every.assumptions["simulated microbatches"]) != ("all", "all")
+    assert few.step_seconds == pytest.approx(every.step_seconds, rel=0.02)
+    assert few.seconds["host"] == pytest.approx(every.seconds["host"], rel=0.02)
+    # Weights' gradients that wait take some microbatches more to be as many as ever.
+    assert few.allocated_gib == pytest.approx(every.allocated_gib, rel=0.05 if "ZeroBubble" in str(settings) else 0.01)
+    counts = [{(one.operator, one.group): one.count for one in found.collectives} for found in (few, every)]
+    assert counts[0] == pytest.approx(counts[1])
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "LoopedBFS"])
+def test_schedules_that_keep_all_microbatches_need_memory_for_all(fake_cuda: FakeCuda, schedule: str) -> None:
+    job = {**TWO_STAGES, P + "pipeline_parallel_schedule": schedule}
+    eight, sixteen = (fake_cuda.call(estimated, {**job, "training.local_batch_size": count}, 2) for count in (8, 16))
+    assert sixteen.memory["activations"] == pytest.approx(2 * eight.memory["activations"], rel=0.1)
+
+
+def test_a_schedule_in_a_file_is_simulated_as_it_is(fake_cuda: FakeCuda, tmp_path: Path) -> None:
+    from titan_simulate.estimate.pipeline import one_forward_one_backward
+
+    file = tmp_path / "schedule.csv"
+    orders = [one_forward_one_backward(rank, 2, 16) for rank in range(2)]
+    file.write_text("".join(",".join(f"{stage}{kind}{number}" for kind, stage, number in one) + "\n" for one in orders))
+    job = {**TWO_STAGES, "training.local_batch_size": 16}
+    named, given = (
+        fake_cuda.call(estimated, {**job, **more}, 2) for more in ({}, {P + "pipeline_parallel_schedule_csv": str(file)})
+    )
+    assert given.assumptions["simulated microbatches"] == "all"
+    assert given.step_seconds == pytest.approx(named.step_seconds, rel=0.02)
+    assert given.allocated_gib == pytest.approx(named.allocated_gib, rel=0.02)
+
+
+def test_stages_that_are_not_simulated_take_the_time_of_their_blocks(fake_cuda: FakeCuda) -> None:
+    """The more so the more of them a pipeline has between its ends."""
+    job = {**TWO_STAGES, P + "pipeline_parallel_degree": 4, "training.local_batch_size": 16}
+    job["model.args"] = MODEL.replace("n_layers = 6", "n_layers = 8")
+    cuts = '["layers.2", "layers.4", "layers.6"]', '["layers.1", "layers.4", "layers.7"]'
+    even, uneven = (fake_cuda.call(estimated, {**job, P + "pipeline_parallel_split_points": cut}, 4) for cut in cuts)
+    assert uneven.step_seconds > 1.25 * even.step_seconds
+
+
+def matmuls_of_actions() -> dict[tuple[int, str], int]:
+    """Return the floating-point operations of matmuls in zero-bubble stages of rank 0 of 2, by stage and action."""
+    from titan_core.api.config import Override
+    from titan_core.api.job import Job
+    from titan_core.train.trainer import train
+    from titan_simulate.estimate.estimate import _device
+    from titan_simulate.estimate.traced_rank import take
+    from titan_simulate.estimate.work import Kind
+    from titan_simulate.hardware.read import read_machine
+
+    job = {**TWO_STAGES, P + "pipeline_parallel_schedule": "InterleavedZeroBubble"}
+
+    def job_of(more: Sequence[Override]) -> Job:
+        return make_job("llama3_debug", {**job, **{one.key: one.text for one in more}}, 2, missing_ok=True)
+
+    found = take(job_of, train, 0, None, _device(read_machine("h100")), {}, False, 4, checks_model=False)
+    total: Counter[tuple[int, str]] = Counter()
+    for work in found.trace:
+        if work.kind is Kind.MATMUL and work.action is not None:
+            total[work.action[1], work.action[0]] += work.flops
+    return dict(total)
+
+
+def test_what_a_split_backward_pass_computes_is_known_by_action(fake_cuda: FakeCuda) -> None:
+    found = fake_cuda.call(matmuls_of_actions)
+    assert found.keys() == {(0, "F"), (0, "W"), (2, "F"), (2, "I"), (2, "W")}  # nobody needs gradients of tokens
+    assert found[2, "I"] == found[2, "W"] == found[2, "F"]
+    assert found[0, "W"] > found[0, "F"]
+
+
+def test_the_reductions_of_a_job_are_assumptions(fake_cuda: FakeCuda) -> None:
+    stages = {"parallelism.pipeline_parallel_degree": 2, "parallelism.pipeline_parallel_schedule": "1F1B"}
+    several = {**JOB, **stages, "training.local_batch_size": 16, "parallelism.enable_async_tensor_parallel": "true"}
+    pipeline = fake_cuda.call(estimated, {**several, "parallelism.tensor_parallel_degree": 2, "compile.enable": "true"}, 4)
+    assert pipeline.assumptions["simulated ranks"] == "0 and 3 of 4, for all"
+    assert pipeline.assumptions["simulated microbatches"] == "4 of 16"
+    assert pipeline.assumptions["factor of forward and backward"] == 4.0
+    assert "12 operators" in pipeline.assumptions["asynchronous tensor parallelism"]
+    one = fake_cuda.call(estimated, {**JOB, "training.global_batch_size": 8 * 4}, 8)
+    assert (one.assumptions["simulated ranks"], one.assumptions["simulated microbatches"]) == ("0 of 8, for all", "all")
+    assert one.assumptions["foreach operators"] == "a kernel for 64 tensors"
+
+
 def test_full_logits_need_more_memory(fake_cuda: FakeCuda) -> None:
     narrow = "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}"
     job = {**JOB, "model.args": narrow, "training.mixed_precision_param": "bfloat16", "training.local_batch_size": 64}
@@ -98,3 +209,27 @@ def test_all_blocks_are_simulated_where_a_transform_treats_them_by_number(fake_c
     )
     assert unequal.assumptions["simulated blocks"] == "all"
     assert equal.assumptions["simulated blocks"] != "all"
+
+
+def test_what_a_ring_passes_on_takes_as_long_as_a_send(fake_cuda: FakeCuda) -> None:
+    ring = {"parallelism.context_parallel_degree": 2, "parallelism.context_parallel_rotate_method": "alltoall"}
+    found = fake_cuda.call(estimated, {**JOB, **ring}, 2)
+    (passed,) = (one for one in found.collectives if "alltoall" in one.operator)
+    assert passed.seconds == pytest.approx(passed.count * 11.5e-6 + passed.bytes / 360e9)
+
+
+def test_the_ring_of_published_runs_passes_all_heads_on_and_nothing_hides_it(fake_cuda: FakeCuda) -> None:
+    ranks = 4
+    job = {
+        **JOB, "parallelism.context_parallel_degree": ranks, "activation_checkpoint.mode": "full", "compile.enable": "true",
+        "training.mixed_precision_param": "bfloat16",
+    }  # fmt: skip
+    found = fake_cuda.call(estimated, job, 2 * ranks, full_logits=True)
+    passed = {one.operator: one for one in found.collectives if one.ranks == ranks}
+    layers, all_heads = 6, 4 * 512 * 256  # elements of keys, and of values, with a head for each of 8 query heads
+    gathers, rings = passed["c10d::_allgather_base_"], passed["c10d::alltoall_base_"]
+    assert (gathers.count, rings.count) == (3 * layers, ranks * layers)
+    assert gathers.bytes == 3 * layers * 2 * all_heads * 2  # bf16, of all ranks
+    assert rings.bytes == ranks * layers * 2 * all_heads // ranks * 4  # fp32, of one rank
+    for one in (gathers, rings):
+        assert one.exposed_seconds == pytest.approx(one.seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -151,11 +152,15 @@ def test_one_slow_rank_does_not_decide() -> None:
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measurements that take no time."""
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Measurements that take no time, in this thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     monkeypatch.setattr(compute, "CPU_MATMULS", ((64, 64, 64), (128, 64, 64)))
     monkeypatch.setattr(compute, "CPU_ATTENTION", ((1, 1, 64, 16), (1, 1, 128, 16)))
     monkeypatch.setattr(compute, "FRESH_MIB", (1, 64))
+    yield
+    torch.set_num_threads(threads)
 
 
 def test_this_cpu_is_measured(small: None) -> None:

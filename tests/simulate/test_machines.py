@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,17 @@ def test_a_file_may_change_some_figures_of_a_known_machine(tmp_path: Path) -> No
     assert ours.matmul == base.matmul
 
 
+def test_the_page_about_estimates_lists_every_key() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "estimate.md").read_text()
+    rows = dict(line.strip("| ").split(" | ", 1) for line in page.splitlines() if line.startswith(("| `", "| (top)")))
+    documented = set()
+    for tables, keys in rows.items():
+        for table in tables.replace("(top)", "").replace("`", "").split(", "):
+            documented |= {f"{table}.{key}".strip(".") for key in re.findall(r"`(\w+)`", keys.partition(";")[0])}
+    known = {re.sub(r"^matmul\.\w+", "matmul.TYPE", key) for key in read_machine("h100").assumptions()}
+    assert documented == known
+
+
 def test_a_device_without_8_bit_units_computes_in_bf16() -> None:
     machine = read_machine("a100")
     assert machine.matmul_of("fp8") == machine.matmul_of("bf16") == machine.matmul["bf16"]
@@ -54,6 +66,15 @@ def test_a_mistake_in_a_file_names_the_file_and_the_key(tmp_path: Path, text: st
     with pytest.raises(UserError) as error:
         read_machine(str(file))
     assert str(file) in str(error.value) and expected in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["3", "['h100']", "{name = 'h100'}", "false", "''", "'h1000'"])
+def test_a_base_that_is_no_machine_is_an_error(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(f"base = {value}\n")
+    with pytest.raises(UserError, match=r"bad\.toml: base") as error:
+        read_machine(str(file))
+    assert "h100" in str(error.value)
 
 
 def test_a_missing_key_is_named(tmp_path: Path) -> None:

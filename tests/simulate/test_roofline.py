@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,14 @@ pytest.importorskip("titan_simulate")
 
 from titan_simulate.estimate.fusion import fuse
 from titan_simulate.estimate.pipeline import Action, Order, gpipe, one_forward_one_backward, run
-from titan_simulate.estimate.roofline import collective_seconds, matmul_seconds, moving_seconds, seconds_of
+from titan_simulate.estimate.roofline import (
+    collective_seconds,
+    link_shares,
+    matmul_seconds,
+    moving_seconds,
+    seconds_of,
+    send_seconds,
+)
 from titan_simulate.estimate.tensor_overlap import overlap_tensor_parallel
 from titan_simulate.estimate.timeline import simulate_streams
 from titan_simulate.estimate.work import Data, Kind, Work
@@ -89,6 +97,61 @@ def test_streams_overlap_and_waits_order_them() -> None:
     assert apart.exposed[0] < waiting.exposed[0]
 
 
+def collective(name: str, ranks: Iterable[int], group: str, stream: str, size: int = 2**30) -> Work:
+    return Work(Kind.COLLECTIVE, name, "backward", "", stream, (), ranks=tuple(ranks), group=group, bytes=size)
+
+
+NODE, NETWORK = range(8), range(0, 64, 8)
+
+
+@pytest.mark.parametrize("ranks", [NODE, NETWORK], ids=["node", "network"])
+def test_a_communicator_runs_one_collective_at_a_time_whatever_their_streams(ranks: range) -> None:
+    gather, reduce = (collective(name, ranks, "fsdp", name) for name in ("all_gather", "reduce_scatter"))
+    alone = seconds_of(gather, FREE)
+    (first, second) = simulate_streams([gather, reduce], FREE).intervals
+    assert (first.end, second.start, second.end) == pytest.approx((alone, alone, 2 * alone))
+
+
+def test_groups_share_the_links_that_they_have_in_common() -> None:
+    gather = collective("all_gather", NODE, "fsdp", "1")
+    alone = seconds_of(gather, FREE)
+    other = collective("all_gather", range(2), "tp", "2", size=2**30)
+    both = simulate_streams([gather, other], FREE).intervals
+    assert [one.start for one in both] == [0.0, 0.0]
+    short = seconds_of(other, FREE)
+    assert [one.end for one in both] == pytest.approx([alone + short, 2 * short])
+    elsewhere = collective("all_gather", NETWORK, "hsdp", "2")
+    apart = simulate_streams([gather, elsewhere], FREE).intervals
+    assert [one.end for one in apart] == pytest.approx([alone, seconds_of(elsewhere, FREE)])
+
+
+def test_a_ring_over_nodes_takes_from_both_links_and_an_exchange_what_it_sends() -> None:
+    ring, inside = collective("all_gather", range(64), "dp", "1"), collective("all_gather", range(8), "tp", "2")
+    share = link_shares(ring, H100)
+    assert share == pytest.approx({"node": 1.0, "network, out": 1.0, "network, in": 1.0})  # 8 cards are as fast as NVLink
+    assert simulate_streams([ring, inside], FREE).intervals[1].end == pytest.approx(2 * seconds_of(inside, FREE))
+    exchange = link_shares(collective("alltoall_base_", range(16), "ep", "1"), H100)
+    assert exchange == pytest.approx({"node": 7 / 360 / (8 / 45), "network, out": 1.0, "network, in": 1.0})
+
+
+def test_passing_a_tensor_on_takes_as_long_as_a_send_over_the_slowest_hop() -> None:
+    size = 2**30
+    passes = replace(collective("c10d::alltoall_base_", range(2), "cp", "1"), permutes=True)
+    assert seconds_of(passes, H100) == pytest.approx(send_seconds(size, H100, same_node=True))
+    assert seconds_of(replace(passes, permutes=False), H100) < 0.6 * seconds_of(passes, H100)
+    across = replace(passes, ranks=tuple(range(6, 10)))
+    assert seconds_of(across, H100) == pytest.approx(send_seconds(size, H100))
+    assert link_shares(across, H100) == pytest.approx({"node": 45 / 360, "network, out": 1.0, "network, in": 1.0})
+
+
+def test_a_send_and_a_receive_do_not_share_a_direction() -> None:
+    send = Work(Kind.SEND, "c10d::send", "forward", "", "1", (), ranks=(8,), bytes=2**28)
+    receive = replace(send, kind=Kind.RECEIVE, name="c10d::recv_", stream="2")
+    alone = seconds_of(send, FREE)
+    assert simulate_streams([send, receive], FREE).seconds == pytest.approx(alone)
+    assert simulate_streams([send, replace(send, stream="2")], FREE).seconds == pytest.approx(2 * alone)
+
+
 def test_communication_slows_computation_by_the_multiprocessors_that_it_takes() -> None:
     gather = Work(Kind.COLLECTIVE, "all_gather", "forward", "", "gather", (), ranks=tuple(range(8)), bytes=2**34)
     alone = simulate_streams([matmul(8192, 8192, 8192)], FREE).seconds
@@ -102,6 +165,15 @@ def test_the_host_is_a_lower_bound() -> None:
     slow = H100.model_copy(update={"host": H100.host.model_copy(update={"operator_us": 50.0})})
     assert simulate_streams(tiny, slow).seconds >= 0.05
     assert simulate_streams(tiny, FREE).seconds == pytest.approx(1000 * H100.memory.kernel_us * 1e-6)
+
+
+def test_compiled_code_issues_all_of_its_kernels_faster() -> None:
+    one = pointwise([1], [2], compiled=True)
+    kinds = [one, replace(one, name="fused"), replace(matmul(8, 8, 8), compiled=True)]
+    kinds.append(replace(kinds[-1], kind=Kind.ATTENTION))
+    for work in kinds:
+        assert simulate_streams([work], H100).host == pytest.approx(H100.host.compiled_kernel_us * 1e-6)
+        assert simulate_streams([replace(work, compiled=False)], H100).host == pytest.approx(H100.host.operator_us * 1e-6)
 
 
 def test_fused_operators_read_inputs_once_and_never_write_what_only_they_use() -> None:
@@ -150,6 +222,7 @@ def test_asynchronous_tensor_parallelism_hides_a_gather_behind_its_matmul() -> N
     )
     work = [gather, replace(matmul(16384, 8192, 8192), after=(0,))]
     before, after = (simulate_streams(trace, FREE).seconds for trace in (work, overlap_tensor_parallel(work, FREE)))
+    assert overlap_tensor_parallel(work, FREE)[0].bytes == gather.bytes  # it still moves all of them
     least = seconds_of(work[1], FREE)
     assert least < after < least + 0.25 * (before - least)
 
@@ -160,8 +233,8 @@ def test_gathers_of_one_matmul_share_its_time_and_those_on_another_stream_are_le
     )  # fmt: skip
     small = matmul(1024, 1024, 1024)
     two, one = ([*gathers, small] for gathers in ([gather, gather], [gather]))
-    shown = [sum(work.bytes for work in overlap_tensor_parallel(trace, FREE)) for trace in (two, one)]
-    assert shown[0] - shown[1] == pytest.approx(gather.bytes, rel=0.05)
+    hidden = [sum(work.hidden_seconds for work in overlap_tensor_parallel(trace, FREE)) for trace in (two, one)]
+    assert hidden == pytest.approx([seconds_of(small, FREE) * 7 / 8] * 2)
     apart = replace(gather, stream="fsdp")
     assert overlap_tensor_parallel([apart, small], FREE)[0] == apart
 

@@ -1,8 +1,8 @@
 """All private PyTorch API that this package uses. Checked with torch 2.11 to 2.15.
 
-* ``torch.distributed.pipelining``: ``PipelineStage._prepare_forward_infra``, ``._get_init_p2p_neighbors_ops`` and
-  ``._pre_metadata_inference_backup``; ``schedules._PipelineScheduleRuntime``, the only class that runs a schedule from a
-  CSV file.
+* ``torch.distributed.pipelining``: ``PipelineStage._prepare_forward_infra``, ``._get_init_p2p_neighbors_ops``,
+  ``._pre_metadata_inference_backup`` and ``.backward_one_chunk``; ``schedules._PipelineScheduleRuntime``, the only class
+  that runs a schedule from a CSV file.
 * ``torch.ops._c10d_functional``: collectives that return their result, so that the compiler can trace them; and
   ``torch._C._AutoDispatchBelowAutograd``, which skips their gradients.
 * ``DTensor._local_tensor``, ``DTensor._spec`` and the constructor ``DTensor(local_tensor, spec, requires_grad=...)``: the
@@ -107,6 +107,18 @@ class StageFixes(PipelineStage):
         """Drop operations that send to this rank itself, which gloo does not support. Only torch 2.11 calls this."""
         ops: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()  # type: ignore[misc]
         return [op for op in ops if op.peer != dist.get_rank()]
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        """Let go of the graph behind the loss after the backward pass.
+
+        The schedule keeps the losses until the step ends, and their graphs keep what the last stage received for each
+        microbatch.
+        """
+        super().backward_one_chunk(bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward)
+        if loss is not None and full_backward and not loss._is_view():
+            loss.detach_()
 
     def backward_maybe_with_nosync(self, backward_type: str, *arguments: Any, **keywords: Any) -> Any:
         """Gather FSDP's parameters before a backward pass for inputs only or weights only.

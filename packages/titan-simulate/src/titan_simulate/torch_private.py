@@ -10,7 +10,9 @@
 * ``torch._C._current_graph_task_id``: whether a backward pass is running.
 * ``torch._ops.OpOverload``: the class of operators; ``torch.ops._c10d_functional``: functional collectives.
 * ``torch.ops.aten._to_copy``, ``._pin_memory``, ``._local_scalar_dense``, ``._unique2``: have rules of their own.
+* ``torch.ops.aten._scaled_dot_product_flash_attention``: what the ring attention of published runs calls.
 * ``_n_microbatches``, ``_stages`` of pipeline schedules: what a schedule runs. ``pipeline_order`` is public.
+* ``pipeline_order_with_comms`` of schedules: since torch 2.15, how long a schedule keeps what it has sent.
 * ``UntypedStorage._cdata``: identifies a storage; ``distributed_c10d._resolve_process_group``: a group by its name.
 """
 
@@ -59,6 +61,9 @@ WAITS: Final = tuple(
 ALL_TO_ALL: Final = _functional.all_to_all_single.default
 ALL_GATHER: Final = _functional.all_gather_into_tensor.default
 ALL_REDUCE: Final = _functional.all_reduce.default
+FLASH: Final = _aten._scaled_dot_product_flash_attention.default
+FLASH_BACKWARD: Final = _aten._scaled_dot_product_flash_attention_backward.default
+"""The operators behind ``scaled_dot_product_attention``, whose logsumexp a ring merges."""
 DEVICE_OF: Final = torch.ops.prim.device.default
 """What C++ calls to find the device of a fake tensor."""
 
@@ -177,10 +182,27 @@ def ranks_and_stages(schedule: Any) -> tuple[int, tuple[int, ...]]:
     return stage.group_size, tuple(table[number] for number in range(stage.num_stages))
 
 
-def order_of_schedule(schedule: Any, microbatches: int) -> list[list[tuple[str, int, int]]]:
-    """Return what each rank does in a schedule with several stages per rank, if it had ``microbatches``."""
-    if microbatches != schedule._n_microbatches:
-        schedule = type(schedule)(_stages(schedule), microbatches, loss_fn=lambda *args: None)
+def with_microbatches(schedule: Any, microbatches: int) -> Any:
+    """Return a schedule with several stages per rank with another number of microbatches."""
+    if microbatches == schedule._n_microbatches:
+        return schedule
+    return type(schedule)(_stages(schedule), microbatches, loss_fn=lambda *args: None)
+
+
+def most_pending_sends(schedule: Any) -> int:
+    """Return how many tensors that this rank has sent a schedule with several stages per rank keeps at most: until a later
+    action waits for them. 0 if the schedule does not say."""
+    pending = most = 0
+    for action in getattr(schedule, "pipeline_order_with_comms", {}).get(schedule.rank, ()):
+        name = action.computation_type.name
+        pending += name in ("SEND_F", "SEND_B")
+        pending -= name in ("WAIT_SEND_F", "WAIT_SEND_B")
+        most = max(most, pending)
+    return most
+
+
+def order_of_schedule(schedule: Any) -> list[list[tuple[str, int, int]]]:
+    """Return what each rank does in a schedule with several stages per rank."""
     order = schedule.pipeline_order
     found = []
     for rank in sorted(order):

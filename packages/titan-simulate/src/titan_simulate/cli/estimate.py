@@ -31,9 +31,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--full-logits",
         action="store_true",
-        help="assume the loss of TorchTitan's published runs: the logits of all positions in fp32, not compiled",
+        help="assume the loss of TorchTitan's published runs (the logits of all positions in fp32, not compiled) and their "
+        "ring attention",
     )
-    parser.add_argument("--assumptions", action="store_true", help="also print every figure of the machine")
+    parser.add_argument(
+        "--assumptions", action="store_true", help="also print every figure of the machine, and how the job was reduced"
+    )
     json_argument(parser)
 
 

@@ -38,8 +38,9 @@ from titan_simulate.torch_private import (
 
 _aten = torch.ops.aten
 
-Seen = Callable[[Any, Sequence[Any], dict[str, Any], Any, Found | None], None]
-"""Receives each operator on the device: (operator, arguments, keywords, result, what is known of it)."""
+Seen = Callable[[Any, Sequence[Any], dict[str, Any], Any, Found | None, bool], None]
+"""Receives each operator on the device: (operator, arguments, keywords, result, what is known of it, whether it is a part of
+a custom operator)."""
 
 
 class FakeDevice(DispatchMode):
@@ -52,6 +53,7 @@ class FakeDevice(DispatchMode):
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._waits, self._seen = waits, seen
         self._cache = OperatorCache(self.fake)
+        self._composing = False
         self._pinned = WeakIdKeyDictionary()  # storages in pinned memory, which is not real
 
     def __enter__(self) -> FakeDevice:
@@ -80,7 +82,7 @@ class FakeDevice(DispatchMode):
                 result = found.result(tensors)
                 if found.integers:
                     known_values.follow(operator, args, keywords, tensors, result)
-                self._seen(operator, args, keywords, result, found)
+                self._seen(operator, args, keywords, result, found, self._composing)
                 return result
         tensors = list(tensors_in((args, keywords)))
         if operator is _aten.is_pinned.default:
@@ -120,16 +122,18 @@ class FakeDevice(DispatchMode):
                 self._pinned[tensor.untyped_storage()] = True
         found = None if keyed is None else self._cache.keep(*keyed, operator, keywords, result)
         known_values.follow(operator, args, keywords, tensors, result)
-        self._seen(operator, args, keywords, result, found)
+        self._seen(operator, args, keywords, result, found, self._composing)
         return result
 
     def _composed(self, compute: Callable[..., Any], args: Any, keywords: dict[str, Any]) -> Any:
         """Run an operator that is made of others, and observe those."""
+        before, self._composing = self._composing, True
         super().__enter__()  # type: ignore[no-untyped-call]
         try:
             return compute(*args, **keywords)
         finally:
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._composing = before
 
     def _sized_by_values(self, operator: Any, args: Any, keywords: dict[str, Any]) -> Any:
         """Return a result whose size depends on values, which are known."""
@@ -142,7 +146,7 @@ class FakeDevice(DispatchMode):
             made = [torch.empty(one.shape, dtype=one.dtype, device=device) for one in tensors_in(values)]
         result = made[0] if isinstance(values, Tensor) else tuple(made)
         known_values.attach(result, values)
-        self._seen(operator, args, keywords, result, None)
+        self._seen(operator, args, keywords, result, None, self._composing)
         return result
 
     def _is_fake(self, operator: Any, tensors: list[Tensor], keywords: dict[str, Any]) -> bool:

@@ -56,6 +56,8 @@ class Operation:
     """The stream on which it runs."""
     after: tuple[int, ...]
     """Numbers of the operators of other streams that it waits for."""
+    composed: bool = False
+    """Whether it is a part of a custom operator, into which compilers do not look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,13 @@ class Observation:
         self.memory.enter(phase)
 
     def seen(
-        self, operator: Any, args: Sequence[Any], keywords: dict[str, Any], result: Any, found: Found | None = None
+        self,
+        operator: Any,
+        args: Sequence[Any],
+        keywords: dict[str, Any],
+        result: Any,
+        found: Found | None = None,
+        composed: bool = False,
     ) -> None:
         """Observe an operator on the device (:data:`~titan_simulate.engine.fake_device.Seen`)."""
         facts: _Facts | None = None if found is None else found.facts
@@ -151,6 +159,7 @@ class Observation:
                 facts.launches,
                 collective,
                 *order,
+                composed=composed,
             )
             for observer in self._observers:
                 observer(operation)

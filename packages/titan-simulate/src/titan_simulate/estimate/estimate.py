@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,20 +17,18 @@ from titan_simulate.engine import fork_server
 from titan_simulate.engine.result import Owner
 from titan_simulate.engine.simulate import Train
 from titan_simulate.engine.stub_libraries import Device
-from titan_simulate.estimate.fusion import fuse
+from titan_simulate.estimate.assumptions import assumptions_of
+from titan_simulate.estimate.figures import ONCE, figures_of
 from titan_simulate.estimate.pipeline import Order, PipelineTime, run
 from titan_simulate.estimate.reserved import memory_need
 from titan_simulate.estimate.roofline import send_seconds
-from titan_simulate.estimate.tensor_overlap import overlap_tensor_parallel
-from titan_simulate.estimate.timeline import COMMUNICATION, simulate_streams
+from titan_simulate.estimate.stage_times import Stage, stage_times
 from titan_simulate.estimate.traced_rank import JobOf, TracedRank, take
-from titan_simulate.estimate.work import Kind
 from titan_simulate.hardware.machine import Machine
 
 GIB = 2**30
 FEW, MORE = 2, 3
 """Blocks per part of the two simulations whose difference is the cost of a block."""
-SECTIONS = ("forward and backward", "rest of the step")
 
 _KINDS = {
     Owner.PARAMETERS: "parameters", Owner.BUFFERS: "parameters", Owner.GRADIENTS: "gradients",
@@ -137,7 +135,7 @@ def estimate(job_of: JobOf, train: Train, machine: Machine, full_logits: bool = 
     of_rank = {rank: [one for one in reversed(taken) if one.rank == rank] for rank in ranks}
     overlaps = any(one.overlaps_matmuls for one in costs)
     found = {rank: _Extended(pair, machine, scale, overlaps) for rank, pair in of_rank.items()}
-    return _combined(job, found, machine, full_logits, few)
+    return _combined(job, pipeline, found, machine, full_logits, few)
 
 
 def _rounded(cost: float) -> float:
@@ -145,8 +143,7 @@ def _rounded(cost: float) -> float:
 
 
 def _reduction(job: Job, pipeline: PipelineCosts | None) -> tuple[dict[str, str], float]:
-    """Return settings that reduce the microbatches of a step, and the factor by which to extend the figures of forward and
-    backward."""
+    """Return settings that reduce the microbatches of a step, and the factor by which to extend what each repeats."""
     batch = job.facts.batch
     if pipeline is None:
         if batch.microbatches <= 2:
@@ -154,7 +151,9 @@ def _reduction(job: Job, pipeline: PipelineCosts | None) -> tuple[dict[str, str]
         return {"training.global_batch_size": str(2 * batch.local_size * batch.ranks)}, batch.microbatches / 2
     ranks = max(pipeline.rank_of) + 1
     fewer = min(pipeline.microbatches, 2 * ranks)
-    if pipeline.microbatches % ranks or fewer == pipeline.microbatches:
+    # Schedules that keep the activations of more microbatches, such as GPipe, need more memory with every one. Of a schedule
+    # in a file, this is what costs say too: it is for one number of microbatches.
+    if pipeline.microbatches % ranks or fewer == pipeline.microbatches or max(pipeline.alive) > fewer:
         return {}, 1.0
     local = fewer * pipeline.microbatch_size
     settings = {"training.local_batch_size": str(local), "training.global_batch_size": str(local * batch.ranks)}
@@ -182,7 +181,7 @@ class _Extended:
         spread = more.blocks - few.blocks
         self._share = (whole - few.blocks) / spread if spread else 0.0
         self._machine = machine
-        figures = [_figures(sample, machine, scale, overlaps) for sample in samples]
+        figures = [figures_of(sample, machine, scale, overlaps) for sample in samples]
         self.seconds = self._extend(figures[0].seconds, figures[-1].seconds)
         self.sections = self._extend(figures[0].sections, figures[-1].sections)
         self.kinds = self._extend(figures[0].kinds, figures[-1].kinds)
@@ -191,13 +190,19 @@ class _Extended:
             for key, value in figures[-1].collectives.items()
         }  # fmt: skip
         self.stages = [
-            {kind: self._extend_part(one[kind], two[kind], number) for kind in two}
+            {
+                which: {kind: self._extend_part(one[which][kind], two[which][kind], number) for kind in two[which]}
+                for which in two
+            }
             for number, (one, two) in enumerate(zip(figures[0].stages, figures[-1].stages, strict=True))
         ]
-        self.send_bytes = figures[-1].send_bytes
+        self.send_bytes = more.send_bytes
         self.rank = few.rank
         self.order: Order | None = more.order
         self.moment, self.bytes, self.owners, self.modules = self._peak()
+        kept = more.kept_sends * more.send_bytes
+        self.bytes += kept
+        self.owners[Owner.COMMUNICATION] = self.owners.get(Owner.COMMUNICATION, 0.0) + kept
         self.need = memory_need(samples, machine, self.bytes, self._share)
         self.on_host = self._extend({"host": few.found.on_host}, {"host": more.found.on_host})["host"]
 
@@ -237,65 +242,14 @@ def _together(module: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in module.split(".")) or "-"
 
 
-@dataclass
-class _Figures:
-    seconds: float
-    sections: dict[str, float]
-    kinds: dict[str, float]
-    collectives: dict[tuple[str, str, int], dict[str, float]]
-    stages: list[dict[str, float]]
-    """By part: seconds of one forward (``F``) and of one backward (``B``) pass."""
-    send_bytes: int
-
-
-def _figures(sample: TracedRank, machine: Machine, scale: float, overlaps: bool) -> _Figures:
-    trace = fuse(sample.trace)
-    if sample.order is not None:  # exchanges between stages are part of the pipeline's simulation
-        trace = [
-            replace(work, kind=Kind.WAIT) if work.kind in (Kind.SEND, Kind.RECEIVE) else work for work in trace
-        ]  # fmt: skip
-    if overlaps:
-        trace = overlap_tensor_parallel(trace, machine)
-    timeline = simulate_streams(trace, machine)
-    sections = dict.fromkeys(SECTIONS, 0.0)
-    stages = [{"F": 0.0, "B": 0.0} for _ in sample.parts.kept]
-    part, now = 0, 0.0
-    for work, interval in zip(trace, timeline.intervals, strict=True):
-        unit = ".".join(work.module.split(".")[:2])
-        part = next((number for number, names in enumerate(sample.parts.modules) if unit in names), part)
-        delta, now = max(0.0, interval.end - now), max(now, interval.end)
-        inside = work.phase in ("forward", "backward")
-        sections[SECTIONS[not inside]] += delta
-        if inside:
-            stages[part]["F" if work.phase == "forward" else "B"] += delta / sample.microbatches
-    sections[SECTIONS[1]] += max(0.0, timeline.seconds - now)
-    sections[SECTIONS[0]] *= scale
-    kinds: dict[str, float] = defaultdict(float)
-    collectives: dict[tuple[str, str, int], dict[str, float]] = {}
-    for position, (work, interval) in enumerate(zip(trace, timeline.intervals, strict=True)):
-        factor = scale if work.phase in ("forward", "backward") else 1.0
-        duration = interval.end - interval.start
-        kinds[work.kind] += factor * duration
-        if work.kind in COMMUNICATION:
-            entry = collectives.setdefault(
-                (work.name, work.group, len(work.ranks)), dict.fromkeys(("count", "bytes", "seconds", "exposed"), 0.0)
-            )
-            entry["count"] += factor
-            entry["bytes"] += factor * work.bytes
-            entry["seconds"] += factor * duration
-            entry["exposed"] += factor * timeline.exposed.get(position, 0.0)
-    kinds["host"] = timeline.host * scale
-    send = max((work.bytes for work in sample.trace if work.kind is Kind.SEND), default=0)
-    return _Figures(sum(sections.values()), sections, dict(kinds), collectives, stages, send)
-
-
 def _combined(
-    job: Job, found: Mapping[int, _Extended], machine: Machine, full_logits: bool, few: int | None
+    job: Job, costs: PipelineCosts | None, found: Mapping[int, _Extended], machine: Machine, full_logits: bool,
+    few: int | None,
 ) -> Estimate:  # fmt: skip
     first = found[min(found)]
     worst = max(found.values(), key=lambda one: one.need.bytes)
-    pipeline = _pipeline(job, found, machine)
-    step = first.seconds if pipeline is None else pipeline.seconds + max(one.sections[SECTIONS[1]] for one in found.values())
+    pipeline = _pipeline(job, costs, found, machine)
+    step = first.seconds if pipeline is None else pipeline.seconds + max(one.sections[ONCE] for one in found.values())
     batch, size = job.facts.batch, job.facts.mesh.world_size
     tokens = batch.tokens_per_step / step / size
     flops = job.facts.model.flops_per_token(batch.seq_len)
@@ -307,7 +261,7 @@ def _combined(
     whole = sum(first.samples[0].parts.blocks)
     assumptions = {
         **machine.assumptions(),
-        "loss": "all logits in fp32" if full_logits else "the job's own, in chunks",
+        **assumptions_of(job, [one.samples[0] for one in found.values()], full_logits),
         "simulated blocks": "all" if few is None or whole <= MORE else f"{FEW} and {MORE} per part, extended linearly",
     }
     return Estimate(
@@ -337,23 +291,26 @@ def _combined(
     )
 
 
-def _pipeline(job: Job, found: Mapping[int, _Extended], machine: Machine) -> PipelineTime | None:
+def _pipeline(
+    job: Job, costs: PipelineCosts | None, found: Mapping[int, _Extended], machine: Machine
+) -> PipelineTime | None:  # fmt: skip
     """Return the time of the pipeline's run; ``None`` without one."""
     first, last = found[min(found)], found[max(found)]
     order = first.order
-    if order is None:
+    if order is None or costs is None:
         return None
-    count = len(order.stages)
-    times: dict[str, list[float]] = {}
-    here = [stage for stage, rank in enumerate(order.stages) if rank == order.stages[0]]
-    there = [stage for stage, rank in enumerate(order.stages) if rank == max(order.stages)]
-    for kind in ("F", "B"):
-        known = {stage: first.stages[number][kind] for number, stage in enumerate(here)}
-        known |= {stage: last.stages[number][kind] for number, stage in enumerate(there)}
-        middle = [seconds for stage, seconds in known.items() if 0 < stage < count - 1]
-        usual = sum(middle) / len(middle) if middle else min(known.values())
-        times[kind] = [known.get(stage, usual) for stage in range(count)]
-    times["I"] = times["W"] = [seconds / 2 for seconds in times["B"]]
+    known: dict[int, Stage] = {}
+    for one, rank in ((first, order.stages[0]), (last, max(order.stages))):
+        numbers = [stage for stage, other in enumerate(order.stages) if other == rank]
+        known |= dict(zip(numbers, one.stages, strict=True))
     apart = job.facts.mesh.world_size // len(order.actions)
     send = send_seconds(first.send_bytes or last.send_bytes, machine, same_node=apart < machine.ranks_per_node)
-    return run(order, times, send)
+    return run(order, stage_times(known, _weights(job, costs)), send)
+
+
+def _weights(job: Job, costs: PipelineCosts) -> list[float]:
+    """Return the sum of the costs of the blocks of each stage of a pipeline."""
+    layout = job.facts.model.layout
+    each = layout.block_costs or (1.0,) * layout.num_blocks
+    of_block = {f"{layout.blocks}.{number}": cost for number, cost in enumerate(each)}
+    return [sum(of_block.get(name, 0.0) for name in names) for names in costs.stages]

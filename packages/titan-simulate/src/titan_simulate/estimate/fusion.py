@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from titan_simulate.estimate.work import Data, Kind, Work
+from titan_simulate.estimate.work import Action, Data, Kind, Work
 
 _REDUCTIONS = ("sum", "mean", "amax", "max", "norm", "softmax", "var", "logsumexp")
 
@@ -30,12 +30,12 @@ def fuse(trace: Sequence[Work]) -> list[Work]:
                 runs.pop(trace[earlier].stream)
         if work.kind is Kind.WAIT or not work.launches:
             continue
-        fusible = work.compiled and work.kind is Kind.POINTWISE and not work.name.startswith("fsdp::")
+        fusible = work.compiled and work.kind is Kind.POINTWISE
         if not fusible:
             runs.pop(work.stream, None)
             continue
         run = runs.setdefault(work.stream, [])
-        if run and (trace[run[-1]].phase != work.phase or _block(trace[run[-1]].module) != _block(work.module)):
+        if run and _belongs_to(trace[run[-1]]) != _belongs_to(work):
             run = runs[work.stream] = []
         run.append(position)
         run_of[position] = run
@@ -76,6 +76,6 @@ def _fused(run: Sequence[Work], positions: Sequence[int], last_use: dict[int, in
     )
 
 
-def _block(module: str) -> str:
-    """Return the first two parts of a name: the block, if the module is in one."""
-    return ".".join(module.split(".")[:2])
+def _belongs_to(work: Work) -> tuple[str, Action | None, str]:
+    """Return the phase, the action of a pipeline's schedule, and the block, if the module is in one."""
+    return work.phase, work.action, ".".join(work.module.split(".")[:2])

@@ -55,7 +55,7 @@ def seconds_on_host(work: Work, machine: Machine) -> float:
         return seconds
     if work.kind is Kind.ATTENTION:
         return seconds_of(work, machine) * (1.0 + machine.attention.half_positions / max(1.0, _positions(work)))
-    return seconds_of(work, machine)
+    return max(0.0, seconds_of(work, machine) - work.hidden_seconds)
 
 
 def _positions(work: Work) -> float:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-Action = tuple[str, int, int]
-"""What (``F``, ``B``: whole backward, ``I``: gradients of inputs, ``W``: of weights), stage, microbatch."""
+from titan_simulate.estimate.work import Action
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,17 @@ class Schedule:
 
     def __init__(self) -> None:
         self._ran: Any = None
+        self.action: Action | None = None
+        """The action that runs, or ran last in this step."""
 
-    def note(self, schedule: Any) -> None:
-        """Remember ``schedule``."""
-        self._ran = schedule
+    @contextmanager
+    def running(self, schedule: Any) -> Iterator[None]:
+        """Within the ``with`` block, ``schedule`` runs a step."""
+        self._ran, self.action = schedule, None
+        try:
+            yield
+        finally:
+            self.action = None
 
     @property
     def microbatches(self) -> int | None:
@@ -38,12 +45,14 @@ class Schedule:
 
         return None if self._ran is None else microbatches_of_schedule(self._ran)
 
-    def order(self, microbatches: int) -> Order | None:
-        """Return the order of the schedule with ``microbatches``; ``None`` without a pipeline."""
-        from titan_simulate.torch_private import order_of_schedule, ranks_and_stages
+    def of_job(self, microbatches: int) -> tuple[Order | None, int]:
+        """Return the order of the schedule of a job with ``microbatches``, ``None`` without a pipeline; and how many tensors
+        more than the one that ran it keeps after it has sent them."""
+        from titan_simulate.torch_private import most_pending_sends, order_of_schedule, ranks_and_stages, with_microbatches
 
         if self._ran is None:
-            return None
+            return None, 0
+        kept = 0
         ranks, stages = ranks_and_stages(self._ran)
         name = type(self._ran).__name__
         if name == "ScheduleGPipe":
@@ -51,33 +60,54 @@ class Schedule:
         elif name == "Schedule1F1B":
             actions = [one_forward_one_backward(rank, ranks, microbatches) for rank in range(ranks)]
         else:
-            actions = order_of_schedule(self._ran, microbatches)
-        return Order(tuple(map(tuple, actions)), stages)
+            whole = with_microbatches(self._ran, microbatches)
+            actions = order_of_schedule(whole)
+            kept = most_pending_sends(whole) - most_pending_sends(self._ran)
+        return Order(tuple(map(tuple, actions)), stages), kept
 
 
 @contextmanager
 def watch_schedule() -> Iterator[Schedule]:
-    """Note the schedule that runs within the ``with`` block."""
+    """Note the schedule that runs within the ``with`` block, and its actions."""
+    from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
     noted = Schedule()
-    kinds: list[Any] = [PipelineScheduleSingle, PipelineScheduleMulti]
-    steps = [kind.step for kind in kinds]
 
-    def noting(step: Any) -> Any:
+    def noting_schedule(step: Any) -> Any:
         def run(self: Any, *args: Any, **keywords: Any) -> Any:
-            noted.note(self)
-            return step(self, *args, **keywords)
+            with noted.running(self):
+                return step(self, *args, **keywords)
 
         return run
 
-    for kind, step in zip(kinds, steps, strict=True):
-        kind.step = noting(step)
-    try:
+    def noting_action(kind: str, method: Any) -> Any:
+        def run(self: Any, microbatch: int, *args: Any, **keywords: Any) -> Any:
+            what = kind if keywords.get("full_backward", True) else "I"
+            noted.action = what, self.stage_index, microbatch
+            return method(self, microbatch, *args, **keywords)
+
+        return run
+
+    with ExitStack() as stack:
+        for schedule in (PipelineScheduleSingle, PipelineScheduleMulti):
+            _replace(schedule, "step", noting_schedule, stack)
+        for name, kind in _ACTIONS.items():
+            _replace(PipelineStage, name, partial(noting_action, kind), stack)
         yield noted
-    finally:
-        for kind, step in zip(kinds, steps, strict=True):
-            kind.step = step
+
+
+_ACTIONS = {"forward_one_chunk": "F", "backward_one_chunk": "B", "backward_weight_one_chunk": "W"}
+"""Methods of torch's stages, and the actions that they run."""
+
+
+def _replace(owner: Any, name: str, wrap: Callable[[Any], Any], stack: ExitStack) -> None:
+    """Replace a method, which may be inherited, until ``stack`` is closed."""
+    if name in vars(owner):
+        stack.callback(setattr, owner, name, getattr(owner, name))
+    else:
+        stack.callback(delattr, owner, name)
+    setattr(owner, name, wrap(getattr(owner, name)))
 
 
 def gpipe(rank: int, microbatches: int) -> list[Action]:

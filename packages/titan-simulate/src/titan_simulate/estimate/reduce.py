@@ -61,6 +61,25 @@ def keep_blocks(job: Job, most: int | None, parts: Parts) -> Job:
     return replace(job, transforms=(*before, reduction, *after))
 
 
+def with_published_ring(job: Job) -> Job:
+    """Return ``job`` with the ring attention of TorchTitan's published runs, in this process, if it has ring attention."""
+
+    def apply(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
+        from titan_simulate.estimate.published_ring import stand_in_for_rings
+
+        stand_in_for_rings()  # the transforms before have loaded the operators that it replaces
+        return part
+
+    ring = Transform(
+        name="published_ring",
+        summary="the ring attention of TorchTitan's published runs",
+        phase=Phase.DATA,
+        apply=_Code("titan_simulate.estimate.reduce:with_published_ring", function=apply),
+        active=lambda context: True,
+    )
+    return replace(job, transforms=(*job.transforms, ring))
+
+
 def with_full_logits(job: Job) -> Job:
     """Return ``job`` with a loss that holds the logits of all positions in fp32."""
     from titan_simulate.estimate.full_logits import FullLogits

@@ -12,8 +12,6 @@ from titan_simulate.estimate.unroll import CannotUnroll, unroll
 from titan_simulate.hardware.machine import Machine
 
 GIB = 2**30
-HANDLES = 2
-"""Threads that compute, each with a handle of cuBLAS: the one of the forward pass, and autograd's."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +45,10 @@ def memory_need(samples: Sequence[TracedRank], machine: Machine, allocated: floa
     if not machine.allocator.caching:
         return DeviceMemoryNeed(allocated, outside, allocated <= limit, 0)
     expandable = machine.allocator.expandable_segments
-    workspaces = _workspaces(samples[-1].found.allocations, machine)
+    before = [*_workspaces(samples[-1].found.allocations, machine), *_kept_sends(samples[-1])]
 
     def need(events: Sequence[Event]) -> Reserved:
-        events = [*workspaces, *events]
+        events = [*before, *events]
         found = replay(events, expandable)
         if found.reserved <= limit:
             return found
@@ -62,7 +60,7 @@ def memory_need(samples: Sequence[TracedRank], machine: Machine, allocated: floa
     try:
         found = need(_events(samples))
     except CannotUnroll:
-        few, more = (replay([*workspaces, *one.found.allocations.events], expandable) for one in samples)
+        few, more = (replay([*before, *one.found.allocations.events], expandable) for one in samples)
         whole = few.reserved + int((more.reserved - few.reserved) * share)
         return DeviceMemoryNeed(whole, outside, whole <= limit, 0)
     return DeviceMemoryNeed(found.reserved, outside, found.retries >= 0, max(0, found.retries))
@@ -82,8 +80,19 @@ def _workspaces(trace: AllocationTrace, machine: Machine) -> list[Event]:
     size = int(machine.allocator.workspace_mib * MIB)
     if not size or not trace.events:
         return []
-    stream = trace.events[0][2]
-    return [(-number, size, stream) for number in range(1, HANDLES + 1)]
+    return [(-number, size, _main_stream(trace)) for number in range(1, machine.allocator.handles + 1)]
+
+
+def _kept_sends(sample: TracedRank) -> list[Event]:
+    """Return allocations for what the schedule keeps of microbatches that are not simulated."""
+    if not sample.kept_sends or not sample.send_bytes:
+        return []
+    stream = _main_stream(sample.found.allocations)
+    return [(-1000 - number, sample.send_bytes, stream) for number in range(sample.kept_sends)]
+
+
+def _main_stream(trace: AllocationTrace) -> int:
+    return trace.events[0][2]
 
 
 def outside_bytes(sample: TracedRank, machine: Machine) -> float:

@@ -23,6 +23,8 @@ def seconds_of(work: Work, machine: Machine) -> float:
             rate = rates.backward_tflops if "backward" in work.name else rates.forward_tflops
             rate *= rates.causal if work.causal else 1.0
             return max(work.flops / (rate * 1e12), moving_seconds(work.traffic, machine), floor)
+        case Kind.COLLECTIVE if work.permutes:
+            return send_seconds(work.bytes, machine, same_node=_in_one_node(work.ranks, machine))
         case Kind.COLLECTIVE:
             return collective_seconds(work.name, work.bytes, work.ranks, machine)
         case Kind.SEND | Kind.RECEIVE:
@@ -52,8 +54,7 @@ def matmul_seconds(work: Work, machine: Machine) -> float:
     if min(work.sizes) < 1 or not work.flops:
         return 0.0
     best = math.inf
-    # Libraries choose among tiles; a smaller one is less efficient because it reads its factors more often.
-    for shrink, efficiency in ((1, 1.0), (2, 0.9), (4, 0.75)):
+    for shrink, efficiency in ((1, 1.0), (2, rates.half_tile), (4, rates.quarter_tile)):  # libraries choose among tiles
         tile = rates.tile_rows, max(1, rates.tile_columns // shrink)
         tiles = batch * math.ceil(rows / tile[0]) * math.ceil(columns / tile[1])
         waves = math.ceil(tiles / machine.multiprocessors)
@@ -72,7 +73,7 @@ def collective_seconds(name: str, size: int, ranks: Sequence[int], machine: Mach
     hops, link, per_node = _path(ranks, machine)
     start = machine.links.start_us * 1e-6
     rate = link.bandwidth_gb_s * 1e9
-    if "all_to_all" in name or "alltoall" in name:
+    if _is_exchange(name):
         away = (count - per_node) / count
         near = (per_node - 1) / count * size / (machine.links.node.bandwidth_gb_s * 1e9)
         far = away * size / (machine.links.network.bandwidth_gb_s * 1e9)
@@ -102,6 +103,47 @@ def _path(ranks: Sequence[int], machine: Machine) -> tuple[float, Link, int]:
     if per_node > 1:
         bandwidth = min(bandwidth, node.bandwidth_gb_s)
     return hops * 1e-6, Link(bandwidth_gb_s=bandwidth, latency_us=network.latency_us), per_node
+
+
+def link_shares(work: Work, machine: Machine) -> dict[str, float]:
+    """Return the share of each link's bandwidth that communication uses while it has the links for itself.
+
+    Links carry as much in one direction as in the other: a collective uses both, a send or a receive one.
+    """
+    match work.kind:
+        case Kind.SEND:
+            return {"network, out": 1.0}
+        case Kind.RECEIVE:
+            return {"network, in": 1.0}
+        case Kind.COLLECTIVE if len(work.ranks) > 1:
+            node, network = _collective_shares(work, machine)
+        case _:
+            return {}
+    shares = {"node": node, "network, out": network, "network, in": network}
+    return {link: share for link, share in shares.items() if share}
+
+
+def _collective_shares(work: Work, machine: Machine) -> tuple[float, float]:
+    """Return the shares of the links within the node, and of the network."""
+    _, link, per_node = _path(work.ranks, machine)
+    if per_node == len(work.ranks):
+        return 1.0, 0.0
+    node, network = machine.links.node.bandwidth_gb_s, machine.links.network.bandwidth_gb_s
+    if _is_exchange(work.name) and not work.permutes:
+        near, far = (per_node - 1) / node, (len(work.ranks) - per_node) / network
+        return near / max(near, far), far / max(near, far)
+    if work.permutes:  # hops between nodes are the slowest ones
+        return (network / node if per_node > 1 else 0.0), 1.0
+    cards = min(Counter(rank // machine.ranks_per_node for rank in work.ranks).values())
+    return (link.bandwidth_gb_s / node if per_node > 1 else 0.0), link.bandwidth_gb_s / (cards * network)
+
+
+def _in_one_node(ranks: Sequence[int], machine: Machine) -> bool:
+    return len({rank // machine.ranks_per_node for rank in ranks}) == 1
+
+
+def _is_exchange(name: str) -> bool:
+    return "all_to_all" in name or "alltoall" in name
 
 
 def send_seconds(size: int, machine: Machine, same_node: bool = False) -> float:

@@ -20,8 +20,8 @@ not count: large sequences are gathered one by one."""
 
 
 def overlap_tensor_parallel(trace: Sequence[Work], machine: Machine) -> list[Work]:
-    """Return ``trace`` with each all-gather before a matmul, and each reduce-scatter after one, shortened by what it hides
-    behind. Collectives that share a matmul share its time."""
+    """Return ``trace`` with each all-gather before a matmul, and each reduce-scatter after one, less the seconds that the
+    matmul hides. Collectives that share a matmul share its time."""
     found = list(trace)
     left: dict[int, float] = {}  # position of a matmul -> seconds of it that still hide nothing
     for position, work in enumerate(trace):
@@ -32,8 +32,7 @@ def overlap_tensor_parallel(trace: Sequence[Work], machine: Machine) -> list[Wor
         own, time = seconds_of(work, machine), left.get(matmul, seconds_of(trace[matmul], machine))
         hidden = min(own, time)
         left[matmul] = time - hidden
-        if own:
-            found[position] = replace(work, bytes=int(work.bytes * (1 - hidden / own * (1 - 1 / len(work.ranks)))))
+        found[position] = replace(work, hidden_seconds=hidden * (1 - 1 / len(work.ranks)))
     return found
 
 

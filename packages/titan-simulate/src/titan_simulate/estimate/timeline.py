@@ -1,22 +1,26 @@
-"""When each operator of a step runs: streams, waits, the host, and what communication takes from computation. Free of torch.
+"""When each operator of a step runs: streams, waits, the host, and what operators take from each other. Free of torch.
 
-Operators start in the order in which the host issues them: when the one before on their stream has ended, what they wait for
-has ended, and the host has issued them.
+An operator starts when the one before on its stream has ended, what it waits for has ended, and the host has issued it. A
+collective also waits for the one before on its communicator, which NCCL runs one at a time. Communication of different
+groups shares the bandwidth of the links that it has in common, and keeps multiprocessors from computation.
 """
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from titan_simulate.estimate.on_host import run_on_host
-from titan_simulate.estimate.roofline import seconds_of
+from titan_simulate.estimate.roofline import link_shares, seconds_of
 from titan_simulate.estimate.work import Interval, Kind, Work
 from titan_simulate.hardware.machine import Machine
 
 COMMUNICATION = (Kind.COLLECTIVE, Kind.SEND, Kind.RECEIVE)
+COMPUTATION = (Kind.MATMUL, Kind.ATTENTION, Kind.POINTWISE)
+"""What multiprocessors do."""
 
 
 @dataclass
@@ -41,49 +45,110 @@ def simulate_streams(trace: Sequence[Work], machine: Machine) -> Timeline:
         done, by_kind = run_on_host(trace, machine)
         last = max((one.end for one in done), default=0.0)
         return Timeline(last, done, by_kind, _exposed(trace, done), last)
-    free: dict[str, float] = defaultdict(float)
-    intervals: list[Interval] = []
-    busy: list[tuple[float, float]] = []  # communication, by start
-    kinds: dict[Kind, float] = defaultdict(float)
-    taken = min(0.9, machine.links.multiprocessors / max(machine.multiprocessors, machine.links.multiprocessors + 1))
+    issued: list[float] = []
     host = 0.0
     for work in trace:
-        if work.kind is not Kind.WAIT:
-            step = machine.host.compiled_kernel_us if work.compiled and work.name == "fused" else machine.host.operator_us
-            host += step * 1e-6
-        start = max([free[work.stream], host, *(intervals[one].end for one in work.after)])
-        duration = seconds_of(work, machine)
+        host += issue_seconds(work, machine)
+        issued.append(host)
+    durations = [max(0.0, seconds_of(work, machine) - work.hidden_seconds) for work in trace]
+    kinds: dict[Kind, float] = defaultdict(float)
+    for work, duration in zip(trace, durations, strict=True):
         kinds[work.kind] += duration
-        if work.kind in COMMUNICATION:
-            busy.append((start, start + duration))
-            busy.sort()
-        elif duration and busy and taken:
-            duration = _slowed(start, duration, busy, taken)
-        free[work.stream] = start + duration
-        intervals.append(Interval(start, start + duration))
+    intervals = _Device(trace, machine).run(issued, durations)
     end = max((one.end for one in intervals), default=0.0)
     return Timeline(max(end, host), intervals, dict(kinds), _exposed(trace, intervals), host)
 
 
-def _slowed(start: float, duration: float, busy: list[tuple[float, float]], taken: float) -> float:
-    """Return the duration of a computation that has fewer multiprocessors while communication runs."""
-    now, left = start, duration
-    number = max(0, bisect_left(busy, (start, 0.0)) - 8)
-    while left > 0:
-        while number < len(busy) and busy[number][1] <= now:
-            number += 1
-        if number == len(busy) or busy[number][0] >= now + left:
-            return now + left - start
-        begin, end = busy[number]
-        if begin > now:
-            left -= begin - now
-            now = begin
-        possible = (end - now) * (1 - taken)
-        if possible >= left:
-            return now + left / (1 - taken) - start
-        left -= possible
-        now = end
-    return now - start
+def issue_seconds(work: Work, machine: Machine) -> float:
+    """Return the time in which the host issues ``work``."""
+    if work.kind is Kind.WAIT:
+        return 0.0
+    return 1e-6 * (machine.host.compiled_kernel_us if work.compiled else machine.host.operator_us)
+
+
+class _Device:
+    """Runs a trace: from one start or end of an operator to the next, in between which all run at constant rates."""
+
+    def __init__(self, trace: Sequence[Work], machine: Machine) -> None:
+        self._trace = trace
+        most = max(machine.multiprocessors, machine.links.multiprocessors + 1)
+        self._slower = 1.0 - min(0.9, machine.links.multiprocessors / most)
+        self._shares = {
+            position: link_shares(work, machine) for position, work in enumerate(trace) if work.kind in COMMUNICATION
+        }
+
+    def run(self, issued: Sequence[float], durations: Sequence[float]) -> list[Interval]:
+        """Return when each operator runs.
+
+        Args:
+            issued: when the host has issued each.
+            durations: seconds of each when nothing else runs.
+        """
+        missing, following = _order(self._trace)
+        intervals = [Interval(0.0, 0.0) for _ in self._trace]
+        ready = [(issued[position], position) for position, count in enumerate(missing) if not count]
+        heapq.heapify(ready)
+        left: dict[int, float] = {}  # running operator -> seconds that it still needs when nothing else runs
+        now = 0.0
+        while ready or left:
+            rates = self._rates(left)
+            first = min(left, key=lambda position: left[position] / rates[position], default=None)
+            end = None if first is None else now + left[first] / rates[first]
+            if first is None or end is None or (ready and ready[0][0] < end):
+                until, position = heapq.heappop(ready)
+                until = max(now, until)
+                ended = None if durations[position] else position
+            else:
+                until, position, ended = end, first, first
+            for running in left:
+                left[running] = max(0.0, left[running] - (until - now) * rates[running])
+            now = until
+            if position not in left:
+                intervals[position].start = now
+                left[position] = durations[position]
+            if ended is None:
+                continue
+            del left[ended]
+            intervals[ended].end = now
+            for after in following[ended]:
+                missing[after] -= 1
+                if not missing[after]:
+                    heapq.heappush(ready, (max(now, issued[after]), after))
+        return intervals
+
+    def _rates(self, running: Mapping[int, float]) -> dict[int, float]:
+        """Return how fast each operator runs, as a share of what it reaches alone."""
+        used: dict[str, float] = defaultdict(float)
+        communicates = False
+        for position in running:
+            for link, share in self._shares.get(position, {}).items():
+                used[link] += share
+            communicates |= position in self._shares
+        found = {}
+        for position in running:
+            shares = self._shares.get(position)
+            if shares is not None:
+                found[position] = 1.0 / max((1.0, *(used[link] for link in shares)))
+            else:
+                slows = communicates and self._trace[position].kind in COMPUTATION
+                found[position] = self._slower if slows else 1.0
+        return found
+
+
+def _order(trace: Sequence[Work]) -> tuple[list[int], list[list[int]]]:
+    """Return for each operator how many others it waits for, and those that wait for it."""
+    missing, following = [0] * len(trace), [list[int]() for _ in trace]
+    last: dict[tuple[object, ...], int] = {}
+    for position, work in enumerate(trace):
+        queues: list[tuple[object, ...]] = [("stream", work.stream)]
+        if work.kind is Kind.COLLECTIVE:
+            queues.append(("communicator", work.group, work.ranks))
+        before = {*work.after, *(last[queue] for queue in queues if queue in last)}
+        last |= dict.fromkeys(queues, position)
+        missing[position] = len(before)
+        for one in before:
+            following[one].append(position)
+    return missing, following
 
 
 def _exposed(trace: Sequence[Work], intervals: Sequence[Interval]) -> dict[int, float]:

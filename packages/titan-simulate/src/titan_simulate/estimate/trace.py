@@ -13,10 +13,9 @@ from torch import Tensor
 from titan_simulate.engine.fake_device import tensors_in
 from titan_simulate.engine.observation import Observation, Operation
 from titan_simulate.engine.result import BETWEEN_STEPS
-from titan_simulate.estimate.work import Data, Kind, Work
+from titan_simulate.estimate.work import Action, Data, Kind, Work
 from titan_simulate.torch_private import nbytes, process_group_of, storage_key
 
-_MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm"})
 _OVERWRITTEN = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_"})
 _ROWS = frozenset({"embedding", "index", "index_select", "gather", "embedding_dense_backward", "index_put_", "scatter_add_"})
 """Read or write only the rows, or elements, that indices select."""
@@ -29,13 +28,18 @@ _TYPES = {
 class Trace:
     """An observer of operations that keeps the last step."""
 
-    def __init__(self, compiled: Callable[[str], bool] = lambda module: False) -> None:
+    def __init__(
+        self,
+        compiled: Callable[[str], bool] = lambda module: False,
+        action: Callable[[], Action | None] = lambda: None,
+    ) -> None:
         """
         Args:
             compiled: whether ``torch.compile`` would compile the code of a module (by name).
+            action: returns the action of the pipeline's schedule that runs.
         """
         self.work: list[Work] = []
-        self._compiled = compiled
+        self._compiled, self._action = compiled, action
         self._phase = "start"
         self._position: dict[int, int] = {}  # number of an operation -> position in the trace
         self._storages: dict[int, int] = {}  # address of a storage -> its number
@@ -79,17 +83,21 @@ class Trace:
                 stream = f"{group} collectives"
                 self._made_by |= {one.storage: position for one in writes}
             keywords = {"ranks": ranks, "group": operation.collective.group, "bytes": operation.collective.bytes}
+            keywords["permutes"] = kind is Kind.COLLECTIVE and _permutes(operation, ranks)
         elif kind is Kind.MATMUL:
             keywords = _matmul(operation)
         elif kind is Kind.ATTENTION:
             causal = _is_causal(operation)
             keywords = {"flops": operation.flops // (2 if causal else 1), "causal": causal}
+        # FSDP gathers and reduces in hooks of modules, outside of their compiled code.
+        compiled = not operation.composed and not operation.name.startswith(("fsdp::", "c10d::"))
         self._position[operation.number] = position
         self._last[stream] = position
         self.work.append(
             Work(
                 kind, operation.name, operation.phase, operation.module, stream, tuple(after), reads, writes,
-                max(1, operation.launches), compiled=self._compiled(operation.module), **keywords,
+                max(1, operation.launches), compiled=compiled and self._compiled(operation.module),
+                action=self._action(), **keywords,
             )
         )  # fmt: skip
 
@@ -154,14 +162,26 @@ def _mutated(operation: Operation) -> Iterator[Tensor]:
 
 
 def _is_causal(operation: Operation) -> bool:
-    schema = getattr(operation.operator, "_schema", None)
-    if schema is None:
+    if getattr(operation.operator, "_schema", None) is None:
         return True  # flex attention: document masks are causal
-    names = [argument.name for argument in schema.arguments]
-    if "is_causal" not in names:
-        return False
-    number = names.index("is_causal")
-    return bool(operation.args[number] if number < len(operation.args) else operation.keywords.get("is_causal"))
+    return bool(_argument(operation, "is_causal"))
+
+
+def _permutes(operation: Operation, ranks: Sequence[int]) -> bool:
+    """Whether an exchange sends all to one other rank."""
+    sizes = _argument(operation, "input_split_sizes") or ()
+    receivers = [rank for rank, size in zip(ranks, sizes, strict=False) if size]
+    return len(receivers) == 1 and receivers[0] != dist.get_rank()
+
+
+def _argument(operation: Operation, name: str) -> Any:
+    """Return an argument of an operator; ``None`` if it takes none of this name, or has its default."""
+    schema = getattr(operation.operator, "_schema", None)
+    names = [] if schema is None else [argument.name for argument in schema.arguments]
+    if name not in names:
+        return None
+    number = names.index(name)
+    return operation.args[number] if number < len(operation.args) else operation.keywords.get(name)
 
 
 def _matmul(operation: Operation) -> dict[str, Any]:
@@ -171,6 +191,9 @@ def _matmul(operation: Operation) -> dict[str, Any]:
     kind = _TYPES.get(factors[0].dtype, "bf16") if factors else "bf16"
     if kind == "fp32" and torch.get_float32_matmul_precision() != "highest":
         kind = "tf32"
+    scales = tensors_in((operation.args, operation.keywords))
+    if kind == "fp8" and any(one.dtype is torch.float8_e8m0fnu for one in scales):  # a power of two for each block
+        kind = "mxfp8"
     sizes = (1, 1, 1, 1)
     if len(factors) >= 2:
         left, right = factors[0], factors[1]

@@ -16,9 +16,9 @@ from titan_simulate.engine.resumed import from_the_start
 from titan_simulate.engine.simulate import SETTINGS, Train, simulate
 from titan_simulate.engine.stub_libraries import Device
 from titan_simulate.estimate.pipeline import Order, watch_schedule
-from titan_simulate.estimate.reduce import Parts, keep_blocks, with_full_logits
+from titan_simulate.estimate.reduce import Parts, keep_blocks, with_full_logits, with_published_ring
 from titan_simulate.estimate.trace import Trace
-from titan_simulate.estimate.work import Work
+from titan_simulate.estimate.work import Action, Kind, Work
 
 ALL_TOKENS = str(2**40)
 """For ``objective.chunk_tokens``: one chunk."""
@@ -40,6 +40,13 @@ class TracedRank:
     """Forward passes of each part in a step."""
     order: Order | None
     """The order of the pipeline of the whole job; ``None`` without one."""
+    kept_sends: int = 0
+    """How many tensors that it has sent the pipeline of the whole job keeps, in addition to those of the simulated one."""
+
+    @property
+    def send_bytes(self) -> int:
+        """Size of what a stage sends to another."""
+        return max((work.bytes for work in self.trace if work.kind is Kind.SEND), default=0)
 
     @property
     def blocks(self) -> int:
@@ -69,29 +76,29 @@ def take(
         parts = Parts([], [], [])
         job = keep_blocks(job, most, parts)
         if full_logits:
-            job, fused_loss = with_full_logits(job), False
+            job, fused_loss = with_published_ring(with_full_logits(job)), False
         layout = job.facts.model.layout
 
         def is_compiled(module: str) -> bool:
             return (fused and module.startswith(f"{layout.blocks}.")) or (fused_loss and module == layout.head[-1])
 
-        trace = _TraceOfMoments(is_compiled, parts)
         with watch_schedule() as schedule:
+            trace = _TraceOfMoments(is_compiled, lambda: schedule.action, parts)
             found = simulate(
                 job, train, rank, observers=[trace], strict=False, device=device, resumed=True, checks_model=checks_model
             )
         found = replace(found, allocations=from_the_start(found.allocations))
-        order = schedule.order(microbatches) if microbatches is not None else None
-        batch = job.facts.batch
-        return TracedRank(rank, trace.work, found, parts, schedule.microbatches or batch.microbatches, order)
+        order, kept = (None, 0) if microbatches is None else schedule.of_job(microbatches)
+        simulated = schedule.microbatches or job.facts.batch.microbatches
+        return TracedRank(rank, trace.work, found, parts, simulated, order, kept)
 
 
 class _TraceOfMoments(Trace):
     """Also divides the phases of a step by what computes: the first and the last block of a part, the blocks between, and
     whatever else. In each of these moments the memory in use is linear in the number of blocks, so its peaks extend."""
 
-    def __init__(self, compiled: Callable[[str], bool], parts: Parts) -> None:
-        super().__init__(compiled)
+    def __init__(self, compiled: Callable[[str], bool], action: Callable[[], Action | None], parts: Parts) -> None:
+        super().__init__(compiled, action)
         self._parts = parts
         self._observation: Observation | None = None
         self._moments: dict[str, str] = {}

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+Action = tuple[str, int, int]
+"""Of a pipeline's schedule: what (``F``: forward; ``B``: whole backward; ``I``, ``W``: gradients of inputs, of weights), the
+stage, the microbatch."""
+
 
 class Kind(StrEnum):
     """What limits an operator."""
@@ -58,8 +62,14 @@ class Work:
     group: str = ""
     bytes: int = 0
     """The larger of input and output of a collective; the bytes sent or received."""
+    hidden_seconds: float = 0.0
+    """Of a collective that runs piece by piece beside its matmul: seconds that its matmul hides."""
+    permutes: bool = False
+    """Whether each rank of an exchange sends to one other, as a ring does that passes tensors on."""
     compiled: bool = False
-    """Whether compiled code computes it, which fuses it with its neighbours."""
+    """Whether compiled code issues it, which fuses pointwise operators with their neighbours."""
+    action: Action | None = None
+    """What of a pipeline's schedule it belongs to."""
 
     @property
     def traffic(self) -> int:

@@ -40,6 +40,10 @@ class Matmul(Table):
     """Rows of the result that one multiprocessor computes at a time. A matmul takes whole tiles, in whole waves."""
     tile_columns: Count = 256
     """Columns of the result that one multiprocessor computes at a time."""
+    half_tile: Share = 0.9
+    """Share of the rate that tiles of half as many columns reach: they read their factors more often."""
+    quarter_tile: Share = 0.75
+    """As ``half_tile``, for a quarter of the columns."""
     half_depth: Annotated[float, Field(ge=0.0, le=1e6)] = 128.0
     """Inner dimension at which filling and draining the pipeline of a tile takes as long as its arithmetic."""
 
@@ -89,7 +93,7 @@ class Host(Table):
     operator_us: Microseconds = 8.0
     """Time to issue an operator eagerly. The host is ahead of the device unless kernels are shorter than this."""
     compiled_kernel_us: Microseconds = 3.0
-    """Time to issue a kernel of compiled code."""
+    """Time to issue a kernel of compiled code, or a matmul, attention or collective in it."""
     copy_gb_s: Rate = 25.0
     """Bandwidth between pinned host memory and the device, each way, in GB/s."""
     optimizer_gb_s: Rate = 20.0
@@ -128,6 +132,8 @@ class Allocator(Table):
     """Whether the device's memory is allocated by it. Otherwise (on a CPU), memory in use is all that counts."""
     expandable_segments: bool = True
     """Whether its segments grow, as Titan sets it; ``false`` for ``PYTORCH_ALLOC_CONF=expandable_segments:False``."""
+    handles: Count = 2
+    """Threads that compute, each with a handle of cuBLAS: the one of the forward pass, and autograd's."""
     workspace_mib: Annotated[float, Field(ge=0.0, le=1e6)] = 32.0
     """Workspace of a handle of cuBLAS: 32 MiB on Hopper (``getChosenWorkspaceSize`` in torch's ``CublasHandlePool.cpp``)."""
 

@@ -46,6 +46,9 @@ def _validated(path: Path, name: str) -> Machine:
     values = _read(path, name)
     base = values.pop("base", None)
     if base is not None:
+        if not isinstance(base, str):
+            fix = f"name one of {', '.join(names())}"
+            raise UserError.one(f"{path}: base = {shorten(repr(base))}", "should be the name of a machine, a string", fix)
         if base not in names():
             raise UserError.one(f"{path}: base", f"no machine is called {shorten(base)!r}", nearest(str(base), names()))
         values = _merged(_read(DEVICES / f"{base}.toml", base), values)
