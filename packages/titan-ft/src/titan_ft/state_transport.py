@@ -23,7 +23,6 @@ from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from titan_ft.torchft_api import CheckpointTransport, read_state, write_state
 
@@ -61,7 +60,7 @@ class StateTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
         """
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()  # the last update may still run, and torchft copies on another stream
-        copy = tree_map(_copy, state_dict)
+        copy = {name: _copy(value) for name, value in state_dict.items()}
         with self._changed:
             self._offered = (step, copy)
             self._changed.notify_all()
@@ -209,4 +208,12 @@ def _left(deadline: float) -> float:
 
 
 def _copy(value: object) -> object:
-    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else deepcopy(value)
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copy(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_copy(inner) for inner in value]
+    if isinstance(value, tuple):
+        return tuple(_copy(inner) for inner in value)
+    return deepcopy(value)
