@@ -209,7 +209,7 @@ def measure(kills: int, recipe: str, overrides: Sequence[str] = ()) -> list[Kill
         run = Benchmark(Path(folder), recipe, overrides)
         with run.running():
             started = [run.start(0), run.start(1)][-1]
-            run.wait_for("both groups", lambda: len(run.steps_since(1, started)) >= TOGETHER)
+            run.wait_for("both groups", lambda: all(len(run.steps_since(one, started)) >= TOGETHER for one in (0, 1)))
             for _ in range(kills):
                 killed = run.kill(1)
                 before = run.steps(0)
