@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import os
 import pty
 import re
@@ -63,12 +64,14 @@ class Terminal:
     def __init__(self, command: Sequence[str], columns: int = 80, **environment: str) -> None:
         self.written = ""
         self._columns = columns
+        # Without variables about terminals, some of which readline sets behind Python's back.
+        ours = {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "RANK"}
+        inherited = {name: value for name, value in os.environ.items() if name not in ours}
+        gc.disable()  # what earlier tests have left may own threads of C++, which the new process could not join
         self.pid, self._master = pty.fork()
         if self.pid == 0:
-            # Without variables about terminals, some of which readline sets behind Python's back.
-            ours = {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "RANK"}
-            inherited = {name: value for name, value in os.environ.items() if name not in ours}
             os.execve(command[0], command, {**inherited, "TERM": "xterm-256color", **environment})
+        gc.enable()
         self.resize(columns)
         settings = termios.tcgetattr(self._master)
         settings[3] &= ~termios.ECHO  # what a test types is no part of the screen
