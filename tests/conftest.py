@@ -102,15 +102,17 @@ def cuda() -> torch.device:
 
 @pytest.fixture(autouse=True)
 def _own_process_state(pytestconfig: pytest.Config) -> Iterator[None]:
-    """A working directory, or a variable that the launcher sets for ranks, would change tests that follow by chance."""
+    """A working directory, a variable that the launcher sets for ranks, or a run left in the repository would change tests
+    that follow by chance, or the same test when it runs again."""
 
     def variables() -> dict[str, str]:
         return {name: value for name, value in os.environ.items() if name.startswith("TITAN_")}
 
     os.chdir(pytestconfig.rootpath)
-    before = variables()
+    before, runs = variables(), set(pytestconfig.rootpath.glob("*/config.toml"))
     yield
     assert variables() == before
+    assert set(pytestconfig.rootpath.glob("*/config.toml")) == runs, "a run in the repository: use `in_tmp`"
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,18 @@ HEAD, EMBEDDING = "output.weight", "tok_embeddings.weight"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model and a file of chats."""
     folder = tmp_path_factory.mktemp("finetuning")
     save_model(folder / "model")
     write_chats(folder / "chats.jsonl")
-    with contextlib.chdir(folder):
-        yield folder
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are folders beside the model."""
+    monkeypatch.chdir(folder)
 
 
 def trained(folder: Path, **changes: object) -> RunRecord:
@@ -46,7 +50,8 @@ def trained(folder: Path, **changes: object) -> RunRecord:
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> RunRecord:
-    return trained(folder, job__dump_folder="one", checkpoint__enable="true")
+    with contextlib.chdir(folder):
+        return trained(folder, job__dump_folder="one", checkpoint__enable="true")
 
 
 def first_batch(folder: Path) -> list[Batch]:
