@@ -177,10 +177,9 @@ def _describe(plan: PipelinePlan) -> str:
 def _stage(part: ModelPart, names: tuple[str, ...]) -> ModelPart:
     """Return a copy of ``part`` in which only the modules ``names`` remain, under the same names; the others are pruned."""
     layout = part.layout
-    module = copy.deepcopy(part.module)
-    chain = [*layout.embedding, *part.blocks(), *layout.head]
-    for name in set(chain) - set(names):
-        module.set_submodule(name, PrunedModule())
+    pruned = {*layout.embedding, *part.blocks(), *layout.head} - set(names)
+    # What the copy is to have in place of these modules: they need not be copied first.
+    module = copy.deepcopy(part.module, {id(part.module.get_submodule(name)): PrunedModule() for name in pruned})
     # Tied parameters are in one unit (pipeline_check.py), so a stage has both or neither.
     tied = {name: source for name, source in layout.tied.items() if unit_of(name, layout) in names}
     stage = replace(part, module=module, layout=replace(layout, tied=tied), after_evaluation=())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -49,6 +50,7 @@ def run(context: CommandContext) -> int:
         return context.job(options.world_size, more, missing_ok=True)
 
     job_of(())  # mistakes in the config, before torch is imported
+    gc.disable()  # imports and traces make millions of objects and no garbage, and the process ends with the estimate
     stub_libraries.load()
     from titan_simulate.estimate.estimate import estimate
 

@@ -7,7 +7,7 @@ device, or make one, only compute shapes. The exception are tensors that the hos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -84,7 +84,7 @@ class FakeDevice(DispatchMode):
                     known_values.follow(operator, args, keywords, tensors, result)
                 self._seen(operator, args, keywords, result, found, self._composing)
                 return result
-        tensors = list(tensors_in((args, keywords)))
+        tensors = tensors_in((args, keywords))
         if operator is _aten.is_pinned.default:
             return self.is_pinned(args[0])
         if operator is PIN_MEMORY:
@@ -141,7 +141,7 @@ class FakeDevice(DispatchMode):
         values = known_values.compute(operator, args, keywords)
         if not isinstance(values, (Tensor, tuple)):
             return values
-        device = fake_device(next(tensors_in((args, keywords))))
+        device = fake_device(tensors_in((args, keywords))[0])
         with self.fake:
             made = [torch.empty(one.shape, dtype=one.dtype, device=device) for one in tensors_in(values)]
         result = made[0] if isinstance(values, Tensor) else tuple(made)
@@ -233,14 +233,23 @@ def shown(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested lists, tuples and dictionaries. Not an inner function: one that calls itself is a cycle,
-    which would keep all that it sees alive."""
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors in nested lists, tuples and dictionaries."""
     if isinstance(value, Tensor):
-        yield value
+        return [value]
+    found: list[Tensor] = []
+    _add_tensors(value, found)
+    return found
+
+
+def _add_tensors(value: Any, found: list[Tensor]) -> None:
+    """Add the tensors in ``value`` to ``found``. Not an inner function: one that calls itself is a cycle, which would keep
+    all that it sees alive."""
+    if isinstance(value, Tensor):
+        found.append(value)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from tensors_in(item)
+            _add_tensors(item, found)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from tensors_in(item)
+            _add_tensors(item, found)

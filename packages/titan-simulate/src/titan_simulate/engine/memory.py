@@ -11,12 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, UntypedStorage
 
 from titan_simulate.engine.allocator import Event
 from titan_simulate.engine.result import Allocation, AllocationTrace, Owner, Peak
-from titan_simulate.torch_private import storage_key
+from titan_simulate.torch_private import current_stream, storage_key
 
 KEPT_ALLOCATIONS = 40
 """Number of kinds of allocation that a peak lists."""
@@ -145,7 +144,7 @@ class DeviceMemory:
         if size:
             self._numbered += 1
             piece.number = self._numbered
-            self._events.append((piece.number, size, torch.cuda.current_stream().stream_id))
+            self._events.append((piece.number, size, current_stream()))
 
     @property
     def trace(self) -> AllocationTrace:

@@ -32,7 +32,7 @@ TENSORS_PER_LAUNCH = 64
 """How many tensors one kernel of a foreach operator handles, about."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Operation:
     """An operator on the simulated device."""
 
@@ -56,6 +56,8 @@ class Operation:
     """The stream on which it runs."""
     after: tuple[int, ...]
     """Numbers of the operators of other streams that it waits for."""
+    view: bool = False
+    """Whether its result is a view of its argument, so that it neither computes nor allocates."""
     composed: bool = False
     """Whether it is a part of a custom operator, into which compilers do not look."""
 
@@ -159,7 +161,8 @@ class Observation:
                 facts.launches,
                 collective,
                 *order,
-                composed=composed,
+                facts.view,
+                composed,
             )
             for observer in self._observers:
                 observer(operation)

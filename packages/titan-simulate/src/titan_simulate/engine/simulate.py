@@ -117,6 +117,9 @@ def _observed(observation: Observation, waits: HostWaits) -> Iterator[None]:
         # Compiled code would be observed as one operator, or not at all.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_no_compiler())
+        # A thread of autograd frees its last tensors when the backward pass has returned already, now and then after the
+        # next allocation: the peak would vary from run to run.
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(FakeDevice(waits, observation.seen))
         yield
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from titan_simulate.torch_private import current_stream
+
 
 class StreamOrder:
     """The order that streams and events impose on the operators of a rank, which are numbered as they are issued."""
@@ -29,7 +31,7 @@ class StreamOrder:
         Returns:
             Its number, its stream, and the operators of other streams that it waits for.
         """
-        stream = torch.cuda.current_stream().stream_id
+        stream = current_stream()
         number, self._issued = self._issued, self._issued + 1
         self._last[stream] = number
         return number, stream, tuple(self._pending.pop(stream, ()))
@@ -58,5 +60,5 @@ class StreamOrder:
 
 
 def _number(stream: Any) -> int:
-    number: int = (torch.cuda.current_stream() if stream is None else stream).stream_id
+    number: int = current_stream() if stream is None else stream.stream_id
     return number

@@ -59,6 +59,8 @@ class Trace:
         if operation.phase == "forward" and self._phase in ("start", "end of step", BETWEEN_STEPS):
             self._begin()
         self._phase = operation.phase
+        if operation.view:
+            return
         short = operation.name.partition("::")[2].partition(".")[0]
         if operation.number < 0 or short in ("monitored_barrier",):
             self._number_results(operation)
@@ -127,8 +129,8 @@ class Trace:
 
     def _data(self, operation: Operation, short: str) -> tuple[tuple[Data, ...], tuple[Data, ...]]:
         self._number_results(operation)
-        sources = list(tensors_in((operation.args, operation.keywords)))
-        results = list(tensors_in(operation.result))
+        sources = tensors_in((operation.args, operation.keywords))
+        results = tensors_in(operation.result)
         mutated = list(_mutated(operation))
         if short in _OVERWRITTEN or "out" in operation.keywords:
             sources = [one for one in sources if all(one is not other for other in mutated)]

@@ -101,7 +101,7 @@ class _TraceOfMoments(Trace):
         super().__init__(compiled, action)
         self._parts = parts
         self._observation: Observation | None = None
-        self._moments: dict[str, str] = {}
+        self._moments: dict[tuple[str, str], str] = {}
 
     def attach(self, observation: Observation) -> None:
         """See :class:`~titan_simulate.engine.observation.OperationObserver`."""
@@ -112,10 +112,10 @@ class _TraceOfMoments(Trace):
         super().__call__(operation)
         assert self._observation is not None
         if operation.phase in ("forward", "backward"):
-            self._observation.memory.enter(f"{operation.phase} {self._moment(operation.module)}")
+            self._observation.memory.enter(self._moment(operation.phase, operation.module))
 
-    def _moment(self, module: str) -> str:
-        found = self._moments.get(module)
+    def _moment(self, phase: str, module: str) -> str:
+        found = self._moments.get((phase, module))
         if found is None:
             unit = ".".join(module.split(".")[:2])
             found = module.split(".")[0] or "-"
@@ -124,5 +124,5 @@ class _TraceOfMoments(Trace):
                     place = kept.index(unit)
                     which = "first" if place == 0 else "last" if place == len(kept) - 1 else "middle"
                     found = f"{which} block of part {number}"
-            self._moments[module] = found
+            found = self._moments[phase, module] = f"{phase} {found}"
         return found
