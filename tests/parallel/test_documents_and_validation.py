@@ -40,7 +40,7 @@ def data() -> dict[str, object]:
         "validation.enable": "true",
         "validation.dataset": "letters",
         "validation.dataset_path": documents(37),
-        "validation.freq": 5,
+        "validation.freq": 4,
     }
 
 
@@ -117,7 +117,7 @@ def test_the_mask_changes_the_loss_and_validation_does_not(
     (unvalidated,) = gloo.run(1, run_in, str(tmp_path / ".."), {**data, "validation.enable": "false"})
     assert unvalidated.losses == one_device.losses
     assert unvalidated.validation == {}
-    assert sorted(one_device.validation) == [5, 8]
+    assert sorted(one_device.validation) == [4, 6]
 
 
 def test_validation_reads_each_token_once(data: dict[str, object], one_device: RunRecord) -> None:
