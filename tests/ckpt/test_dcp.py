@@ -100,6 +100,7 @@ def whole(number: int) -> Tensor:
     return torch.arange(35, dtype=torch.float32).view(5, 7) + number
 
 
+@pytest.mark.full
 def test_shards_of_any_division_are_joined(gloo: GlooPool, tmp_path: Path) -> None:
     from titan_ckpt.dcp_files import DcpFiles
     from titan_core.api.weights import ForeignTensor

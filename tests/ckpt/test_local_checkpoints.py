@@ -86,6 +86,7 @@ def test_a_restarted_job_resumes_from_the_newest_step(
     assert local_steps(tmp_path) == [] and not list((tmp_path / "local").glob("titan-*"))
 
 
+@pytest.mark.full
 def test_a_job_that_a_person_starts_again_resumes_from_the_durable_one(
     gloo: GlooPool, whole: list[RunRecord], tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_job_that_a_person_starts_again_resumes_from_the_durable_one(
     assert [record.losses for record in records] == [one.losses[3:] for one in whole]
 
 
+@pytest.mark.full
 def test_a_restarted_job_on_another_machine_does_not_use_what_an_earlier_job_left_there(
     gloo: GlooPool, whole: list[RunRecord], tmp_path: Path
 ) -> None:
@@ -107,7 +109,7 @@ def test_a_restarted_job_on_another_machine_does_not_use_what_an_earlier_job_lef
     assert [record.losses for record in records] == [one.losses[3:] for one in whole]
 
 
-@pytest.mark.parametrize("damage", ["data-00001.bin", "checkpoint.json"])
+@pytest.mark.parametrize("damage", [pytest.param("data-00001.bin", marks=pytest.mark.full), "checkpoint.json"])
 def test_a_damaged_one_is_not_used(gloo: GlooPool, whole: list[RunRecord], tmp_path: Path, damage: str) -> None:
     gloo.run(2, attempt, str(tmp_path), {}, fails=6)
     (file,) = (tmp_path / "local").rglob(f"step-5/{damage}")
@@ -118,6 +120,7 @@ def test_a_damaged_one_is_not_used(gloo: GlooPool, whole: list[RunRecord], tmp_p
     assert [record.losses for record in records] == [one.losses[3:] for one in whole]
 
 
+@pytest.mark.full
 def test_ranks_that_do_not_share_the_folder_have_none(gloo: GlooPool, whole: list[RunRecord], tmp_path: Path) -> None:
     for machine in ("machine-0", "machine-1"):  # each has been used before
         gloo.run(1, attempt, str(tmp_path), {"checkpoint.local_folder": f"{tmp_path}/local/{machine}"}, fails=2)

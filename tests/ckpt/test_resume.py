@@ -118,6 +118,7 @@ def counted(folder: str, names: tuple[str, ...], overrides: dict[str, object]) -
     return [(observer.steps, observer.restored) for observer in observers]
 
 
+@pytest.mark.full
 def test_the_state_of_observers_is_restored_on_more_ranks(gloo: GlooPool, tmp_path: Path) -> None:
     assert gloo.run(2, counted, str(tmp_path), ("a",), {"training.stop_at_step": 5}) == [[(5, False)]] * 2
     # An observer that the first run did not have starts from zero.
@@ -146,6 +147,7 @@ def test_resuming_from_an_older_step_keeps_its_new_checkpoints(gloo: GlooPool, t
     assert saved == {"step-6", "step-7", "step-8"}
 
 
+@pytest.mark.full
 def test_patterns_that_exclude_at_the_start_do_not_apply_when_resuming(gloo: GlooPool, tmp_path: Path) -> None:
     gloo.run(1, run_in, str(tmp_path), {"job.dump_folder": "one"})
     begin = {

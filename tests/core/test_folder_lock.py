@@ -186,6 +186,7 @@ def test_a_second_job_is_refused_before_torch_is_imported(in_tmp: Path) -> None:
     assert "job.dump_folder = 'run': process" in error
 
 
+@pytest.mark.full
 def test_the_launcher_learns_why_a_rank_cannot_lock_the_directory(in_tmp: Path) -> None:
     (in_tmp / "run").mkdir()
     (in_tmp / "outcomes").mkdir()

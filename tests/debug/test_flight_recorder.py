@@ -85,6 +85,7 @@ def test_steps_that_are_always_slow_are_reported_once(gloo: GlooPool, tmp_path: 
     assert [event["kind"] for event in events if event["event"] == "finding"] == ["hang"]
 
 
+@pytest.mark.full
 def test_a_rank_that_raises_is_distinguished_from_the_one_that_loses_it(gloo: GlooPool, tmp_path: Path) -> None:
     ends, found = analysed(gloo, tmp_path, raises)
     assert ends[1] == "ValueError: the disk is on fire"

@@ -118,6 +118,7 @@ def test_a_signal_requests_a_trace(in_tmp: Path, caplog: pytest.LogCaptureFixtur
     assert f"wrote trace {TRACES}/step-4/rank-0.json.gz" in caplog.messages
 
 
+@pytest.mark.full
 def test_a_signal_during_a_trace_waits_for_it(in_tmp: Path) -> None:
     # The signal arrives during the warmup of the regular trace of steps 3 and 4. The requested trace of steps 6 and 7
     # then replaces the regular one of steps 7 and 8.

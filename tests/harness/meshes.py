@@ -19,7 +19,12 @@ TINY: dict[str, object] = {
     "training.global_batch_size": 16,
     "lr_scheduler.warmup_steps": 5,
 }
-FAST: dict[str, object] = {**TINY, "training.steps": 8}
+FAST: dict[str, object] = {
+    **TINY,
+    "training.steps": 6,
+    "training.global_batch_size": 8,
+    "lr_scheduler.warmup_steps": 3,
+}
 SETTINGS = {"whole": WHOLE, "tiny": TINY, "fast": FAST}
 RECOMPUTATION = ("none", "full", "selective")
 DR = "parallelism.data_parallel_replicate_degree"

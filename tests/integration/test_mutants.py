@@ -70,6 +70,7 @@ def test_a_mutant_is_killed_where_a_test_fails(tmp_path: Path, old: str, new: st
     assert file.read_text() == SOURCE
 
 
+@pytest.mark.full
 def test_missing_tests_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     with pytest.raises(RuntimeError, match="nowhere"):

@@ -181,6 +181,7 @@ def _search_with(site: str, recipe: str, gpus: int, settings: dict[str, object])
     return found
 
 
+@pytest.mark.full
 def test_third_parties_dimensions_and_views_are_searched(examples: str) -> None:
     """Experts are divided over the degrees that divide their number (8), zones are data parallelism, and islands, which
     train other weights, stay as they are."""

@@ -74,6 +74,7 @@ def test_on_another_mesh_it_resumes_to_rounding(
         torch.testing.assert_close(final[name], tensor, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("before", "after"), [((2, {PP: 2}), (2, {}))], ids=str)
 def test_an_optimizers_state_is_restored_on_another_mesh(
     gloo: GlooPool, tmp_path: Path, before: tuple[int, Any], after: tuple[int, Any]

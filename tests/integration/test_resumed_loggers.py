@@ -49,6 +49,7 @@ def test_tensorboard_reads_back_the_figures_of_a_resumed_run(in_tmp: Path) -> No
     assert b"seq_len = 32" in events.Tensors(text)[0].tensor_proto.string_val[0]
 
 
+@pytest.mark.full
 def test_an_offline_wandb_run_is_read_back_and_continued(in_tmp: Path, quiet_wandb: None) -> None:
     offline = {**RUN, **CHECKPOINTS, "metrics.enable_wandb": "true", "metrics.wandb_mode": "offline", "metrics.log_freq": 1}
     run_recipe("tiny", {**offline, "training.stop_at_step": 2})

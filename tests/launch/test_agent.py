@@ -153,6 +153,7 @@ def test_fewer_machines_than_requested_are_refused(tmp_path: Path) -> None:
         agent.run("rank")
 
 
+@pytest.mark.full
 def test_ranks_whose_rendezvous_vanishes_have_lost_a_peer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     read, write = os.pipe()
     with warnings.catch_warnings():

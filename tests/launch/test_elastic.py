@@ -207,6 +207,7 @@ def test_ranks_that_follow_end_like_the_job(
     assert agent.failure == failure
 
 
+@pytest.mark.full
 def test_a_failure_counts_although_a_machine_joins_before_all_ranks_have_ended(
     in_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +326,7 @@ def test_machines_that_make_the_size_impossible_idle(
     assert not agent.trains and not list(in_tmp.glob("started-*")) and agent.failure == failure
 
 
+@pytest.mark.full
 def test_a_store_that_outlives_jobs_serves_the_next_one() -> None:
     """Once a job has closed its rendezvous, and its machines report no more."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -337,6 +339,7 @@ def test_a_store_that_outlives_jobs_serves_the_next_one() -> None:
     assert second.world_size == 1 and not second.store.check(["titan/end"])
 
 
+@pytest.mark.full
 def test_a_job_that_has_closed_its_rendezvous_and_still_runs_keeps_it() -> None:
     """Its ranks may still be saving."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

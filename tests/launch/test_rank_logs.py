@@ -101,6 +101,7 @@ def test_the_logs_of_restarts_are_kept_apart(tmp_path: Path, capfd: pytest.Captu
     assert f"recorded no reason; see {folder}; restarting (attempt 2 of 3)" in capfd.readouterr().err
 
 
+@pytest.mark.full
 def test_the_traceback_that_a_rank_logged_is_named_where_it_moves(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = """
     log = os.path.dirname(os.environ["TITAN_OUTCOMES"]) + "/logs/rank-0.log"

@@ -229,7 +229,9 @@ def test_one_machine_uses_the_requested_endpoint(listening: int, capsys: pytest.
     )
 
 
-@pytest.mark.parametrize(("backend", "joined"), [("c10d", "1 of 2 joined"), ("static", "needs 2")])
+@pytest.mark.parametrize(
+    ("backend", "joined"), [("c10d", "1 of 2 joined"), pytest.param("static", "needs 2", marks=pytest.mark.full)]
+)
 def test_a_machine_says_whom_it_waits_for(
     backend: str, joined: str, free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

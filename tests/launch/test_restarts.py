@@ -111,6 +111,7 @@ def test_the_first_step_and_the_time_between_steps_have_their_own_limits() -> No
     assert limits.exceeded(ranks, now=1051.0).keys() == {0, 1}
 
 
+@pytest.mark.full
 def test_an_interrupt_ends_the_wait_before_a_restart(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     agent = agent_of(tmp_path, "sys.exit(3)", ranks=1, restarts=3)
     agent._policy._limits = restart_policy.RestartLimits(3, wait=600.0, longest_wait=600.0)

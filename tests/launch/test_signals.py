@@ -76,7 +76,9 @@ def test_ranks_save_whatever_signal_ends_the_launcher(
     assert f"titan: ended by {number.name}\n" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGHUP, *(pytest.param(one, marks=pytest.mark.full) for one in (signal.SIGINT, signal.SIGQUIT))]
+)
 def test_a_signal_that_is_ignored_at_the_start_stays_ignored(tmp_path: Path, number: signal.Signals) -> None:
     """As under ``nohup``, and in the background of a shell script."""
     signal.signal(number, signal.SIG_IGN)

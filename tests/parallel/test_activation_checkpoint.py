@@ -141,6 +141,7 @@ def test_a_policy_of_anything_but_a_block_is_refused(in_tmp: Path) -> None:
         silu_calls(SELECTIVE, ("misplaced_policy",))
 
 
+@pytest.mark.full
 def test_blocks_with_other_policies_are_compiled_separately(in_tmp: Path) -> None:
     compiled = {**SELECTIVE, "compile.enable": "true", "compile.backend": "aot_eager"}
     assert silu_calls(compiled, ("policies",)) == 4 + 2

@@ -65,7 +65,7 @@ def divided_attention(
         return float(torch.stack(errors).max())
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("kv_heads", [pytest.param(4, marks=pytest.mark.full), 2])
 @pytest.mark.parametrize("method", ["allgather", "alltoall", "documents"])
 def test_divided_sequences_attend_as_whole_ones(gloo: GlooPool, kv_heads: int, method: str) -> None:
     documents = torch.tensor([[0] * 5 + [1] * 6 + [2] * 5, [0] * 3 + [1] * 13]) if method == "documents" else None

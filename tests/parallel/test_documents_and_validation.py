@@ -40,7 +40,7 @@ def data() -> dict[str, object]:
         "validation.enable": "true",
         "validation.dataset": "letters",
         "validation.dataset_path": documents(37),
-        "validation.freq": 5,
+        "validation.freq": 4,
     }
 
 
@@ -117,15 +117,15 @@ def test_the_mask_changes_the_loss_and_validation_does_not(
     (unvalidated,) = gloo.run(1, run_in, str(tmp_path / ".."), {**data, "validation.enable": "false"})
     assert unvalidated.losses == one_device.losses
     assert unvalidated.validation == {}
-    assert sorted(one_device.validation) == [5, 8]
+    assert sorted(one_device.validation) == [4, 6]
 
 
 def test_validation_reads_each_token_once(data: dict[str, object], one_device: RunRecord) -> None:
     lengths = [int(length) for length in str(data["validation.dataset_path"]).split("/")]
     # Every token of a document except the last has a target; the last token of a window is only a target.
     tokens = sum(length + 1 for length in lengths)
-    _, targets = one_device.validation[5]
-    windows = tokens / 49 + 16  # full ones, and one at the end of each logical shard
+    _, targets = one_device.validation[4]
+    windows = tokens / 49 + 8  # full ones, and one at the end of each logical shard
     assert tokens - windows <= targets <= tokens
 
 

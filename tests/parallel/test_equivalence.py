@@ -73,7 +73,7 @@ def test_training_is_that_of_one_device(
             {"parallelism.fsdp_group_mib": 0.1, "parallelism.fsdp_reshard_after_forward": "always"},
             marks=pytest.mark.full,
         ),
-        pytest.param(2, {"training.local_batch_size": 8}, marks=pytest.mark.full),
+        pytest.param(2, {"training.local_batch_size": 4}, marks=pytest.mark.full),
         (1, {"activation_checkpoint.mode": "selective", "activation_checkpoint.selective_ac_option": "2"}),
         pytest.param(1, {"training.enable_cpu_offload": "true"}, marks=pytest.mark.full),
         pytest.param(4, {"training.enable_cpu_offload": "true", TP: 2}, marks=pytest.mark.full),

@@ -38,7 +38,7 @@ def read_machine(name_or_file: str) -> Machine:
     raise UserError.one(
         f"--device {shorten(name_or_file)}",
         "no machine has this name",
-        f"{nearest(name_or_file, names())} (names: {', '.join(names())}), or the path of a .toml file",
+        f"use one of {', '.join(names())}, or the path of a .toml file",
     )
 
 
