@@ -109,7 +109,8 @@ def test_a_restarted_job_on_another_machine_does_not_use_what_an_earlier_job_lef
     assert [record.losses for record in records] == [one.losses[3:] for one in whole]
 
 
-@pytest.mark.parametrize("damage", [pytest.param("data-00001.bin", marks=pytest.mark.full), "checkpoint.json"])
+@pytest.mark.full
+@pytest.mark.parametrize("damage", ["data-00001.bin", "checkpoint.json"])
 def test_a_damaged_one_is_not_used(gloo: GlooPool, whole: list[RunRecord], tmp_path: Path, damage: str) -> None:
     gloo.run(2, attempt, str(tmp_path), {}, fails=6)
     (file,) = (tmp_path / "local").rglob(f"step-5/{damage}")
@@ -132,6 +133,7 @@ def test_ranks_that_do_not_share_the_folder_have_none(gloo: GlooPool, whole: lis
     assert [record.losses for record in records] == [one.losses[3:] for one in whole]
 
 
+@pytest.mark.full
 def test_on_one_machine_another_mesh_resumes_from_it(gloo: GlooPool, whole: list[RunRecord], tmp_path: Path) -> None:
     gloo.run(2, attempt, str(tmp_path), {}, fails=6)
     (record,) = gloo.run(1, attempt, str(tmp_path), {}, restart=True)

@@ -117,7 +117,7 @@ def test_a_device_skips_the_steps_that_a_host_would(
     assert found[0] == found[1] and len(found[0]) == len(runs[0][0].skipped)
 
 
-@pytest.mark.parametrize("on_nan", ["stop", "warn"])
+@pytest.mark.parametrize("on_nan", ["stop", pytest.param("warn", marks=pytest.mark.full)])
 @pytest.mark.parametrize("bad", [(3, "layers.3"), (3, "layers.1.feed_forward.w1", True)], ids=["loss", "norm"])
 def test_a_step_is_investigated_late_with_its_own_weights(in_tmp: Path, on_nan: str, bad: tuple[Any, ...]) -> None:
     settings = {"training.on_nan": on_nan, "training.steps": 5}

@@ -31,7 +31,7 @@ def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Runs
     return functools.cache(run)
 
 
-@pytest.mark.parametrize("recipe", rows(RECIPES, ("tensorwise, float8 all-gather", "mxfp8_rceil")))
+@pytest.mark.parametrize("recipe", rows(RECIPES, ("tensorwise, float8 all-gather",)))
 def test_low_precision_learns_as_bf16_does(one_device: Runs, recipe: str) -> None:
     bf16, float8 = one_device("bf16"), one_device(recipe)
     assert float8.losses != bf16.losses

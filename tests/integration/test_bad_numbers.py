@@ -37,7 +37,7 @@ MESHES: dict[str, tuple[int, dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("mesh", rows(MESHES, ("PP 2, interleaved",)))
+@pytest.mark.parametrize("mesh", rows(MESHES, ()))
 def test_the_first_module_with_a_bad_output_is_named(gloo: GlooPool, tmp_path: Path, mesh: str) -> None:
     ranks, overrides = MESHES[mesh]
     module = "layers.1" if "interleaved" in mesh else "layers.3"

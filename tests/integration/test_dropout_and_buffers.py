@@ -195,7 +195,7 @@ def test_ranks_that_see_different_tokens_draw_different_numbers(gloo: GlooPool, 
     assert not torch.equal(here.buffers[0]["embed.running"], there.buffers[0]["embed.running"])
 
 
-@pytest.mark.parametrize("mode", ["disabled", "async"])
+@pytest.mark.parametrize("mode", [pytest.param("disabled", marks=pytest.mark.full), "async"])
 def test_a_buffer_that_differs_between_ranks_is_refused_after_the_first_step(
     gloo: GlooPool, tmp_path: Path, mode: str
 ) -> None:

@@ -89,6 +89,7 @@ def test_what_a_rank_wrote_before_it_crashed_is_in_its_log(crash: str, tmp_path:
     assert why in agent.failure.lines[-1] and f"see {tmp_path / 'logs/rank-1.log'}" in agent.failure.lines[-1]
 
 
+@pytest.mark.full
 def test_the_logs_of_restarts_are_kept_apart(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/rank-1.log").write_text("of an earlier job")

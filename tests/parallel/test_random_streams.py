@@ -40,7 +40,7 @@ def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> tupl
         pytest.param(2, {TP: 2, NO_SP: "true"}, marks=pytest.mark.full),
         pytest.param(2, {PP: 2, SCHEDULE: "1F1B", AC: "full"}, marks=pytest.mark.full),
         (2, {PP: 2, SCHEDULE: "ZBVZeroBubble", AC: "selective"}),
-        (2, {CP: 2, AC: "selective"}),
+        pytest.param(2, {CP: 2, AC: "selective"}, marks=pytest.mark.full),
         pytest.param(4, {TP: 2, CP: 2}, marks=pytest.mark.full),
         pytest.param(1, {**COMPILED, AC: "selective"}, marks=pytest.mark.full),
         pytest.param(2, {**COMPILED, TP: 2, AC: "full"}, marks=pytest.mark.full),

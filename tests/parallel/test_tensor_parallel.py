@@ -85,6 +85,7 @@ def gradients_by_row(folder: str, variants: list[dict[str, object]]) -> list[dic
         region_collectives.LARGE_ROW = before
 
 
+@pytest.mark.full
 def test_large_sequences_are_gathered_and_scattered_one_by_one(gloo: GlooPool, tmp_path: Any) -> None:
     modes: list[dict[str, object]] = [{"activation_checkpoint.mode": mode} for mode in ("none", "selective", "full")]
     variants = [*modes, {"training.mixed_precision_param": "bfloat16"}]
