@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -13,8 +15,22 @@ from titan_core.api.torch_private import global_offset
 from titan_core.model.random_values import fill
 
 
-def materialise(part: ModelPart, device: torch.device, seed: int) -> None:
+class BufferValues:
+    """Initial values of buffers, each computed once for all parts of a rank."""
+
+    def __init__(self) -> None:
+        self._values: dict[Callable[[], Tensor], Tensor] = {}
+
+    def of(self, compute: Callable[[], Tensor]) -> Tensor:
+        """Return what ``compute`` returns."""
+        if compute not in self._values:
+            self._values[compute] = compute()
+        return self._values[compute]
+
+
+def materialise(part: ModelPart, device: torch.device, seed: int, buffers: BufferValues | None = None) -> None:
     """Allocate the part's parameters and buffers on ``device`` and fill them with their initial values."""
+    buffers = BufferValues() if buffers is None else buffers
     module, layout = part.module, part.layout
     module.to_empty(device=part.parameters_on or device)
     part.retie()
@@ -30,7 +46,7 @@ def materialise(part: ModelPart, device: torch.device, seed: int) -> None:
             fill(local, value, seed=seed, name=name, global_shape=parameter.shape, offset=offset)
         for name, buffer in module.named_buffers():
             compute = next(compute for pattern, compute in layout.buffers.items() if matches(name, [pattern]))
-            buffer.copy_(compute())
+            buffer.copy_(buffers.of(compute))
 
 
 def local_box(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:

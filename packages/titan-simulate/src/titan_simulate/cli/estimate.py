@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from titan_core.api.command import CommandContext
@@ -16,6 +15,8 @@ from titan_core.api.job import Job
 from titan_core.api.tools.arguments import json_argument, recipe_arguments, world_size_argument
 from titan_core.api.tools.output import print_json, print_table
 from titan_simulate.engine import stub_libraries
+from titan_simulate.engine.fork_server import print_from_fork
+from titan_simulate.hardware.machine import Machine
 from titan_simulate.hardware.read import machine_argument, read_machine
 
 if TYPE_CHECKING:
@@ -42,26 +43,28 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(context: CommandContext) -> int:
-    """Estimate a step and print it. Ends the process, which the stub libraries have changed."""
+    """Estimate a step and print it."""
+    machine = read_machine(context.arguments.device)
+    _job(context, ())  # mistakes in the config, before torch is imported
+    return print_from_fork(partial(_estimated, context, machine))
+
+
+def _job(context: CommandContext, more: Sequence[Override]) -> Job:
+    return context.job(context.arguments.world_size, more, missing_ok=True)
+
+
+def _estimated(context: CommandContext, machine: Machine) -> int:
     options = context.arguments
-    machine = read_machine(options.device)
-
-    def job_of(more: Sequence[Override]) -> Job:
-        return context.job(options.world_size, more, missing_ok=True)
-
-    job_of(())  # mistakes in the config, before torch is imported
-    gc.disable()  # imports and traces make millions of objects and no garbage, and the process ends with the estimate
+    gc.disable()  # imports and traces make millions of objects and no garbage, and this process ends with the estimate
     stub_libraries.load()
     from titan_simulate.estimate.estimate import estimate
 
-    found = estimate(job_of, context.train, machine, options.full_logits)
+    found = estimate(partial(_job, context), context.train, machine, options.full_logits)
     if options.json:
         print_json(as_json(found))
     else:
         _print(found, machine.memory_gib, options.assumptions)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # torch's libraries would look for the driver as they end
+    return 0
 
 
 def as_json(found: Estimate) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +19,11 @@ from titan_core.api.tools.arguments import json_argument, rank_count, recipe_arg
 from titan_core.api.tools.output import print_json, print_table
 from titan_core.api.tools.shown import show_bytes
 from titan_simulate.engine import stub_libraries
+from titan_simulate.engine.fork_server import print_from_fork
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.hardware.read import machine_argument, read_machine
 from titan_simulate.plan.arithmetic import GIB
-from titan_simulate.plan.candidates import GLOBAL_BATCH, Candidate, Space
+from titan_simulate.plan.candidates import GLOBAL_BATCH, Candidate, JobOf, Space
 from titan_simulate.plan.model_sizes import sizes_of
 from titan_simulate.plan.recipe import write_recipe
 from titan_simulate.plan.search import Finalist, Plan, Search, describe, short
@@ -56,7 +57,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(context: CommandContext) -> int:
-    """Search and print. Ends the process, which the stub libraries have changed."""
+    """Search and print."""
     options = context.arguments
     machine = read_machine(options.device)
     if options.out is not None and os.path.lexists(options.out):
@@ -73,6 +74,11 @@ def run(context: CommandContext) -> int:
     if next(space.meshes(()), None) is None:
         why = "no mesh has this number of ranks with the degrees that are fixed, and this model and global batch"
         raise UserError.one(f"--gpus {options.gpus}", why, "change it, or fix fewer degrees")
+    return print_from_fork(partial(_searched, context, machine, space, job_of, given, job))
+
+
+def _searched(context: CommandContext, machine: Machine, space: Space, job_of: JobOf, given: Job | None, job: Job) -> int:
+    options = context.arguments
     stub_libraries.load()
     logging.getLogger("titan_core").setLevel(logging.ERROR)  # each finalist would log the same notes
     from titan_simulate.estimate.estimate import estimate
@@ -94,9 +100,7 @@ def run(context: CommandContext) -> int:
         _print(plan, machine, options.best)
         if options.out is not None and plan.best:
             print(f"\nwrote {options.out}")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0 if plan.best else 1)  # torch's libraries would look for the driver as they end
+    return 0 if plan.best else 1
 
 
 def _recipe_job(context: CommandContext, job_of: Any, gpus: int) -> tuple[Job | None, Job]:

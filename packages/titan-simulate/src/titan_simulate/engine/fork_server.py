@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import io
 import os
 import pickle
 import signal
@@ -113,6 +114,20 @@ def serve(pipe: Connection, preload: Sequence[str]) -> None:
 def call_in_fork(function: Callable[[], T]) -> T:
     """Return the result of ``function``, called in a fork of this process (:func:`call_in_forks`)."""
     return call_in_forks([function])[0]
+
+
+def print_from_fork(command: Callable[[], int]) -> int:
+    """Call ``command`` in a fork of this process, print here what it prints there, and return its exit status. Here, because
+    a fork ends without the interpreter, which would report a closed pipe or a full disk."""
+    status, text = call_in_fork(partial(_printed, command))
+    print(text, end="")
+    return status
+
+
+def _printed(command: Callable[[], int]) -> tuple[int, str]:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        status = command()
+    return status, out.getvalue()
 
 
 def call_in_forks(functions: Sequence[Callable[[], T]], at_once: int = 1) -> list[T]:

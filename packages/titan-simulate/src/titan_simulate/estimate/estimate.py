@@ -120,13 +120,14 @@ def estimate(job_of: JobOf, train: Train, machine: Machine, full_logits: bool = 
     few, more = (FEW, MORE) if alike else (None, None)
     device = _device(machine)
 
-    samples = [(rank, most) for most in dict.fromkeys((more, few)) for rank in ranks]  # the longer ones first
+    # The longest ones first, and of these the one that checks the model too.
+    samples = [(rank, most) for most in dict.fromkeys((more, few)) for rank in ranks]
     fork_server.load()
     taken = fork_server.call_in_forks(
         [
             partial(
                 take, job_of, train, rank, most, device, settings, full_logits, microbatches,
-                checks_model=(rank, most) == samples[-1],
+                checks_model=(rank, most) == samples[0],
             )
             for rank, most in samples
         ],
