@@ -19,8 +19,7 @@ class Simulation(Protocol):
     """What stands in for hardware and other ranks."""
 
     checks_model: bool
-    """Whether to check the model against its layout, on a small copy too. That takes seconds, and a job that is simulated
-    several times needs it once."""
+    """Whether to check the model on a small copy, which takes seconds. A job that is simulated often needs that once."""
 
     def join(self, job: Job) -> AbstractContextManager[World]:
         """Return a context of the rank's world. Tensors on its device have no values."""

@@ -17,12 +17,11 @@ from titan_core.api.job import Job
 from titan_core.api.job_mesh import JobMesh
 from titan_core.api.model_part import ModelPart
 from titan_core.api.sections import ObjectiveSection, OptimizerSection, TrainingSection
-from titan_core.api.simulation import current_simulation
 from titan_core.api.tools.patterns import matches
 from titan_core.model.layout_check import check_layout
 from titan_core.model.layout_trial import try_model
 from titan_core.model.loss_head import attach
-from titan_core.model.materialise import BufferValues, materialise
+from titan_core.model.materialise import materialise
 from titan_core.model.part_guard import PartGuard
 from titan_core.model.streams import begin_streams
 
@@ -36,9 +35,7 @@ def build_whole(job: Job) -> nn.Module:
     definition = job.facts.model
     with torch.device("meta"):
         model = cast(nn.Module, definition.build())
-    simulation = current_simulation()
-    if simulation is None or simulation.checks_model:
-        check_layout(model, definition.layout, job.model.name)
+    check_layout(model, definition.layout, job.model.name)
     return model
 
 
@@ -61,11 +58,10 @@ def build_parts(job: Job, mesh: JobMesh, device: torch.device, whole: nn.Module 
     for transform in job.transforms:
         apply = partial(_apply, transform, transform.training_context(job.facts, mesh, device))
         parts = [result for part in parts for result in guard.apply(transform.name, apply, part)]
-    buffers = BufferValues()
     for part in parts:
         if loss_in_head:
             attach(part, job.config.section(ObjectiveSection).chunk_tokens)
-        materialise(part, device, job.config.section(TrainingSection).seed, buffers)
+        materialise(part, device, job.config.section(TrainingSection).seed)
         begin_streams(part.module, device)
         part.module.train()
     return parts

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -15,22 +13,8 @@ from titan_core.api.torch_private import global_offset
 from titan_core.model.random_values import fill
 
 
-class BufferValues:
-    """Initial values of buffers, each computed once for all parts of a rank."""
-
-    def __init__(self) -> None:
-        self._values: dict[Callable[[], Tensor], Tensor] = {}
-
-    def of(self, compute: Callable[[], Tensor]) -> Tensor:
-        """Return what ``compute`` returns."""
-        if compute not in self._values:
-            self._values[compute] = compute()
-        return self._values[compute]
-
-
-def materialise(part: ModelPart, device: torch.device, seed: int, buffers: BufferValues | None = None) -> None:
+def materialise(part: ModelPart, device: torch.device, seed: int) -> None:
     """Allocate the part's parameters and buffers on ``device`` and fill them with their initial values."""
-    buffers = BufferValues() if buffers is None else buffers
     module, layout = part.module, part.layout
     module.to_empty(device=part.parameters_on or device)
     part.retie()
@@ -46,7 +30,7 @@ def materialise(part: ModelPart, device: torch.device, seed: int, buffers: Buffe
             fill(local, value, seed=seed, name=name, global_shape=parameter.shape, offset=offset)
         for name, buffer in module.named_buffers():
             compute = next(compute for pattern, compute in layout.buffers.items() if matches(name, [pattern]))
-            buffer.copy_(buffers.of(compute))
+            buffer.copy_(compute())
 
 
 def local_box(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from fnmatch import translate
 from functools import lru_cache
-from typing import Any
+
+# fnmatch keeps 256 patterns in Python 3.11, and a model of 100 blocks has more.
+_matcher = lru_cache(maxsize=32768)(lambda pattern: re.compile(translate(pattern)).match)
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Whether ``name`` (``"layers.0.attention.wq"``) matches one of ``patterns`` (``"layers.*.wq"``)."""
-    for pattern in patterns:  # noqa: SIM110 (a model of 100 blocks compares 100,000 pairs; a generator doubles the time)
-        if _match_of(pattern)(name) is not None:
-            return True
-    return False
-
-
-@lru_cache(maxsize=32768)
-def _match_of(pattern: str) -> Callable[[str], Any]:
-    return re.compile(translate(pattern)).match
+    return any(_matcher(pattern)(name) for pattern in patterns)
