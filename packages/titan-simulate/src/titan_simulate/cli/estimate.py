@@ -16,7 +16,7 @@ from titan_core.api.tools.arguments import json_argument, recipe_arguments, worl
 from titan_core.api.tools.output import print_json, print_table
 from titan_simulate.engine import stub_libraries
 from titan_simulate.engine.fork_server import print_from_fork
-from titan_simulate.hardware.machine import Machine
+from titan_simulate.hardware.machine import HEADROOM, Machine
 from titan_simulate.hardware.read import machine_argument, read_machine
 
 if TYPE_CHECKING:
@@ -74,7 +74,9 @@ def as_json(found: Estimate) -> dict[str, Any]:
 
 def _print(found: Estimate, capacity: float, assumptions: bool) -> None:
     print(f"{found.world_size} ranks ({found.mesh}) on {found.device}")
-    verdict = "fits" if found.fits else "DOES NOT FIT"
+    spare = capacity - found.peak_gib
+    fits = "fits" if spare > HEADROOM * capacity else f"fits, with {max(spare, 0.0):.1f} GiB to spare"
+    verdict = fits if found.fits else "DOES NOT FIT"
     print(f"memory: {found.peak_gib:.1f} GiB of {capacity:.1f} on rank {found.rank}: {verdict} (peak in {found.moment})")
     print(f"        torch has reserved {found.reserved_gib:.1f} GiB at most, of which {found.allocated_gib:.1f} are in use")
     if found.retries:

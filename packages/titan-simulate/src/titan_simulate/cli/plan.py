@@ -15,12 +15,12 @@ from titan_core.api.config import Override
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.api.sections import TrainingSection
-from titan_core.api.tools.arguments import json_argument, rank_count, recipe_arguments, seconds, small_integer
+from titan_core.api.tools.arguments import json_argument, number, rank_count, recipe_arguments, seconds, small_integer
 from titan_core.api.tools.output import print_json, print_table
 from titan_core.api.tools.shown import show_bytes
 from titan_simulate.engine import stub_libraries
 from titan_simulate.engine.fork_server import print_from_fork
-from titan_simulate.hardware.machine import Machine
+from titan_simulate.hardware.machine import HEADROOM, Machine
 from titan_simulate.hardware.read import machine_argument, read_machine
 from titan_simulate.plan.arithmetic import GIB
 from titan_simulate.plan.candidates import GLOBAL_BATCH, Candidate, JobOf, Space
@@ -37,6 +37,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     recipe_arguments(parser)
     parser.add_argument("--gpus", type=rank_count, required=True, metavar="N", help="number of devices, one rank each")
     machine_argument(parser)
+    parser.add_argument(
+        "--headroom", type=number("a share", 0.0, 0.9), default=HEADROOM, metavar="SHARE",
+        help=f"share of the device's memory that stays free, because estimates err (default: {HEADROOM})",
+    )  # fmt: skip
     parser.add_argument(
         "--allow-precision",
         action="store_true",
@@ -59,7 +63,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(context: CommandContext) -> int:
     """Search and print."""
     options = context.arguments
-    machine = read_machine(options.device)
+    whole = read_machine(options.device)
+    machine = whole.model_copy(update={"memory_gib": whole.memory_gib * (1.0 - options.headroom)})
     if options.out is not None and os.path.lexists(options.out):
         raise UserError.one(f"--out {options.out}", "already exists", "name a new file")
     config = context.config()
@@ -123,8 +128,9 @@ def _recipe_job(context: CommandContext, job_of: Any, gpus: int) -> tuple[Job | 
 
 def _command(context: CommandContext) -> str:
     options = context.arguments
+    headroom = "" if options.headroom == HEADROOM else f" --headroom {options.headroom:g}"
     overrides = "".join(f" {argument}" for argument in context.override_arguments)
-    return f"titan plan {options.recipe} --gpus {options.gpus} --device {options.device}{overrides}"
+    return f"titan plan {options.recipe} --gpus {options.gpus} --device {options.device}{headroom}{overrides}"
 
 
 def _summary(one: Finalist) -> str:
@@ -175,7 +181,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
 def _print(plan: Plan, machine: Machine, most: int) -> None:
     finalists = len(plan.best) + len(plan.too_large)
     print(
-        f"{plan.candidates:,} candidates on {plan.meshes:,} meshes of {machine.name}; "
+        f"{plan.candidates:,} candidates on {plan.meshes:,} meshes of {machine.name}, {machine.memory_gib:.1f} GiB each; "
         f"{finalists} estimated, in {plan.seconds:.0f} s\n"
     )
     if plan.best:
@@ -185,10 +191,10 @@ def _print(plan: Plan, machine: Machine, most: int) -> None:
         candidate, peak = plan.nearest
         over = peak - machine.memory_gib
         print(
-            f"nothing fits {machine.memory_gib:.1f} GiB. The nearest is {show_bytes(over * GIB)} too large: "
+            f"nothing fits these {machine.memory_gib:.1f} GiB. The nearest is {show_bytes(over * GIB)} too large: "
             f"{describe(candidate)}"
         )
-        print("try more GPUs, a shorter training.seq_len, or --training.enable_cpu_offload true")
+        print("try more GPUs, a shorter training.seq_len, a smaller --headroom, or --training.enable_cpu_offload true")
     elif not plan.best:
         print("no combination is valid")
     if plan.losers:

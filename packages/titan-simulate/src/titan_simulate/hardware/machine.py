@@ -19,6 +19,8 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 MATMUL_TYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8")
 """Types that a ``[matmul.TYPE]`` table may describe."""
+HEADROOM = 0.05
+"""Share of a device's memory that should stay free, because estimates err."""
 
 
 class Table(BaseModel):
