@@ -170,3 +170,20 @@ def describe() -> tuple[bool, int, str, int, int]:
 
 def test_a_rank_has_the_device_of_its_place_on_the_machine(fake_cuda: FakeCuda) -> None:
     assert fake_cuda.run(describe, world_size=64, rank=13) == (True, 8, "NVIDIA H100 80GB HBM3", 5, 64)
+
+
+def copy_by_operators_that_may_return_views() -> tuple[int, int]:
+    """Copy 2 MiB twice with operators that return a view of other arguments; return the bytes and the kernels counted."""
+    from titan_simulate.engine.simulate import fake_cuda
+
+    with fake_cuda() as observation, torch.inference_mode():  # below autograd, they reach the device undivided
+        x = torch.empty(1024, 512, device="cuda")
+        before = observation.memory.live
+        kept = [x.t().contiguous(), x.t().reshape(-1), x.contiguous(), x.reshape(-1)]
+        found = observation.memory.live - before, sum(observation.take()[2].values())
+        del kept
+        return found
+
+
+def test_a_copy_counts_though_its_operator_may_return_a_view(fake_cuda: FakeCuda) -> None:
+    assert fake_cuda.call(copy_by_operators_that_may_return_views) == (2 * 2 * 2**20, 2)

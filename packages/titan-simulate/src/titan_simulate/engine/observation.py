@@ -18,7 +18,7 @@ from titan_simulate.engine.modules import ModuleTracker
 from titan_simulate.engine.operator_cache import Found
 from titan_simulate.engine.result import Collective, Owner
 from titan_simulate.engine.streams import StreamOrder
-from titan_simulate.torch_private import fake_device, in_backward, is_view, nbytes, process_group_of
+from titan_simulate.torch_private import fake_device, in_backward, is_view, nbytes, process_group_of, storage_key
 
 _COLLECTIVES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "symm_mem::")
 _NOT_COMMUNICATION = ("wait_tensor", "_wrap_tensor", "monitored_barrier")
@@ -170,7 +170,8 @@ class Observation:
     def _facts(self, operator: Any, args: Sequence[Any], keywords: dict[str, Any], result: Any) -> _Facts:
         name = operator.name() if hasattr(operator, "name") else str(operator)
         name = name() if callable(name) else name
-        view = is_view(operator)
+        # contiguous() and reshape() are views by their signature, but copy now and then.
+        view = is_view(operator) and _shares_storage(result, (args, keywords))
         collective = self._collective(name, args, keywords, result)
         launches = 0 if view or collective is not None else _launches(name, args)
         count = flop_registry.get(getattr(operator, "_overloadpacket", operator))
@@ -236,6 +237,12 @@ class Observation:
         self._collectives.clear()
         self._launches, self._flops = Counter(), Counter()
         return found
+
+
+def _shares_storage(result: Any, arguments: Any) -> bool:
+    """Whether no tensor of ``result`` has a storage of its own."""
+    known = {storage_key(one.untyped_storage()) for one in tensors_in(arguments)}
+    return all(storage_key(one.untyped_storage()) in known for one in tensors_in(result))
 
 
 def _item(result: Any, number: int) -> Any:
