@@ -143,8 +143,8 @@ def _scattered(addend: Tensor, dim: int, group: str, size: int) -> Tensor:
 def _by_row(tensor: Tensor, whole_bytes: int) -> bool:
     """Whether to call a collective for each sequence of ``tensor``. The compiler, which overlaps collectives with matmuls,
     recognises only those of the whole batch; tensors of float8 are not plain memory."""
-    plain = not (torch.compiler.is_compiling() or hasattr(tensor, "__tensor_flatten__"))
-    return plain and whole_bytes >= len(tensor) * LARGE_ROW
+    large = not torch.compiler.is_compiling() and whole_bytes >= len(tensor) * LARGE_ROW
+    return large and not hasattr(tensor, "__tensor_flatten__")
 
 
 class _Gather(torch.autograd.Function):

@@ -3,10 +3,10 @@
 * ``torch.distributed.pipelining``: ``PipelineStage._prepare_forward_infra``, ``._get_init_p2p_neighbors_ops``,
   ``._pre_metadata_inference_backup`` and ``.backward_one_chunk``; ``schedules._PipelineScheduleRuntime``, the only class
   that runs a schedule from a CSV file.
-* ``torch.ops._c10d_functional``: collectives that return their result, so that the compiler can trace them; and
-  ``torch._C._AutoDispatchBelowAutograd``, which skips their gradients.
-* ``DTensor._local_tensor``, ``DTensor._spec`` and the constructor ``DTensor(local_tensor, spec, requires_grad=...)``: the
-  public ``to_local`` takes twice the host time.
+* ``torch.ops._c10d_functional``: collectives that return their result, so that the compiler can trace them;
+  ``OpOverload._op``; and ``torch._C._AutoDispatchBelowAutograd``, which skips their gradients.
+* ``DTensor._local_tensor``, ``DTensor._spec`` and ``DTensor.__new__(DTensor, local_tensor, spec, requires_grad=...)``: the
+  public ``to_local`` and ``from_local`` take several times the host time.
 * ``torch.distributed._symmetric_memory`` and ``torch._inductor.config._micro_pipeline_tp``.
 * ``torch._C._distributed_c10d._resolve_process_group``: operators take the names of process groups.
 * ``torch.ops.aten._scaled_dot_product_*`` and ``torch._fused_sdp_choice``: ring attention merges the results of fused
@@ -205,9 +205,10 @@ def _waited(collective: Any, *arguments: Any) -> Tensor:
     if torch.compiler.is_compiling():
         result = _WAIT(collective(*arguments))
         return result
-    # torch's own gradients of these operators are Python code, which takes longer than the operators (torch 2.15).
+    # torch's own gradients of these operators are Python code, which takes longer than the operators (torch 2.15). ``_op``
+    # is the operator itself, without another call in Python.
     with torch._C._AutoDispatchBelowAutograd():
-        result = _WAIT(collective(*arguments))
+        result = _WAIT._op(collective._op(*arguments))
     return result
 
 
@@ -223,7 +224,9 @@ def sharding_of(tensor: DTensor) -> object:
 
 def sharded_like(sharding: Any, local: Tensor) -> DTensor:
     """Return ``local`` as this rank's shard of a DTensor with ``sharding``. Has no gradient."""
-    return DTensor(local, sharding, requires_grad=False)
+    # Not its ``__init__``: that does nothing, but through a decorator that takes twice as long as the rest (torch 2.15).
+    shard: DTensor = DTensor.__new__(DTensor, local, sharding, requires_grad=False)
+    return shard
 
 
 def accumulates(node: Any, leaf: Tensor, gradient: Tensor) -> bool:

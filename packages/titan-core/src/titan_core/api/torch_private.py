@@ -4,6 +4,7 @@
 * ``torch.distributed.tensor._utils.compute_local_shape_and_global_offset``: the public function rejects strided shards.
 * ``DTensor._op_dispatcher``, ``torch._C._clear_DTensor_sharding_propagator_cache`` and the caches of
   ``torch.distributed.tensor._redistribute`` and ``_collective_utils.MeshTopoInfo``.
+* ``DTensor._local_tensor``: ``to_local`` makes a view of each parameter, to mark it as one.
 * ``torch.distributed.distributed_c10d._world.pg_map``: the table of process groups.
 * ``torch.distributed.device_mesh.new_group`` and ``split_group``: public functions, replaced while a device mesh calls them,
   because its ``backend_override`` does not reach groups that it splits from the group of all ranks (torch 2.15).
@@ -131,7 +132,8 @@ class OnLocalShards:
             if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
                 gradients[number] = gradient.redistribute(placements=parameter.placements)
         for tensors in lists:
-            tensors[:] = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+            # Not ``to_local``, which makes a view of each parameter to mark it as one.
+            tensors[:] = [tensor._local_tensor if isinstance(tensor, DTensor) else tensor for tensor in tensors]
         return has_complex
 
 
