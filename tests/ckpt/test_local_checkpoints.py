@@ -77,12 +77,13 @@ def test_a_restarted_job_resumes_from_the_newest_step(
 ) -> None:
     settings = {"checkpoint.async_mode": mode}
     assert gloo.run(2, attempt, str(tmp_path), settings, fails=6)[0] == "a fault"
-    newest = max(int(name.removeprefix("step-")) for name in local_steps(tmp_path))
+    # A local checkpoint does not wait for the durable one of step 3, which may take until the fault.
+    newest = max(3, *(int(name.removeprefix("step-")) for name in local_steps(tmp_path)))
     assert newest == 5 or mode == "async"
     records = gloo.run(2, attempt, str(tmp_path), settings, restart=True)
     for one, record in zip(whole, records, strict=True):
         assert record.losses == one.losses[-len(record.losses) :]  # bit for bit
-        assert len(record.losses) <= 4 if mode == "async" else len(record.losses) == 3
+        assert len(record.losses) == 8 - newest
     assert local_steps(tmp_path) == [] and not list((tmp_path / "local").glob("titan-*"))
 
 

@@ -3,14 +3,17 @@ takes seconds."""
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
+import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import TCPStore
@@ -97,6 +100,8 @@ class GlooPool:
                     process, rank = self._workers[rank_of[pipe]][0], rank_of[pipe]
                     process.join(10)
                     died = f"the process of rank {rank} has died (exit code {process.exitcode})"
+                    if process.pid is not None and (stacks := _stacks_of(process.pid)).exists():
+                        died += f"\n{stacks.read_text(encoding='utf-8', errors='replace')}"
                     self.close()
                     failed = [text for ok, text in outcomes.values() if not ok]
                     raise ProcessDied("\n".join([died, *failed])) from None
@@ -119,7 +124,14 @@ class GlooPool:
             process.join(max(0.0, deadline - time.monotonic()))
             process.kill()  # on SIGTERM, a rank in training first finishes its step, and may wait for another rank
             process.join()
+            if process.pid is not None:
+                _stacks_of(process.pid).unlink(missing_ok=True)
         self._workers.clear()
+
+
+def _stacks_of(pid: int) -> Path:
+    """Return the file with the stacks of all threads of a process that a signal has ended."""
+    return Path(tempfile.gettempdir()) / f"titan-gloo-pool-{pid}.txt"
 
 
 def _start() -> tuple[multiprocessing.process.BaseProcess, Connection]:
@@ -132,7 +144,9 @@ def _start() -> tuple[multiprocessing.process.BaseProcess, Connection]:
 
 
 def _serve(pipe: Connection) -> None:
+    stacks = _stacks_of(os.getpid()).open("w", encoding="utf-8")
     while True:
+        faulthandler.enable(stacks)  # each time: what was called may have disabled it
         try:
             message = pipe.recv_bytes()
         except EOFError:
