@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
+from torch.distributed import AllreduceOptions
 
 from harness import PATIENCE
 from harness.gloo_pool import GlooPool
@@ -23,6 +24,7 @@ from titan_ft import groups as groups_module
 from titan_ft import step as step_module
 from titan_ft.groups import MOST_COPIES
 from titan_ft.state_transport import StateTransport
+from titan_ft.torchft_api import process_group
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +131,28 @@ def test_a_group_with_another_job_is_refused_and_the_others_continue(
         "optimizer.lr: is 0.5 in this replica group, but 0.002 in its peer; start all replica groups with"
     )
     require_same_run(stayed, alone)
+
+
+def _one_leaves_before_the_first_sum(folder: str) -> str:
+    os.chdir(folder)
+    os.environ["TORCH_GLOO_LAZY_INIT"] = "1"  # as in a job
+    rank, port, left = int(os.environ["RANK"]), os.environ["MASTER_PORT"], Path("left")
+    group = process_group("gloo", timedelta(seconds=PATIENCE))
+    group.configure(f"127.0.0.1:{port}/0", f"replica_{rank}", rank, 2)
+    assert os.environ["TORCH_GLOO_LAZY_INIT"] == "1"
+    if rank == 1:
+        group.abort(errored=False)
+        left.touch()
+        return ""
+    wait_for(left.exists)
+    with pytest.raises(RuntimeError) as caught:
+        group.allreduce([torch.ones(2)], AllreduceOptions()).wait()
+    return str(caught.value)
+
+
+def test_a_group_that_leaves_before_the_first_sum_ends_it_at_once(gloo: GlooPool, tmp_path: Path) -> None:
+    """Not when a timeout has passed."""
+    assert "Connection closed by peer" in gloo.run(2, _one_leaves_before_the_first_sum, str(tmp_path))[0]
 
 
 class _Receiver(StateTransport):

@@ -38,10 +38,28 @@ _log = logging.getLogger("torchft")
 if _log.level == logging.NOTSET:
     _log.setLevel(logging.CRITICAL)  # a peer that dies is an event, which titan-ft reports, not an error with a traceback
 
+_LAZY = "TORCH_GLOO_LAZY_INIT"
+
 
 def process_group(kind: Literal["gloo", "nccl"], timeout: timedelta) -> ProcessGroup:
     """Return a process group of replica groups that can change its members."""
-    return ProcessGroupNCCL(timeout) if kind == "nccl" else ProcessGroupGloo(timeout)
+    return ProcessGroupNCCL(timeout) if kind == "nccl" else _Gloo(timeout)
+
+
+class _Gloo(ProcessGroupGloo):  # type: ignore[misc]  # torchft has no type hints to derive from
+    """Connects the replica groups when a quorum is formed, not in their first sum: connecting to a group that has left
+    meanwhile takes five times the timeout, while a connection that it closes ends a sum at once."""
+
+    def configure(self, *arguments: Any, **named: Any) -> None:
+        before = os.environ.get(_LAZY)
+        os.environ[_LAZY] = "0"
+        try:
+            super().configure(*arguments, **named)
+        finally:
+            if before is None:
+                del os.environ[_LAZY]
+            else:
+                os.environ[_LAZY] = before
 
 
 @dataclass(frozen=True)
