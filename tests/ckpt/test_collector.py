@@ -33,6 +33,7 @@ def test_the_collector_is_left_as_it_was(enabled: bool) -> None:
     assert gc.isenabled() is enabled
 
 
+@pytest.mark.full
 def test_no_collection_while_plans_and_manifests_are_handled(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gc.enable()
     seen: list[tuple[str, bool]] = []

@@ -71,7 +71,8 @@ def whole(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> list[RunR
     return gloo.run(2, run_in, str(tmp_path_factory.mktemp("whole")), {})
 
 
-@pytest.mark.parametrize("mode", ["disabled", pytest.param("async", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["disabled", "async"])
 def test_a_restarted_job_resumes_from_the_newest_step(
     gloo: GlooPool, whole: list[RunRecord], tmp_path: Path, mode: str
 ) -> None:

@@ -51,7 +51,7 @@ def groups(degrees: dict[str, int], ep: int) -> tuple[list[list[int]], str]:
         ({"dp_shard": 2, "cp": 2}, 2, 3),  # the view and its remainder are dimensions, and the data mesh is the world
         ({"dp_shard": 2, "cp": 2}, 4, 4),  # the view is the world; its remainder has one rank
         ({"tp": 4}, 1, 2),  # dp_shard has one rank
-        ({"island": 2, "dp_shard": 2}, 1, 3),  # a replica is a mesh dimension
+        pytest.param({"island": 2, "dp_shard": 2}, 1, 3, marks=pytest.mark.full),  # a replica is a mesh dimension
     ],
     ids=str,
 )

@@ -121,6 +121,7 @@ def test_torch_for_the_cpu_on_a_machine_with_gpus_is_a_warning() -> None:
     assert flaw.startswith("warning NVIDIA driver") and "torch is built for the CPU only" in flaw
 
 
+@pytest.mark.full
 def test_torchs_version_is_read_without_importing_torch() -> None:
     code = "import sys; from titan_debug.doctor.software import torch_build; b = torch_build()\n"
     code += "assert 'torch' not in sys.modules; import torch\n"

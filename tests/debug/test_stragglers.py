@@ -69,6 +69,7 @@ def findings(folder: str) -> list[str]:
     return observer.found
 
 
+@pytest.mark.full
 def test_a_slow_rank_is_reported_once_with_its_host(gloo: GlooPool, tmp_path: Path) -> None:
     first, second = gloo.run(2, findings, str(tmp_path))
     assert len(first) == 1 and second == []

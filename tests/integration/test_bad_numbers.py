@@ -55,6 +55,7 @@ def test_consecutive_bad_steps_are_counted_across_restarts(in_tmp: Path) -> None
         run_recipe("tiny", settings, observers=[Plant(2, "layers.1")])
 
 
+@pytest.mark.full
 def test_a_resumed_run_remembers_earlier_losses(in_tmp: Path) -> None:
     settings = {**SETTINGS, **SPIKES, "numerics.spike_action": "skip", "checkpoint.enable": "true"}
     run_recipe("tiny", {**settings, "training.stop_at_step": 9})

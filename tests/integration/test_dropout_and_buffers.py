@@ -104,6 +104,7 @@ def test_each_microbatch_is_one_forward_pass(once: tuple[RunRecord, State]) -> N
     assert not torch.equal(once[1].buffers[0]["embed.running"], once[1].buffers[1]["embed.running"])
 
 
+@pytest.mark.full
 def test_what_is_drawn_shows_in_the_losses(once: tuple[RunRecord, State], in_tmp: Path) -> None:
     """Otherwise all comparisons in this file would hold trivially."""
     for other in ("{dropout = 0.0}", "{flips = false}", "{momentum = 0.0}"):
@@ -174,6 +175,7 @@ def test_validation_is_without_dropout(in_tmp: Path) -> None:
     assert losses[0][1] != losses[0][2]  # the buffer that training updates affects validation
 
 
+@pytest.mark.full
 def test_ranks_that_see_the_same_tokens_draw_the_same(gloo: GlooPool, once: tuple[RunRecord, State], tmp_path: Path) -> None:
     """Each tensor-parallel rank draws the masks of whole hidden states, the same as on one device."""
     divided = {TP: 2, "parallelism.disable_sequence_parallel": "true", "activation_checkpoint.mode": "full"}

@@ -18,6 +18,7 @@ from titan_debug.request import send_request
 from titan_debug.torch_private import flight_recorder_entries
 
 
+@pytest.mark.full
 def test_a_healthy_job_dumps_on_request_and_shows_no_mismatch(gloo: GlooPool, tmp_path: Path) -> None:
     send_request(tmp_path / FLIGHT, "long ago", rank=1)
     axes: dict[str, object] = {**PATIENT, "parallelism.tensor_parallel_degree": 2, "training.local_batch_size": 4}

@@ -53,7 +53,7 @@ def test_waits():
     ("old", "new", "killed_by"),
     [
         pytest.param("a > b", "a < b", "FAILED tests/test_larger.py::test_larger", id="noticed"),
-        pytest.param("a > b", "a >= b", "", id="equivalent"),
+        pytest.param("a > b", "a >= b", "", id="equivalent", marks=pytest.mark.full),
         pytest.param("else b", "else b - (a == b)", "timeout after 2 s", id="hangs", marks=pytest.mark.full),
         pytest.param("else b", "else ) b", "ERROR tests/test_larger.py", id="no Python", marks=pytest.mark.full),
     ],

@@ -12,6 +12,7 @@ from harness.masks import train_masked
 from harness.meshes import TP
 
 
+@pytest.mark.full
 def test_a_resumed_run_draws_as_if_it_had_not_stopped(gloo: GlooPool, tmp_path: Path) -> None:
     saved = {"checkpoint.enable": "true", "checkpoint.interval": 2, "job.dump_folder": "run"}
     ((one, expected),) = gloo.run(1, train_masked, str(tmp_path), saved)

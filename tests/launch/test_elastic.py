@@ -273,6 +273,7 @@ def test_an_impossible_size_waits_for_more_machines(in_tmp: Path, capfd: pytest.
     assert agent.failure is None and (in_tmp / "started-2-0").exists() and not (in_tmp / "started-1-0").exists()
 
 
+@pytest.mark.full
 def test_an_impossible_size_stops_the_job(in_tmp: Path) -> None:
     found = sizes(parallelism__tensor_parallel_degree=2)
     agent = agent_of(in_tmp, ENDS, ranks=1, alone=machines(1, 2, A)(), sizes=found, when_impossible="stop")

@@ -28,6 +28,7 @@ def quiet_wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     wandb.teardown()
 
 
+@pytest.mark.full
 def test_a_fresh_start_is_a_new_wandb_run(in_tmp: Path, quiet_wandb: None) -> None:
     offline = {**RUN, "training.steps": 1, "metrics.enable_wandb": "true", "metrics.wandb_mode": "offline"}
     ids = []
