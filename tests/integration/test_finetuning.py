@@ -136,7 +136,7 @@ def test_positions_of_prompts_receive_no_gradient(folder: Path) -> None:
             id="FSDP",
             marks=pytest.mark.full,
         ),
-        pytest.param({"parallelism__context_parallel_degree": 2}, id="CP"),
+        pytest.param({"parallelism__context_parallel_degree": 2}, id="CP", marks=pytest.mark.full),
     ],
 )
 def test_every_mesh_starts_from_the_weights_and_trains_the_same(

@@ -48,8 +48,8 @@ def one_device(gloo: GlooPool, site: str, tmp_path_factory: pytest.TempPathFacto
     [
         pytest.param(2, {}, marks=pytest.mark.full),
         (2, {TP: 2}),
-        (2, {PP: 2}),
-        (2, {CP: 2}),
+        pytest.param(2, {PP: 2}, marks=pytest.mark.full),
+        pytest.param(2, {CP: 2}, marks=pytest.mark.full),
         pytest.param(2, {TP: 2, **DOCUMENTS}, marks=pytest.mark.full),
         (2, {CP: 2, **DOCUMENTS}),
         pytest.param(4, {TP: 2, CP: 2}, marks=pytest.mark.long),

@@ -54,7 +54,7 @@ def require_fit(folder: Path, args: LlamaArgs) -> None:
     require_equal_copies(files, tensors, "here")
 
 
-@pytest.mark.parametrize("flavor", ["1B", "3B"])
+@pytest.mark.parametrize("flavor", ["1B", pytest.param("3B", marks=pytest.mark.full)])
 def test_published_files_of_a_tied_model_load(tmp_path: Path, flavor: str) -> None:
     args = meta_args(PARAMS[flavor] | COMMON)
     publish(tmp_path, args, files=2)

@@ -73,7 +73,7 @@ def alone(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> list[str]
 @pytest.mark.parametrize(
     ("ranks", "mesh"),
     [
-        pytest.param(2, {}, id="FSDP 2"),
+        pytest.param(2, {}, id="FSDP 2", marks=pytest.mark.full),
         pytest.param(2, {TP: 2}, id="TP 2 with SP"),
         pytest.param(
             2, {TP: 2, "parallelism.disable_loss_parallel": "true"}, id="TP 2, whole logits", marks=pytest.mark.full

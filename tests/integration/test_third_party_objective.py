@@ -55,7 +55,7 @@ def one(gloo: GlooPool, site: str, tmp_path_factory: pytest.TempPathFactory) -> 
             2, {"parallelism.tensor_parallel_degree": 2, "parallelism.disable_loss_parallel": "true"}, marks=pytest.mark.full
         ),
         (2, {"parallelism.pipeline_parallel_degree": 2, "objective.chunk_tokens": 7}),
-        (2, {"parallelism.context_parallel_degree": 2, "objective.chunk_tokens": 30}),
+        pytest.param(2, {"parallelism.context_parallel_degree": 2, "objective.chunk_tokens": 30}, marks=pytest.mark.full),
         pytest.param(
             4, {"parallelism.tensor_parallel_degree": 2, "parallelism.data_parallel_shard_degree": 2}, marks=pytest.mark.full
         ),

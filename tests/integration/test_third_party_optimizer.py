@@ -70,7 +70,12 @@ TP = {"parallelism.tensor_parallel_degree": 2}
 
 @pytest.mark.parametrize(
     ("ranks", "mesh"),
-    [(2, {}), (2, TP), pytest.param(4, TP, marks=pytest.mark.full), (2, {"parallelism.pipeline_parallel_degree": 2})],
+    [
+        (2, {}),
+        (2, TP),
+        pytest.param(4, TP, marks=pytest.mark.full),
+        pytest.param(2, {"parallelism.pipeline_parallel_degree": 2}, marks=pytest.mark.full),
+    ],
     ids=["fsdp2", "tp2", "fsdp2-tp2", "pp2"],
 )
 def test_it_trains_as_on_one_device(

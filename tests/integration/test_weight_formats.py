@@ -81,7 +81,8 @@ def logits_of(overrides: dict[str, object], tokens: Tensor) -> tuple[Tensor, Ten
 
 
 @pytest.mark.parametrize(
-    ("tied", "scaled"), [(False, False), pytest.param(False, True, marks=pytest.mark.full), (True, True)]
+    ("tied", "scaled"),
+    [(False, False), pytest.param(False, True, marks=pytest.mark.full), pytest.param(True, True, marks=pytest.mark.full)],
 )
 def test_an_export_has_the_same_logits_in_transformers(in_tmp: Path, tied: bool, scaled: bool) -> None:
     from transformers import LlamaForCausalLM
@@ -141,7 +142,8 @@ def their_model(folder: str, tied: bool, shard_size: str = "5GB") -> PreTrainedM
 
 
 @pytest.mark.parametrize(
-    ("tied", "shards"), [(False, "5GB"), pytest.param(True, "5GB", marks=pytest.mark.full), (False, "60KB")]
+    ("tied", "shards"),
+    [(False, "5GB"), pytest.param(True, "5GB", marks=pytest.mark.full), pytest.param(False, "60KB", marks=pytest.mark.full)],
 )
 def test_a_job_that_starts_from_a_transformers_model_has_its_logits(in_tmp: Path, tied: bool, shards: str) -> None:
     from transformers import LlamaForCausalLM

@@ -202,7 +202,10 @@ with StatusLine():
     assert bool(screen.colors) != ("NO_COLOR" in environment)
 
 
-@pytest.mark.parametrize("environment", [{}, pytest.param({"FORCE_COLOR": "1"}, marks=pytest.mark.full), {"TERM": "dumb"}])
+@pytest.mark.parametrize(
+    "environment",
+    [{}, pytest.param({"FORCE_COLOR": "1"}, marks=pytest.mark.full), pytest.param({"TERM": "dumb"}, marks=pytest.mark.full)],
+)
 def test_without_a_terminal_long_phases_are_lines(environment: dict[str, str]) -> None:
     script = f"""{START}
 from titan_launch import status_line
