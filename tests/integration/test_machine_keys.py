@@ -49,6 +49,7 @@ def ignored_keys() -> list[str]:
     from titan_simulate.hardware.read import read_machine
 
     taken: dict[Any, list[Any]] = {}
+    jobs: dict[tuple[str, str], Job] = {}
     now: list[str] = []  # the job, and the type in place of that of its matmuls
     in_forks = module.fork_server.call_in_forks
 
@@ -78,7 +79,11 @@ def ignored_keys() -> list[str]:
         now[:] = name, kind
 
         def job_of(more: Sequence[Override]) -> Job:
-            return make_job("llama3_debug", {**settings, **{one.key: one.text for one in more}}, ranks, missing_ok=True)
+            own = {**settings, **{one.key: one.text for one in more}}
+            key = name, str(own)
+            if key not in jobs:
+                jobs[key] = make_job("llama3_debug", own, ranks, missing_ok=True)
+            return jobs[key]
 
         try:
             found = asdict(module.estimate(job_of, train, machine))
