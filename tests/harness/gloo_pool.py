@@ -42,7 +42,7 @@ class GlooPool:
         """
         Args:
             once_more: whether to retry a call once in new processes, with a warning, if a process died (not if the function
-                raised).
+                raised). The warning has the stacks of a process that crashed.
         """
         self._once_more = once_more
         self._workers: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
@@ -63,7 +63,7 @@ class GlooPool:
 
     def _run(self, size: int, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         while len(self._workers) < size:
-            self._workers.append(_start())
+            self._workers.append(_start(stacks=self._once_more))
         # The store listens on a port chosen by the system: a free port found beforehand may be taken before it is used.
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for rank, (_, pipe) in enumerate(self._workers[:size]):
@@ -134,19 +134,20 @@ def _stacks_of(pid: int) -> Path:
     return Path(tempfile.gettempdir()) / f"titan-gloo-pool-{pid}.txt"
 
 
-def _start() -> tuple[multiprocessing.process.BaseProcess, Connection]:
+def _start(stacks: bool) -> tuple[multiprocessing.process.BaseProcess, Connection]:
     os.environ["OMP_NUM_THREADS"] = "1"  # inherited by the new process
     here, there = _context.Pipe()
-    process = _context.Process(target=_serve, args=(there,), daemon=True)
+    process = _context.Process(target=_serve, args=(there, stacks), daemon=True)
     process.start()
     there.close()
     return process, here
 
 
-def _serve(pipe: Connection) -> None:
-    stacks = _stacks_of(os.getpid()).open("w", encoding="utf-8")
+def _serve(pipe: Connection, stacks: bool) -> None:
+    file = _stacks_of(os.getpid()).open("w", encoding="utf-8") if stacks else None
     while True:
-        faulthandler.enable(stacks)  # each time: what was called may have disabled it
+        if file is not None:
+            faulthandler.enable(file)  # each time: what was called may have disabled it
         try:
             message = pipe.recv_bytes()
         except EOFError:
