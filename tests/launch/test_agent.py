@@ -16,7 +16,8 @@ from harness.agents import agent_of
 from titan_core.api.errors import EXIT_LOST_PEER, UserError
 from titan_core.api.launcher import INTERRUPTED, Outcome, announce_interrupt, interrupted_line, report_lines, resume_line
 from titan_launch import restart_policy
-from titan_launch.agent import Failure, JobInterrupted, RankAgent, _failure, read_outcomes
+from titan_launch.agent import JobInterrupted, RankAgent
+from titan_launch.failure import Failure, failure_of, read_outcomes
 from titan_launch.launch import _run
 from titan_launch.rendezvous import Rendezvous
 
@@ -207,7 +208,7 @@ def test_the_first_cause_comes_last(
     statuses: dict[int, int], outcomes: list[Outcome], status: int, lines: list[str]
 ) -> None:
     logs = {rank: f"rank-{rank}.log" for rank in range(4)}
-    found = _failure(statuses, set(logs), {outcome.rank: outcome for outcome in outcomes}, logs, lambda: None)
+    found = failure_of(statuses, set(logs), {outcome.rank: outcome for outcome in outcomes}, logs, lambda: None)
     assert found == Failure(status, tuple(lines))
 
 

@@ -23,7 +23,8 @@ from titan_core.api.errors import UserError
 from titan_core.cli.invocation import Invocation
 from titan_core.plugins.registry import Registry
 from titan_launch import elastic, restart_policy
-from titan_launch.agent import Failure, JobEnded
+from titan_launch.agent import JobEnded
+from titan_launch.failure import Failure
 from titan_launch.rendezvous import Rendezvous, handler
 from titan_launch.sizes import Sizes, choose
 

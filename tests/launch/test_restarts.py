@@ -13,7 +13,8 @@ from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 from harness.agents import agent_of
 from titan_core.api.launcher import RESTART
 from titan_launch import launch, restart_policy
-from titan_launch.agent import Failure, JobInterrupted, RankAgent
+from titan_launch.agent import JobInterrupted, RankAgent
+from titan_launch.failure import Failure
 from titan_launch.progress import Progress, StepLimits
 from titan_launch.recovery import Restart, recovery_line
 from titan_launch.rendezvous import Rendezvous

@@ -9,14 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from titan_ckpt.config_changes import ConfigChange, config_changes
+from titan_ckpt.dtypes import converts_exactly, dtype_name
+from titan_ckpt.folder import Folder
+from titan_ckpt.stored import MODEL, OBSERVERS, Manifest
 from titan_core.api.checkpoint import RefusedChange, refused_changes
-from titan_core.api.errors import Problem
+from titan_core.api.errors import Problem, UserError
 from titan_core.api.job import Job
 from titan_core.api.sections import TrainingSection
 from titan_core.api.tools.patterns import matches
 from titan_core.api.tools.shown import show
+from titan_core.api.world import World
 
 log = logging.getLogger(__name__)
 
@@ -157,3 +162,53 @@ def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 def _problem(job: Job, change: ConfigChange, step: int) -> Problem:
     why = f"the checkpoint of step {step} was saved with {show(change.before)}, and this key affects what is trained"
     return Problem(job.config.where(change.key, change.now), why, "restore the saved value")
+
+
+def require_same_tensors(
+    job: Job,
+    world: World,
+    folder: Folder,
+    manifest: Manifest,
+    tensors: Mapping[str, Tensor],
+    excluded: Sequence[str] = (),
+    exact: bool = False,
+) -> None:
+    """Require the tensors of the job and of the checkpoint to have the same names, shapes and dtypes.
+
+    Args:
+        exact: whether dtypes must be equal; otherwise it is enough that the conversion to the model's dtype is lossless.
+
+    Raises:
+        UserError: tensors differ; on every rank. The message names the first few.
+    """
+    in_job: dict[str, tuple[tuple[int, ...], str]] = {}
+    described = {name: (tuple(tensor.shape), dtype_name(tensor.dtype)) for name, tensor in tensors.items()}
+    for on_rank in world.gather(described):
+        in_job |= on_rank
+    differences = []
+    for name, (shape, dtype) in in_job.items():
+        stored = manifest.tensors.get(name)
+        if stored is None:
+            differences.append(f"{name} is not in the checkpoint")
+        elif stored.shape != shape:
+            differences.append(f"{name} has shape {list(stored.shape)} in the checkpoint and {list(shape)} in this job")
+        elif stored.dtype != dtype and (exact or not converts_exactly(stored.dtype, dtype)):
+            differences.append(f"{name} is {stored.dtype} in the checkpoint and {dtype} in this job")
+    prefixes = (f"{MODEL}.", f"{OBSERVERS}.") if exact else (f"{MODEL}.",)
+    saved_names = (name for name in manifest.tensors if name.startswith(prefixes))
+    differences += [
+        f"{name} is not in this job" for name in saved_names if name not in in_job and not matches(name, excluded)
+    ]
+    if differences:
+        model = manifest.about.get("model", "another model")
+        raise UserError.one(
+            str(folder),
+            f"it is a checkpoint of {model}, and does not match this job ({job.name}): {first_few(differences)}",
+            "train the saved model, set checkpoint.folder to another location, or exclude these tensors with "
+            "checkpoint.exclude_from_loading",
+        )
+
+
+def first_few(problems: Sequence[str]) -> str:
+    """Return the first three problems, and the number of the others, for an error message."""
+    return "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")

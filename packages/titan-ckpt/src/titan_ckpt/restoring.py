@@ -17,10 +17,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from titan_ckpt import state as plain
 from titan_ckpt.catalogue import Entry, entry, pick, step_folder, steps_in
 from titan_ckpt.collector import paused_collector
-from titan_ckpt.comparing import Changes, require_same_model, require_same_training
+from titan_ckpt.comparing import Changes, first_few, require_same_model, require_same_tensors, require_same_training
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.diverging_replicas import require_equal_weights
-from titan_ckpt.dtypes import converts_exactly, dtype_name
 from titan_ckpt.excluding import require_patterns_match
 from titan_ckpt.folder import Folder
 from titan_ckpt.foreign_config import hf_about, kind_of
@@ -38,13 +37,11 @@ from titan_ckpt.optimizer_restore import (
 from titan_ckpt.optimizer_state import OWN, parameter_names
 from titan_ckpt.plain_values import Unsaveable, damaged
 from titan_ckpt.reader import Reader
-from titan_ckpt.stored import MODEL, OBSERVERS, OPTIMIZER, BrokenCheckpoint, Manifest
+from titan_ckpt.stored import OPTIMIZER, BrokenCheckpoint, Manifest
 from titan_ckpt.tensors import model_tensors, observer_tensors, with_replica_prefix
 from titan_core.api.checkpoint import CheckpointContext, RefusedChange, refused_changes
 from titan_core.api.errors import Problem, UserError
-from titan_core.api.job import Job
 from titan_core.api.tools.patterns import matches
-from titan_core.api.world import World
 
 log = logging.getLogger(__name__)
 
@@ -313,16 +310,12 @@ def _apply(
 
 def _another_optimizer(folder: Folder, problems: list[str], allowed: Sequence[str] = ()) -> UserError:
     fix = "use the optimizer and the parameter groups that it was saved with"
-    why = f"it was saved with another optimizer: {_shown(problems)}"
+    why = f"it was saved with another optimizer: {first_few(problems)}"
     keys = [problem.partition(" ")[0] for problem in problems if problem.startswith(f"{OPTIMIZER}.groups.")]
     if keys:
         return refused_changes([RefusedChange(key, Problem(str(folder), why, fix)) for key in dict.fromkeys(keys)], allowed)
     fix += ', or exclude its state: set checkpoint.exclude_from_loading = ["optimizer.*"] and checkpoint.load_step'
     return UserError.one(str(folder), why, fix)
-
-
-def _shown(problems: list[str]) -> str:
-    return "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
 
 
 def _require_same_replicas(
@@ -363,48 +356,3 @@ def _require_patterns_match(
     names += [leaf for name, tree in saved.items() for leaf in leaves_of(tree, f"{OPTIMIZER}.{name}")]
     names += [f"{OPTIMIZER}.{name}" for name in saved] + [OPTIMIZER, OWN]
     require_patterns_match(context.job, excluded, names, str(folder))
-
-
-def require_same_tensors(
-    job: Job,
-    world: World,
-    folder: Folder,
-    manifest: Manifest,
-    tensors: Mapping[str, Tensor],
-    excluded: Sequence[str] = (),
-    exact: bool = False,
-) -> None:
-    """Require the tensors of the job and of the checkpoint to have the same names, shapes and dtypes.
-
-    Args:
-        exact: whether dtypes must be equal; otherwise it is enough that the conversion to the model's dtype is lossless.
-
-    Raises:
-        UserError: tensors differ; on every rank. The message names the first few.
-    """
-    in_job: dict[str, tuple[tuple[int, ...], str]] = {}
-    described = {name: (tuple(tensor.shape), dtype_name(tensor.dtype)) for name, tensor in tensors.items()}
-    for on_rank in world.gather(described):
-        in_job |= on_rank
-    differences = []
-    for name, (shape, dtype) in in_job.items():
-        stored = manifest.tensors.get(name)
-        if stored is None:
-            differences.append(f"{name} is not in the checkpoint")
-        elif stored.shape != shape:
-            differences.append(f"{name} has shape {list(stored.shape)} in the checkpoint and {list(shape)} in this job")
-        elif stored.dtype != dtype and (exact or not converts_exactly(stored.dtype, dtype)):
-            differences.append(f"{name} is {stored.dtype} in the checkpoint and {dtype} in this job")
-    prefixes = (f"{MODEL}.", f"{OBSERVERS}.") if exact else (f"{MODEL}.",)
-    saved_names = (name for name in manifest.tensors if name.startswith(prefixes))
-    differences += [
-        f"{name} is not in this job" for name in saved_names if name not in in_job and not matches(name, excluded)
-    ]
-    if differences:
-        model = manifest.about.get("model", "another model")
-        raise UserError.one(
-            str(folder),
-            f"it is a checkpoint of {model}, and does not match this job ({job.name}): {_shown(differences)}",
-            "train the saved model, set checkpoint.folder to another location, or exclude these tensors with "
-            "checkpoint.exclude_from_loading",
-        )

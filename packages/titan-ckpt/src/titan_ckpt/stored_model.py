@@ -132,10 +132,10 @@ def load_own(context: WeightsContext) -> None:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
+    from titan_ckpt.comparing import require_same_tensors
     from titan_ckpt.diverging_replicas import require_equal_weights
     from titan_ckpt.folder import Folder
     from titan_ckpt.reader import Reader
-    from titan_ckpt.restoring import require_same_tensors
     from titan_ckpt.tensors import model_tensors
 
     folder, world = Folder(context.stored.path), context.world

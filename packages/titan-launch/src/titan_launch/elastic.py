@@ -27,7 +27,8 @@ from titan_core.api.errors import EXIT_LOST_PEER, EXIT_PREEMPTED, UserError
 from titan_core.api.launcher import Outcome
 from titan_core.api.tools.phases import phase
 from titan_launch import restart_policy
-from titan_launch.agent import ROLE, Failure, JobEnded, RankAgent
+from titan_launch.agent import ROLE, JobEnded, RankAgent
+from titan_launch.failure import Failure
 from titan_launch.sizes import Plan, Sizes, choose, overrides
 from titan_launch.torch_private import has_begun, leave, members, set_last_call, stop_heartbeats
 
