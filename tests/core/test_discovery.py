@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from harness.distributions import entry_points_in, write_distribution
 from titan_core.api.components import Dataset, Model
+from titan_core.api.config import Override
 from titan_core.api.errors import UserError
+from titan_core.cli import main as command_line
+from titan_core.cli.main import main
+from titan_core.config.load import load_config
+from titan_core.job.assemble import assemble
+from titan_core.plugins import discovery
 from titan_core.plugins.discovery import Discovery, discover
 from titan_core.plugins.registry import Registry
+
+INSTALLED = discover()
 
 GOOD = """
 from titan_core.api.components import Dataset
@@ -27,8 +36,12 @@ HEAD = "from titan_core.api.hookspecs import hookimpl\napi = (1, 0)\n"
 
 
 def found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Discovery:
+    """Return what discovery finds in ``folder``, whose modules are imported anew."""
     monkeypatch.syspath_prepend(str(folder))
-    return discover(entry_points_in(folder))
+    entry_points = entry_points_in(folder)
+    for point in entry_points:
+        monkeypatch.delitem(sys.modules, point.module, raising=False)
+    return discover(entry_points)
 
 
 @pytest.mark.parametrize(
@@ -55,13 +68,10 @@ def test_a_broken_plugin_is_listed_with_its_reason_and_others_work(
 ) -> None:
     write_distribution(tmp_path, "ill", source, version="0.3")
     write_distribution(tmp_path, "well", GOOD.format(name="papers"))
-    monkeypatch.delitem(sys.modules, "ill", raising=False)
     result = found(tmp_path, monkeypatch)
     assert [(broken.name, broken.distribution, broken.version) for broken in result.broken] == [("ill", "ill", "0.3")]
     assert reason in result.broken[0].reason
     assert Registry(result).names(Dataset) == ["papers"]
-    monkeypatch.delitem(sys.modules, "ill", raising=False)
-    monkeypatch.delitem(sys.modules, "well", raising=False)
 
 
 def test_a_job_that_needs_a_broken_plugin_fails_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,32 +81,200 @@ def test_a_job_that_needs_a_broken_plugin_fails_with_its_reason(tmp_path: Path, 
         registry.get(Model, "sick-model")
 
 
-def test_two_components_of_one_name_are_an_error_that_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_components_of_one_name_concern_only_who_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_distribution(tmp_path, "first-papers", GOOD.format(name="papers"), version="1.2")
     write_distribution(tmp_path, "second-papers", GOOD.format(name="papers"), version="3.4")
     registry = Registry(found(tmp_path, monkeypatch))
     with pytest.raises(UserError, match=r"dataset 'papers': claimed by both first-papers 1\.2 and second-papers 3\.4"):
-        registry.require_sound()
-    registry.without(["second_papers"]).require_sound()
+        registry.get(Dataset, "papers")
+    registry.without(["second_papers"]).get(Dataset, "papers")
 
 
-def test_two_plugins_of_one_name_are_an_error_that_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_plugins_of_one_name_both_work_but_cannot_be_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_distribution(tmp_path, "one-data", GOOD.format(name="a"), plugin="mine")
     write_distribution(tmp_path, "two-data", GOOD.format(name="b"), plugin="mine")
+    registry = Registry(found(tmp_path, monkeypatch))
+    assert registry.get(Dataset, "a") and registry.get(Dataset, "b")
     with pytest.raises(UserError, match=r"plugin 'mine': claimed by both one-data 1\.0 and two-data 1\.0"):
-        Registry(found(tmp_path, monkeypatch)).require_sound()
+        registry.without(["mine"])
 
 
-def test_two_owners_of_one_key_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    thief = GOOD.format(name="mine").replace(
-        "api =",
-        "from typing import ClassVar\nfrom titan_core.api.section import Section\n"
-        "class S(Section):\n    section: ClassVar[str] = 'training'\n"
-        "    steps: int = 1\napi =",
+SECTION = """
+from typing import ClassVar
+from titan_core.api.section import Section
+class S(Section):
+    section: ClassVar[str] = {section!r}
+    {key}: int = 1
+"""
+
+
+def with_section(name: str, section: str, key: str) -> str:
+    return SECTION.format(section=section, key=key) + GOOD.format(name=name).replace("build=", "config=S, build=")
+
+
+def test_a_plugin_that_claims_a_key_of_the_core_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_distribution(tmp_path, "thief", with_section("mine", "training", "steps"))
+    (broken,) = found(tmp_path, monkeypatch).broken
+    assert broken.reason == "its S claims training.steps, which is a config key of titan-core"
+
+
+def test_two_owners_of_one_key_concern_only_who_sets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_distribution(tmp_path, "left", with_section("l", "papers", "shared"))
+    write_distribution(tmp_path, "right", with_section("r", "papers", "shared"))
+    mine = found(tmp_path, monkeypatch).plugins
+    registry = Registry(Discovery((*INSTALLED.plugins, *mine), ()))
+    assemble(*load_config("tiny", [], registry))
+    with pytest.raises(UserError, match=r"config key papers\.shared: claimed by both left 1\.0 and right 1\.0"):
+        load_config("tiny", [Override("papers.shared", "2")], registry)
+
+
+COMPONENTS = {
+    "recipe": ("titan_recipes", "Recipe(name='{name}', summary='', package='{module}', path='x.toml')"),
+    "command": ("titan_commands", "Command(name='{name}', summary='', run=Ref('{module}:hello'))"),
+    "transform": (
+        "titan_parallelisms",
+        "Transform(name='{name}', summary='', phase=Phase.DATA, apply=Ref('{module}:apply'), "
+        "active=lambda context: {active})",
+    ),
+    "debug": ("titan_debuggers", "Debugger(name='{name}', summary='', build=Ref('a:b'), active=lambda context: {active})"),
+}
+IMPORTS = """
+from titan_core.api.components import Debugger, Phase, Recipe, Transform
+from titan_core.api.command import Command
+from titan_core.api.hookspecs import hookimpl
+from titan_core.api.ref import Ref
+api = (1, 0)
+def hello(context):
+    print("hello")
+    return 0
+"""
+
+
+def twice(
+    kind: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    active: bool = False,
+    name: str = "shared",
+    other: str = "shared",
+) -> Registry:
+    """Return the registry of all plugins and of two that register a component of ``kind``, with one name or two."""
+    hook, component = COMPONENTS[kind]
+    for module, called in (("left", name), ("right", other)):
+        shown = component.format(name=called, module=module, active=active)
+        write_distribution(folder, module, f"{IMPORTS}@hookimpl\ndef {hook}(): return [{shown}]\n")
+    both = found(folder, monkeypatch)
+    assert not both.broken
+    registry = Registry(Discovery((*INSTALLED.plugins, *both.plugins), ()))
+    monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
+    return registry
+
+
+CLAIM = "'shared': claimed by both left 1.0 and right 1.0"
+
+
+@pytest.mark.parametrize("kind", ["transform", "debug"])
+def test_a_claimed_name_concerns_the_jobs_in_which_the_component_is_active(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config("tiny", [], twice(kind, tmp_path / "off", monkeypatch))
+    assemble(*config)
+    with pytest.raises(UserError, match=f"{kind} {CLAIM}"):
+        assemble(*load_config("tiny", [], twice(kind, tmp_path / "on", monkeypatch, active=True)))
+
+
+@pytest.mark.parametrize("kind", COMPONENTS)
+def test_lists_show_conflicts(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twice(kind, tmp_path, monkeypatch)
+    listed = {"plugins": True, "recipes": kind == "recipe", "--help": kind == "command"}
+    for command, shows in listed.items():
+        assert main([command]) == 0
+        assert (f"conflict: {kind} {CLAIM}" in capsys.readouterr().out) == shows
+    assert main(["config", "check", "tiny"]) == 0  # which uses none of them
+
+
+def test_a_recipe_and_a_command_that_two_plugins_claim_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twice("recipe", tmp_path / "recipes", monkeypatch)
+    assert main(["config", "check", "shared"]) == 2 and f"recipe {CLAIM}" in capsys.readouterr().err
+    twice("command", tmp_path / "commands", monkeypatch)
+    assert main(["shared"]) == 2 and f"command {CLAIM}" in capsys.readouterr().err
+    twice("command", tmp_path / "others", monkeypatch, other="another")
+    assert main(["shared"]) == 0 and capsys.readouterr().out == "hello\n"
+
+
+ISLANDS = (
+    IMPORTS
+    + """
+from typing import ClassVar
+from titan_core.api.mesh import MeshDim
+from titan_core.api.section import Section
+class S(Section):
+    section: ClassVar[str] = "{section}"
+    degree: int = 1
+@hookimpl
+def titan_parallelisms():
+    return [Transform(name="{section}", summary="", phase=Phase.DATA, apply=Ref("a:b"), active=lambda context: True,
+        config=S, mesh_dims=(MeshDim("{dim}", "{key}", "batch"),))]
+"""
+)
+
+
+@pytest.mark.parametrize("dims", [("island", "island"), ("tp", "island")])
+def test_two_mesh_dimensions_of_one_name_concern_only_who_uses_them(
+    dims: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for section, dim in zip(("east", "west"), dims, strict=True):
+        write_distribution(tmp_path, section, ISLANDS.format(section=section, dim=dim, key=f"{section}.degree"))
+    registry = Registry(Discovery((*INSTALLED.plugins, *found(tmp_path, monkeypatch).plugins), ()))
+    assemble(*load_config("tiny", [], registry))
+    with pytest.raises(UserError, match=f"mesh dimension '{dims[0]}': two plugins define it"):
+        assemble(*load_config("tiny", [Override("east.degree", "2")], registry))
+
+
+def test_a_mesh_dimension_whose_degree_is_no_key_breaks_its_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_distribution(tmp_path, "east", ISLANDS.format(section="east", dim="island", key="east.size"))
+    (broken,) = found(tmp_path, monkeypatch).broken
+    assert broken.reason == "mesh dimension 'island' has the degree 'east.size', which is no config key"
+
+
+HANGS = """
+import threading
+(timer,) = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+timer.join(60)
+"""
+
+
+def test_a_plugin_that_takes_long_to_load_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_distribution(tmp_path, "slow", HANGS + GOOD.format(name="papers"), version="0.3")
+    write_distribution(tmp_path, "swift", GOOD.format(name="news"))
+    monkeypatch.setattr(discovery, "SLOW_SECONDS", 0.25)  # the import ends when the line is printed
+    assert Registry(found(tmp_path, monkeypatch)).names(Dataset) == ["papers", "news"]
+    assert capsys.readouterr().err == (
+        "titan: plugin 'slow' (slow 0.3) is still loading after 0.25 s; TITAN_DISABLE_PLUGINS=slow leaves it out\n"
     )
-    write_distribution(tmp_path, "thief", thief.replace('summary="made up"', 'summary="", config=S'))
-    with pytest.raises(UserError, match=r"config key training\.steps: claimed by both titan-core itself and thief 1\.0"):
-        Registry(found(tmp_path, monkeypatch)).require_sound()
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+
+
+def test_training_names_the_plugins_that_failed_to_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_distribution(tmp_path / "sick", "sick", "raise RuntimeError('no licence')", version="0.3")
+    broken = found(tmp_path / "sick", monkeypatch).broken
+    registry = Registry(Discovery(INSTALLED.plugins, broken))
+    monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
+    monkeypatch.chdir(tmp_path)
+    warning = "titan: warning: failed to load and not in use: plugin 'sick' (sick 0.3); see `titan plugins`"
+    quick = ["train", "tiny", "--training.steps", "1"]
+    assert main(quick) == 0
+    assert capsys.readouterr().err.splitlines().count(warning) == 1
+    assert main([*quick, "--plugins.disable", "['sick']", "--job.dump_folder", "other"]) == 0
+    assert warning not in capsys.readouterr().err
 
 
 def test_plugins_are_switched_off_by_variable_and_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,4 +293,4 @@ def test_titans_packages_are_found_and_sound() -> None:
     ours = {plugin.distribution for plugin in registry.found.plugins}
     assert "titan-core" in ours
     assert registry.found.broken == ()
-    registry.require_sound()
+    assert registry.conflicts == []

@@ -31,7 +31,7 @@ def default_recipe(registry: Registry) -> str:
     Raises:
         UserError: there is no default recipe, or there are several.
     """
-    names = [recipe.name for recipe in registry.all(Recipe) if recipe.default]
+    names = list(dict.fromkeys(recipe.name for recipe in registry.all(Recipe) if recipe.default))
     if len(names) == 1:
         return names[0]
     why = (

@@ -18,6 +18,7 @@ class LaunchOptions:
     because a job in this process does not need it. Options of packages that are not in use are errors that name the fix."""
 
     def __init__(self, parser: argparse.ArgumentParser, registry: Registry, command: str) -> None:
+        self._registry = registry
         self._defaults: dict[str, dict[str, Any]] = {}
         self._launchers = [one for one in registry.all(Launcher) if not one.commands or command in one.commands]
         self._own = type(parser)(add_help=False)
@@ -48,7 +49,7 @@ class LaunchOptions:
         """Return the launcher with an option that differs from its default, if any.
 
         Raises:
-            UserError: several launchers have one.
+            UserError: several launchers have one, or several plugins claim the launcher's name.
         """
         values = vars(arguments)
         found = [
@@ -56,6 +57,8 @@ class LaunchOptions:
             for launcher in self._launchers
             if any(values[name] != default for name, default in self._defaults.get(launcher.name, {}).items())
         ]
+        for launcher in found:
+            self._registry.require_unclaimed(Launcher.kind, launcher.name)
         if len(found) > 1:
             names = ", ".join(launcher.name for launcher in found)
             raise UserError.one(

@@ -19,7 +19,7 @@ from titan_core.cli.help import CommandParser, overview, parser_of
 from titan_core.cli.invocation import Invocation, default_recipe
 from titan_core.cli.launch_options import LaunchOptions
 from titan_core.cli.overrides import SplitArguments, split_overrides, unknown_argument
-from titan_core.cli.plugins import versions
+from titan_core.cli.plugins import print_conflicts, versions
 from titan_core.config.overrides import without_dashes
 from titan_core.plugins.providers import provider, provider_of_group
 from titan_core.plugins.registry import Registry
@@ -100,6 +100,7 @@ def _run(argv: list[str]) -> int:
         commands.setdefault(command.name, command)  # the core's come first; duplicates are conflicts, reported below
     if not argv or argv[0] in _HELP:
         print(overview(commands.values()))
+        print_conflicts(registry, Command)
         return 0
     if argv[0] == "--version":
         print("\n".join(versions(registry)))
@@ -107,11 +108,11 @@ def _run(argv: list[str]) -> int:
     group = [command for name, command in commands.items() if name.startswith(argv[0] + " ")]
     if group and argv[0] not in commands and argv[1:2] and argv[1] in _HELP:
         print(overview(group, argv[0]))
+        print_conflicts(registry, Command)
         return 0
     command, arguments = _find(commands, argv, registry)
-    claims = [problem for problem in registry.conflicts if problem.where == f"command {command.name!r}"]
-    if claims and command.name != "plugins":
-        raise UserError(*claims)
+    if command.name != "plugins":  # which lists conflicts
+        registry.require_unclaimed(Command.kind, command.name)
     split = split_overrides(arguments, registry) if command.overrides else SplitArguments(arguments)
     parser = parser_of(command, commands.values(), registry)
     if command.arguments is not None:

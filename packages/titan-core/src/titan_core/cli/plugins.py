@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import importlib_metadata
 
+from titan_core.api.components import Component
 from titan_core.api.health import CheckResult, Health, HealthContext
 from titan_core.api.tools.output import print_json, print_table
 from titan_core.cli.invocation import Invocation
@@ -37,9 +38,15 @@ def run(context: Invocation) -> int:
     for disabled in registry.found.disabled:
         rows.append((disabled.name, f"{disabled.distribution} {disabled.version}", "off", "switched off"))
     print_table(("plugin", "distribution", "stage", "provides"), rows)
-    for problem in registry.conflicts:
-        print(f"conflict: {problem}")
+    print_conflicts(registry)
     return 0
+
+
+def print_conflicts(registry: Registry, *kinds: type[Component]) -> None:
+    """Print one line per conflict, or only those about components of ``kinds``."""
+    for conflict in registry.conflicts:
+        if not kinds or conflict.kind in [kind.kind for kind in kinds]:
+            print(conflict)
 
 
 def check_health(context: HealthContext) -> Iterator[CheckResult]:
@@ -53,7 +60,8 @@ def check_health(context: HealthContext) -> Iterator[CheckResult]:
     for broken in found.broken:
         fix = f"update or uninstall {broken.distribution}"
         yield CheckResult(broken.name, Health.ERROR, f"{broken.distribution} {broken.version}: {broken.reason}", fix)
-    for problem in registry.conflicts:
+    for conflict in registry.conflicts:
+        problem = conflict.problem
         yield CheckResult("conflict", Health.WARNING, f"{problem.where}: {problem.why}", problem.fix)
 
 
@@ -87,5 +95,5 @@ def as_json(registry: Registry) -> dict[str, Any]:
         ],
         "broken": [asdict(broken) for broken in found.broken],
         "disabled": [asdict(disabled) for disabled in found.disabled],
-        "conflicts": [str(problem) for problem in registry.conflicts],
+        "conflicts": [str(conflict.problem) for conflict in registry.conflicts],
     }

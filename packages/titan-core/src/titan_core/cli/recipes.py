@@ -5,6 +5,7 @@ from __future__ import annotations
 from titan_core.api.components import Recipe
 from titan_core.api.tools.output import print_json, print_table
 from titan_core.cli.invocation import Invocation
+from titan_core.cli.plugins import print_conflicts
 
 
 def run(context: Invocation) -> int:
@@ -25,4 +26,5 @@ def run(context: Invocation) -> int:
             for recipe, owner in zip(recipes, owners, strict=True)
         ]
         print_table(("recipe", "distribution", "summary"), rows)
+        print_conflicts(registry, Recipe)
     return 0

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from titan_core.api.command import CommandContext
 from titan_core.api.errors import EXIT_DATA_ENDED, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_PREEMPTED, RunStopped, UserError
@@ -22,6 +22,7 @@ from titan_core.api.tools.exit_status import exit_status
 from titan_core.api.tools.phases import phase, show_status
 from titan_core.api.tools.secrets import redact_text
 from titan_core.api.tools.shown import printable
+from titan_core.plugins.registry import Registry
 from titan_core.runlog.run_directory import early_lock
 
 if TYPE_CHECKING:
@@ -32,13 +33,20 @@ def run(context: CommandContext) -> int:
     """Run a launcher if its options are set; else assemble the job and train it in this process."""
     end_with_parent()
     launcher: Launcher | None = context.arguments.launcher
+    warned: set[str] = set()
+
+    def assembled(world_size: int | None) -> Job:
+        job = context.job(world_size)
+        _warn_of_broken(job, warned)
+        return job
+
     if launcher is not None:
-        return launcher.run.load()(context, RankJob(context.job))
+        return launcher.run.load()(context, RankJob(assembled))
     rank, world_size = _place_in_environment()
     # Ranks of Titan's launcher each have a log of their own.
     with show_status(context.registry) if rank == 0 or reported_by_launcher() else nullcontext():
         with phase("reading the recipe"):
-            job = context.job(world_size)
+            job = assembled(world_size) if rank == 0 and not reported_by_launcher() else context.job(world_size)
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_WithoutSecrets("titan: %(message)s"))
         logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -55,6 +63,20 @@ def run(context: CommandContext) -> int:
                     gc.freeze()  # collections skip the modules
                 gc.enable()
             return _train_alone(job) if "RANK" not in os.environ else _train_rank(job, rank)
+
+
+def _warn_of_broken(job: Job, warned: set[str]) -> None:
+    """Print one line about the installed plugins that failed to load, which the job does not need but its user may expect.
+
+    Args:
+        warned: receives the line, which is not printed again.
+    """
+    broken = cast(Registry, job.registry).found.broken
+    names = ", ".join(f"{plugin.name!r} ({plugin.distribution} {plugin.version})" for plugin in broken)
+    line = f"titan: warning: failed to load and not in use: plugin {names}; see `titan plugins`"
+    if broken and line not in warned:
+        warned.add(line)
+        print(printable(line), file=sys.stderr)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from titan_core.api.weights import StoredModel
 from titan_core.config.overrides import value_of, without_dashes
 from titan_core.config.pretrained import lay_under
 from titan_core.config.problems import problems_of
+from titan_core.plugins.conflicts import KEY
 from titan_core.plugins.providers import provider
 from titan_core.plugins.registry import Registry
 
@@ -160,6 +161,7 @@ def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -
             table.setdefault("name", families[0])
         known = [key for cls in owners for key in cls.model_fields]
         for key in table:
+            problems += registry.claims(KEY, f"{name}.{key}")
             where = config.where(f"{name}.{key}", table[key])
             if key not in known:
                 problems.append(Problem(where, "unknown key", _unknown_key(name, key, known, registry)))

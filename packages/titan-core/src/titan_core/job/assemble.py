@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ from titan_core.api.errors import PluginFailure, Problem, UserError, nearest
 from titan_core.api.job import Job, note_of
 from titan_core.api.job_facts import JobFacts
 from titan_core.api.layout import ModelDefinition
-from titan_core.api.mesh import MeshDim, MeshPlan, MeshView
+from titan_core.api.mesh import STANDARD_DIMS, MeshDim, MeshPlan, MeshView
 from titan_core.api.metric_log import MetricLogger
 from titan_core.api.sections import (
     DataSection,
@@ -64,7 +65,6 @@ def assemble(
     Raises:
         UserError: the job is invalid. Lists every problem found.
     """
-    registry.require_sound()
     problems: list[Problem] = []
     missing: list[Problem] = []
 
@@ -113,6 +113,7 @@ def assemble(
     checked: list[Transform | MetricLogger | Debugger | Objective | Checkpoint]
     checked = [*active, *loggers, *debuggers, *objectives, *checkpoints]
     for component in checked:
+        problems += registry.claims(component.kind, component.name)
         if component.check is not None:
             problems += component.check.load()(component.context(facts))
     if len(checkpoints) > 1:
@@ -179,7 +180,15 @@ def mesh_of(config: Config, registry: Registry, world_size: int | None) -> MeshP
     transforms = registry.all(Transform)
     dims = [dim for transform in transforms for dim in transform.mesh_dims]
     views = [view for transform in transforms for view in transform.mesh_views]
-    return plan_mesh(config, dims, world_size, views)
+    known: set[MeshDim | MeshView] = {*STANDARD_DIMS, *dims, *views}
+    claims = Counter(one.name for one in known)
+    used = {one.name for one in known if config.value(one.degree_key) != 1}
+
+    def concerns(one: MeshDim | MeshView) -> bool:
+        """Whether to plan with a dimension or view: a name that two plugins claim concerns only the jobs that use it."""
+        return claims[one.name] == 1 or one.name in used
+
+    return plan_mesh(config, filter(concerns, dims), world_size, filter(concerns, views))
 
 
 def define_model(model: Model, args: BaseModel) -> ModelDefinition:

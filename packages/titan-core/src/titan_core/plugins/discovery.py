@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterable
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import ModuleType
 
@@ -29,7 +32,9 @@ from titan_core.api.components import (  # fmt: skip
 )
 from titan_core.api.health import HealthCheck
 from titan_core.api.launcher import Launcher
+from titan_core.api.mesh import MeshDim, MeshView
 from titan_core.api.metric_log import MetricLogger  # fmt: skip
+from titan_core.api.sections import CORE_SECTIONS
 from titan_core.api.tools.phases import StatusDisplay
 from titan_core.plugins.component_checks import PluginError, components_from, with_origin
 from titan_core.plugins.guard import Origin
@@ -38,6 +43,8 @@ GROUP = "titan.plugins"
 CORE = "core"
 """Name of the core's own plugin, which cannot be switched off."""
 DISABLE_VARIABLE = "TITAN_DISABLE_PLUGINS"
+SLOW_SECONDS = 5.0
+"""Time after which a plugin that is still loading is named."""
 
 REGISTRATION_HOOKS: dict[str, type[Component]] = {
     "titan_models": Model,
@@ -119,14 +126,32 @@ def discover(entry_points: Iterable[importlib_metadata.EntryPoint] | None = None
             disabled.append(InstalledPlugin(entry_point.name, distribution, version))
             continue
         try:
-            module = _import(entry_point)
-            plugin = Plugin(entry_point.name, distribution, version, module, components_of(module))
+            with _named_if_slow(f"plugin {entry_point.name!r} ({distribution} {version})", entry_point.name):
+                module = _import(entry_point)
+                components = components_of(module)
+            plugin = Plugin(entry_point.name, distribution, version, module, components)
             plugins.append(
                 replace(plugin, components=tuple(with_origin(component, plugin.origin) for component in plugin.components))
             )
         except PluginError as error:
             broken.append(BrokenPlugin(entry_point.name, distribution, version, str(error)))
     return Discovery(tuple(plugins), tuple(broken), tuple(disabled))
+
+
+@contextmanager
+def _named_if_slow(plugin: str, name: str) -> Iterator[None]:
+    """Print one line if the block, which loads ``plugin``, takes longer than :data:`SLOW_SECONDS`: an import that hangs
+    would be silent otherwise."""
+    fix = f"{DISABLE_VARIABLE}={name} leaves it out"
+    line = f"titan: {plugin} is still loading after {SLOW_SECONDS:g} s; {fix}\n"
+    timer = threading.Timer(SLOW_SECONDS, lambda: sys.stderr.write(line))
+    timer.daemon = True  # if the process is interrupted meanwhile
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def _distribution_of(entry_point: importlib_metadata.EntryPoint) -> tuple[str, str]:
@@ -179,7 +204,31 @@ def components_of(module: ModuleType) -> tuple[Component, ...]:
                 raise
             except (Exception, SystemExit) as error:
                 raise PluginError(f"hook {hook} raised {type(error).__name__}: {error}") from error
+    _check_keys(components)
     return tuple(components)
+
+
+def _check_keys(components: Sequence[Component]) -> None:
+    """Check that no section of a plugin has a key of the core, which every job uses, and that the degrees of its mesh
+    dimensions are keys of the core or of its own.
+
+    Raises:
+        PluginError: otherwise.
+    """
+    keys = {f"{cls.section}.{key}" for cls in CORE_SECTIONS for key in cls.model_fields}
+    own = {component.config: None for component in components if component.config not in (None, *CORE_SECTIONS)}
+    for section in own:
+        assert section is not None
+        mine = {f"{section.section}.{key}" for key in section.model_fields}
+        if taken := sorted(mine & keys):
+            raise PluginError(f"its {section.__name__} claims {taken[0]}, which is a config key of titan-core")
+        keys |= mine
+    transforms = [component for component in components if isinstance(component, Transform)]
+    dims: list[MeshDim | MeshView] = [one for transform in transforms for one in transform.mesh_dims]
+    views = [one for transform in transforms for one in transform.mesh_views]
+    for one in [*dims, *views]:
+        if one.degree_key not in keys:
+            raise PluginError(f"mesh dimension {one.name!r} has the degree {one.degree_key!r}, which is no config key")
 
 
 def _check_api(module: ModuleType) -> None:

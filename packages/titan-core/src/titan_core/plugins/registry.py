@@ -12,6 +12,7 @@ from titan_core.api.components import Component
 from titan_core.api.errors import Problem, UserError, nearest
 from titan_core.api.section import Section
 from titan_core.api.sections import CORE_SECTIONS
+from titan_core.plugins.conflicts import Conflict, conflicts_of
 from titan_core.plugins.discovery import CORE, REGISTRATION_HOOKS, Discovery, InstalledPlugin, Plugin, discover
 from titan_core.plugins.guard import Origin
 from titan_core.plugins.providers import provider
@@ -37,7 +38,7 @@ class Registry:
         """Return this registry with the plugins ``names`` switched off.
 
         Raises:
-            UserError: no plugin has one of the names.
+            UserError: no plugin has one of the names, or several have it.
         """
         names = list(names)
         if not names:
@@ -50,6 +51,7 @@ class Registry:
             if name not in installed:
                 fix = nearest(name, list(installed))
                 raise UserError.one(f"plugins.disable = {names}", f"no plugin is named {name!r}", fix)
+            self.require_unclaimed("plugin", name)
         off = [plugin for plugin in installed.values() if plugin.name in names or plugin in found.disabled]
         return Registry(
             Discovery(
@@ -60,40 +62,22 @@ class Registry:
         )
 
     @cached_property
-    def conflicts(self) -> list[Problem]:
-        """Plugins that share a name, components that share kind and name, and section classes that share a key."""
-        problems = []
-        plugins: dict[str, Plugin] = {}
-        components: dict[tuple[str, str], Plugin] = {}
-        keys: dict[str, tuple[type[Section], Plugin | None]] = {
-            f"{cls.section}.{key}": (cls, None) for cls in CORE_SECTIONS for key in cls.model_fields
-        }
-        for plugin in self.found.plugins:
-            if plugin.name in plugins:
-                problems.append(_conflict(f"plugin {plugin.name!r}", plugins[plugin.name], plugin))
-                continue  # its components would repeat the same problem
-            plugins[plugin.name] = plugin
-            for component in plugin.components:
-                key = (component.kind, component.name)
-                if key in components:
-                    problems.append(_conflict(f"{key[0]} {component.name!r}", components[key], plugin))
-                components.setdefault(key, plugin)
-                for field in component.config.model_fields if component.config is not None else ():
-                    assert component.config is not None
-                    name = f"{component.config.section}.{field}"
-                    owner_class, owner = keys.setdefault(name, (component.config, plugin))
-                    if owner_class is not component.config:
-                        problems.append(_conflict(f"config key {name}", owner, plugin))
-        return problems
+    def conflicts(self) -> list[Conflict]:
+        """The names that several plugins claim."""
+        return conflicts_of(self.found.plugins)
 
-    def require_sound(self) -> None:
-        """Raise if plugins conflict.
+    def require_unclaimed(self, kind: str, name: str) -> None:
+        """Check that at most one plugin claims ``name``, a name of :attr:`Conflict.kind` ``kind``.
 
         Raises:
-            UserError: one problem per conflict, with the names of both distributions.
+            UserError: several plugins claim it. Names their distributions.
         """
-        if self.conflicts:
-            raise UserError(*self.conflicts)
+        if problems := self.claims(kind, name):
+            raise UserError(*problems)
+
+    def claims(self, kind: str, name: str) -> list[Problem]:
+        """Return the conflicts about a name, for a job that uses it."""
+        return [one.problem for one in self.conflicts if (one.kind, one.name) == (kind, name)]
 
     def all(self, kind: type[C]) -> list[C]:
         """Return all components of class ``kind`` or a subclass, in order of discovery."""
@@ -103,8 +87,9 @@ class Registry:
         """Return the component of this kind and name.
 
         Raises:
-            UserError: it does not exist; the fix names the nearest match and broken plugins.
+            UserError: it does not exist (the fix names the nearest match and broken plugins), or several plugins claim it.
         """
+        self.require_unclaimed(kind.kind, name)
         found = next((component for component in self.all(kind) if component.name == name), None)
         if found is None:
             raise UserError.one(f"{kind.kind} {name!r}", self.unknown(kind), self.suggest(kind, name))
@@ -185,11 +170,3 @@ class Registry:
         return "".join(
             f"; plugin {broken.name!r} ({broken.distribution}) is broken: {broken.reason}" for broken in self.found.broken
         )
-
-
-def _conflict(what: str, first: Plugin | None, second: Plugin) -> Problem:
-    owner = f"{first.distribution} {first.version}" if first is not None else "titan-core itself"
-    other = f"{second.distribution} {second.version}"
-    name = second.name if first is None or first.name != second.name else None
-    fix = f'switch one of them off ([plugins] disable = ["{name}"])' if name else "uninstall one of them"
-    return Problem(what, f"claimed by both {owner} and {other}", fix)
