@@ -8,6 +8,8 @@ pytest.importorskip("titan_simulate")
 
 from titan_simulate.engine.allocator import MIB, Event, replay
 from titan_simulate.engine.result import AllocationTrace
+from titan_simulate.estimate.reduce import Parts
+from titan_simulate.estimate.reserved import copies_of
 from titan_simulate.estimate.unroll import unroll
 
 MAIN, GATHER = 0, 7
@@ -17,10 +19,19 @@ class Toy:
     """Two steps of a model with some blocks, with what real ones do: parameters and optimizer state outside of blocks,
     activations from forward to backward, hidden states that the next block frees, and buffers that its pass frees."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, *parts: int) -> None:
+        """
+        Args:
+            parts: number of blocks of each part.
+        """
         self.events: list[Event] = []
         self.moments: list[tuple[int, str]] = [(0, "start")]
-        names = ["first", *["middle"] * (blocks - 2), "last"]
+        blocks = sum(parts)
+        names = [
+            f"{name} block of part {part}"
+            for part, count in enumerate(parts)
+            for name in ("first", *["middle"] * (count - 2), "last")
+        ]
         for _ in names:
             self.make(4 * MIB)
         for step in (1, 2):
@@ -28,7 +39,7 @@ class Toy:
             self.enter("forward embedding")
             hidden = self.make(3 * MIB)
             for name in names:
-                self.enter(f"forward {name} block of part 0")
+                self.enter(f"forward {name}")
                 gathered = self.make(32 * MIB, GATHER)
                 if buffer:
                     self.free(buffer)
@@ -44,7 +55,7 @@ class Toy:
             gradient, reduced = self.make(3 * MIB), 0
             gradients = []
             for name, own in zip(reversed(names), reversed(kept), strict=True):
-                self.enter(f"backward {name} block of part 0")
+                self.enter(f"backward {name}")
                 self.free(self.make(40 * MIB))
                 for one in own:
                     self.free(one)
@@ -96,3 +107,18 @@ def test_unrolled_blocks_are_those_of_the_whole_model(blocks: int) -> None:
     assert sizes(found) == sizes(whole)
     for expandable in (False, True):
         assert replay(found, expandable) == replay(whole, expandable)
+
+
+def _parts(*blocks: int, most: int) -> Parts:
+    return Parts(list(blocks), [[f"layers.{number}" for number in range(min(most, count))] for count in blocks], [])
+
+
+@pytest.mark.parametrize("blocks", [(4, 5), (5, 4), (3, 4, 6), (2, 9), (9, 2), (2, 2, 5), (3, 3)], ids=str)
+def test_parts_with_different_numbers_of_blocks_are_unrolled_each_by_its_own(blocks: tuple[int, ...]) -> None:
+    """The stages of a rank of a pipeline are rarely equal. What lies outside of blocks, such as optimizer state, was repeated
+    by the rounded mean of the parts, a block too few or too many."""
+    few, more = (Toy(*(min(most, count) for count in blocks)).trace for most in (2, 3))
+    found = unroll(few, more, copies_of(_parts(*blocks, most=2), _parts(*blocks, most=3)))
+    whole = Toy(*blocks).events
+    assert sorted(sizes(found)) == sorted(sizes(whole))
+    assert replay(found, expandable=True).allocated == replay(whole, expandable=True).allocated

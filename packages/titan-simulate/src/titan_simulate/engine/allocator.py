@@ -290,6 +290,11 @@ class Reserved:
     retries: int
     """How often the device was full although the request would have fitted."""
 
+    @property
+    def idle(self) -> int:
+        """Bytes by which it reserved more than it used. What is in use is reserved, so this is never negative."""
+        return self.reserved - self.allocated
+
 
 Event = tuple[int, int, int]
 """An allocation: (its number, bytes, stream); or the end of one: (its number, 0, 0)."""

@@ -66,9 +66,10 @@ class Estimate:
     peak_gib: float
     """Largest memory of a device: what torch's allocator has reserved, and the memory of CUDA and NCCL."""
     allocated_gib: float
-    """Largest memory in use at a time, which ``torch.cuda.max_memory_allocated`` returns."""
+    """Largest memory in use at a time, with the workspaces of cuBLAS: ``torch.cuda.max_memory_allocated``."""
     reserved_gib: float
-    """Largest memory that torch's allocator has reserved: ``torch.cuda.max_memory_reserved``."""
+    """Largest memory that torch's allocator has reserved: ``torch.cuda.max_memory_reserved``. No less than
+    ``allocated_gib``."""
     retries: int
     """How often in two steps the device is full, so that the allocator waits and returns free memory to it."""
     memory: Mapping[str, float]
@@ -257,8 +258,8 @@ def _combined(
     memory = dict.fromkeys(_KINDS.values(), 0.0)
     for owner, count in worst.owners.items():
         memory[_KINDS[owner]] += count / GIB
-    allocated, total = worst.bytes / GIB, worst.need.bytes / GIB
-    memory[OVERHEAD] = total - allocated
+    total = worst.need.bytes / GIB
+    memory[OVERHEAD] = total - sum(memory.values())
     whole = sum(first.samples[0].parts.blocks)
     assumptions = {
         **machine.assumptions(),
@@ -271,7 +272,7 @@ def _combined(
         world_size=size,
         rank=worst.rank,
         peak_gib=total,
-        allocated_gib=allocated,
+        allocated_gib=worst.need.allocated / GIB,
         reserved_gib=worst.need.reserved / GIB,
         retries=worst.need.retries,
         memory=dict(memory),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from titan_simulate.engine.allocator import MIB, Event, OutOfMemory, Reserved, replay
+from titan_simulate.engine.allocator import MIB, Event, OutOfMemory, replay
 from titan_simulate.engine.result import AllocationTrace
+from titan_simulate.estimate.reduce import Parts
 from titan_simulate.estimate.traced_rank import TracedRank
 from titan_simulate.estimate.unroll import CannotUnroll, unroll
 from titan_simulate.hardware.machine import Machine
@@ -18,13 +19,20 @@ GIB = 2**30
 class DeviceMemoryNeed:
     """Memory of one device."""
 
-    reserved: float
-    """Bytes that the allocator reserves at most."""
+    allocated: float
+    """Bytes in use at most: ``torch.cuda.max_memory_allocated``."""
+    idle: float
+    """Bytes that the allocator has reserved and that are not in use, when it has reserved most."""
     outside: float
     """Bytes of the CUDA context and of communicators."""
     fits: bool
     retries: int
     """How often the device is full in the simulated steps, so that the allocator returns free memory to it, and waits."""
+
+    @property
+    def reserved(self) -> float:
+        """Bytes that the allocator reserves at most: ``torch.cuda.max_memory_reserved``."""
+        return self.allocated + self.idle
 
     @property
     def bytes(self) -> float:
@@ -35,44 +43,59 @@ class DeviceMemoryNeed:
 def memory_need(samples: Sequence[TracedRank], machine: Machine, allocated: float, share: float) -> DeviceMemoryNeed:
     """Return what a rank needs.
 
+    Two models of the memory in use meet here: the peaks of phases, which extend linearly to all blocks, and the replay of all
+    allocations of all blocks. If they differ, the larger one counts.
+
     Args:
         samples: one that has all blocks; or one with few blocks per part and one with a block more.
-        allocated: largest number of bytes in use at a time, of all blocks.
+        allocated: largest number of bytes that tensors take at a time, of all blocks.
         share: by how many times the difference of the samples to extend the first one, if blocks do not repeat.
     """
     outside = outside_bytes(samples[-1], machine)
     limit = int(machine.memory_gib * GIB - outside)
     if not machine.allocator.caching:
-        return DeviceMemoryNeed(allocated, outside, allocated <= limit, 0)
+        return DeviceMemoryNeed(allocated, 0.0, outside, allocated <= limit, 0)
     expandable = machine.allocator.expandable_segments
-    before = [*_workspaces(samples[-1].found.allocations, machine), *_kept_sends(samples[-1])]
+    workspaces = _workspaces(samples[-1].found.allocations, machine)
+    before = [*workspaces, *_kept_sends(samples[-1])]
+    least = allocated + sum(size for _, size, _ in workspaces)
 
-    def need(events: Sequence[Event]) -> Reserved:
+    def need(events: Sequence[Event]) -> DeviceMemoryNeed:
         events = [*before, *events]
         found = replay(events, expandable)
-        if found.reserved <= limit:
-            return found
-        try:
-            return replay(events, expandable, limit)
-        except OutOfMemory:
-            return replace(found, retries=-1)
+        most, idle, retries = max(least, float(found.allocated)), float(found.idle), 0
+        if most + idle > limit:
+            try:
+                limited = replay(events, expandable, limit)
+            except OutOfMemory:
+                return DeviceMemoryNeed(most, idle, outside, fits=False, retries=0)
+            most = max(least, float(limited.allocated))
+            idle, retries = min(float(limited.idle), max(0.0, limit - most)), limited.retries
+        return DeviceMemoryNeed(most, idle, outside, most <= limit, retries)
 
     try:
-        found = need(_events(samples))
+        return need(_events(samples))
     except CannotUnroll:
         few, more = (replay([*before, *one.found.allocations.events], expandable) for one in samples)
-        whole = few.reserved + int((more.reserved - few.reserved) * share)
-        return DeviceMemoryNeed(whole, outside, whole <= limit, 0)
-    return DeviceMemoryNeed(found.reserved, outside, found.retries >= 0, max(0, found.retries))
+        # The two may have their peaks in phases of which only one grows with the blocks, so peaks do not extend linearly.
+        idle = max(0.0, few.idle + (more.idle - few.idle) * share)
+        return DeviceMemoryNeed(least, idle, outside, least + idle <= limit, 0)
 
 
 def _events(samples: Sequence[TracedRank]) -> Sequence[Event]:
     few, more = samples[0], samples[-1]
     if few is more:
         return more.found.allocations.events
-    parts = more.parts
-    copies = [1 + whole - len(kept) for whole, kept in zip(parts.blocks, parts.kept, strict=True)]
-    return unroll(few.found.allocations, more.found.allocations, copies)
+    return unroll(few.found.allocations, more.found.allocations, copies_of(few.parts, more.parts))
+
+
+def copies_of(few: Parts, more: Parts) -> list[int]:
+    """Return, by part of the model, how many blocks the one in the middle of ``more`` stands for; 0 if a part is whole in
+    both."""
+    return [
+        1 + whole - len(kept) if len(kept) > len(less) else 0
+        for whole, kept, less in zip(more.blocks, more.kept, few.kept, strict=True)
+    ]
 
 
 def _workspaces(trace: AllocationTrace, machine: Machine) -> list[Event]:

@@ -8,10 +8,12 @@ blocks, such as parameters, is repeated as often as a simulation with a block le
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from titan_simulate.engine.allocator import Event
 from titan_simulate.engine.result import AllocationTrace
@@ -62,7 +64,8 @@ def unroll(few: AllocationTrace, more: AllocationTrace, copies: Sequence[int]) -
     Args:
         few: of a simulation with two blocks per part.
         more: of one with three.
-        copies: by part of the model, how many blocks the one in the middle stands for.
+        copies: by part of the model, how many blocks the one in the middle stands for; 0 if ``more`` has no block more of
+            it than ``few``.
 
     Raises:
         CannotUnroll: the blocks do not repeat.
@@ -125,8 +128,9 @@ def _chained(
 
 def _outside(few: _Trace, more: _Trace, copies: Sequence[int]) -> list[tuple[_Key, _Key | None, _Life]]:
     """Return what is allocated and freed outside of blocks."""
-    parts = [count for count in copies if count > 0]
-    further = round(sum(count - 1 for count in parts) / len(parts)) if parts else 0
+    growing = [count for count in copies if count]
+    # A block that the larger simulation has more stands for this many others, on average over the parts.
+    further = Fraction(sum(count - 1 for count in growing), max(1, len(growing)))
     found: list[tuple[_Key, _Key | None, _Life]] = []
     known = few.outside()
     for key, group in more.outside().items():
@@ -134,15 +138,18 @@ def _outside(few: _Trace, more: _Trace, copies: Sequence[int]) -> list[tuple[_Ke
         missing = Counter(life.size for life in less) - Counter(life.size for life in group)
         new = Counter(life.size for life in group) - Counter(life.size for life in less)
         grown = sorted(missing.elements())
+        owed = dict.fromkeys(new, Fraction(0))  # by size: parts have different numbers of blocks, so only sums are whole
         for life in group:
             count = 1
             if new[life.size]:
                 new[life.size] -= 1
                 if grown:  # as many as before, but larger: they hold something of every block
-                    size = life.size + further * (life.size - grown.pop(0))
+                    size = round(life.size + further * (life.size - grown.pop(0)))
                     life = replace(life, size=max(1, size))
                 else:
-                    count += further
+                    owed[life.size] += further
+                    count += math.floor(owed[life.size])
+                    owed[life.size] %= 1
             found += [more.copy(life, 0, 0)] * count
     return found
 
