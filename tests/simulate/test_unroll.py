@@ -115,8 +115,8 @@ def _parts(*blocks: int, most: int) -> Parts:
 
 @pytest.mark.parametrize("blocks", [(4, 5), (5, 4), (3, 4, 6), (2, 9), (9, 2), (2, 2, 5), (3, 3)], ids=str)
 def test_parts_with_different_numbers_of_blocks_are_unrolled_each_by_its_own(blocks: tuple[int, ...]) -> None:
-    """The stages of a rank of a pipeline are rarely equal. What lies outside of blocks, such as optimizer state, was repeated
-    by the rounded mean of the parts, a block too few or too many."""
+    """The stages of a rank of a pipeline are rarely equal. What lies outside of blocks, such as optimizer state, was
+    repeated by the rounded mean of the parts: a block too few or too many."""
     few, more = (Toy(*(min(most, count) for count in blocks)).trace for most in (2, 3))
     found = unroll(few, more, copies_of(_parts(*blocks, most=2), _parts(*blocks, most=3)))
     whole = Toy(*blocks).events

@@ -43,7 +43,7 @@ class DeviceMemoryNeed:
 def memory_need(samples: Sequence[TracedRank], machine: Machine, allocated: float, share: float) -> DeviceMemoryNeed:
     """Return what a rank needs.
 
-    Two models of the memory in use meet here: the peaks of phases, which extend linearly to all blocks, and the replay of all
+    Two models of the memory in use meet here: peaks of phases, which extend linearly to all blocks, and the replay of the
     allocations of all blocks. If they differ, the larger one counts.
 
     Args:

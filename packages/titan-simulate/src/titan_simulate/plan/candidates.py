@@ -9,12 +9,11 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from titan_core.api.components import Transform
-from titan_core.api.config import Config, Override
+from titan_core.api.config import Override
 from titan_core.api.errors import Problem
 from titan_core.api.job import Job
 from titan_core.api.job_facts import JobFacts
 from titan_core.api.mesh import MeshPlan
-from titan_core.api.section import Section
 from titan_core.api.sections import TrainingSection
 from titan_core.api.tools.shown import show
 from titan_simulate.costs import costs_of
@@ -130,7 +129,7 @@ class Space:
     def assumed(self, degrees: Mapping[str, int], local: int) -> JobFacts:
         """Return the job on this mesh and local batch, as assembly would see it if it is valid."""
         known = self.facts.mesh
-        config = with_values(self.facts.config, {**degrees, GLOBAL_BATCH: self.global_batch, LOCAL_BATCH: local})
+        config = self.facts.config.changed({**degrees, GLOBAL_BATCH: self.global_batch, LOCAL_BATCH: local})
         mesh = MeshPlan(
             known.dims,
             {dim.name: degrees[dim.degree_key] for dim in known.dims},
@@ -155,7 +154,7 @@ class Space:
             choices |= {key: options for key, options in offered.items() if self.searched(key)}
         for chosen in itertools.product(*choices.values()):
             more = dict(zip(choices, chosen, strict=True))
-            each = replace(facts, config=with_values(facts.config, more))
+            each = replace(facts, config=facts.config.changed(more))
             problem = next(self._problems(varied, each), None)
             if problem is not None:
                 yield refusal(problem, str(each.mesh))
@@ -195,17 +194,6 @@ def refusal(problem: Problem, mesh: str) -> Refused:
     """Return ``problem``, which a job on ``mesh`` has."""
     key = problem.where.partition(" = ")[0].rpartition(": ")[2]
     return Refused(mesh, key, problem.why)
-
-
-def with_values(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return ``config`` with values that transforms declare as choices. Finalists are validated when they are assembled."""
-    sections: dict[type[Section], Section] = dict(config.sections)
-    for key, value in values.items():
-        name, _, field = key.partition(".")
-        for cls, section in sections.items():
-            if cls.section == name and field in cls.model_fields:
-                sections[cls] = section.model_copy(update={field: value})
-    return replace(config, sections=sections)
 
 
 def factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
