@@ -72,7 +72,7 @@ def test_a_third_partys_dimension_is_placed_in_order() -> None:
         ({"optimizer.name": "SGD"}, r"no installed plugin provides this optimizer"),
         (
             {"training.global_batch_size": 6},
-            r"multiple of local_batch_size 4 x data-parallel degree 1 = 4; set it to 4 or 8",
+            r"multiple of local_batch_size 4 x data-parallel degree 1 = 4; set training.global_batch_size = 4 or 8",
         ),
         ({"training.global_batch_size": 0}, r"training\.global_batch_size = 0: must be at least 1, or -1"),
         ({"data.logical_shards": 5}, r"data\.logical_shards = 5: must be a multiple"),

@@ -162,7 +162,7 @@ def refusal(site: str, recipe: str, overrides: dict[str, object], ranks: int, br
             "moe",
             {EP: 3},
             4,
-            "must divide the 4 ranks that mesh view 'ep' borrows (dp_shard 4 x cp 1); set it to one of 1, 2, 4",
+            "borrows (dp_shard 4 x cp 1); set parallelism.expert_parallel_degree = 1, 2 or 4",
         ),
         ("moe", {EP: 2, TP: 2}, 2, "must divide the 1 ranks that mesh view 'ep' borrows"),
     ],

@@ -99,16 +99,25 @@ def test_a_steps_sequences_are_its_microbatches() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({DEGREE: 8}, "8 stages need at least 8 blocks, and the model has 6; use a pipeline of at most 6"),
-        ({DEGREE: 4, SCHEDULE: "DualPipeV"}, "8 stages need at least .* at most 3 rank"),
-        ({DEGREE: 2, MICROBATCH: 3}, r"must divide training.local_batch_size \(4\); set it to one of 1, 2, 4"),
+        (
+            {DEGREE: 8},
+            "8 stages need at least 8 blocks, and the model has 6; set parallelism.pipeline_parallel_degree = 4 or 2$",
+        ),
+        (
+            {DEGREE: 4, SCHEDULE: "DualPipeV"},
+            "8 stages need .*; set parallelism.pipeline_parallel_schedule = .1F1B. or .GPipe., or set .*degree = 2 or 1$",
+        ),
+        (
+            {DEGREE: 2, MICROBATCH: 3},
+            r"must divide training.local_batch_size \(4\); set parallelism.pipeline_parallel_microbatch_size = 4, 2 or 1$",
+        ),
         (
             {DEGREE: 2, "training.global_batch_size": 1, "training.local_batch_size": 1},
-            r"1F1B needs at least one microbatch per stage \(2\), .* has 1; make it 2: set training.global_batch_size = 2",
+            r"1F1B needs at least one microbatch per stage \(2\), .* has 1; set training.global_batch_size = 2, or",
         ),
         (
             {DEGREE: 3, SCHEDULE: "Interleaved1F1B", "training.global_batch_size": 20},
-            "equal rounds over 3 ranks, and an optimizer step has 20; make it 18 or 21",
+            "equal rounds over 3 ranks, and an optimizer step has 20; set training.global_batch_size = 12 or 24, or",
         ),
         ({DEGREE: 2, SCHEDULE: "InterleavedZeroBubble", "compile.enable": "true"}, "the compiler cannot compute gradients"),
         ({DEGREE: 2, "model.args.tie_embeddings": "true"}, "are tied, and stages of a pipeline cannot share a parameter"),
@@ -152,7 +161,10 @@ def test_a_schedule_from_a_file(in_tmp: Path) -> None:
         ("0F0,0B0\n0F0,1B0\n", "stage 0 is already on rank 0"),
         ("0F0,0B0\n1F0\n", "stage 1 runs F for microbatch 0"),
         ("0F0,0B0\n2F0,2B0\n", "has no stage 1"),
-        ("\n".join(rows(2, 3)), "schedules 3 microbatches, and the config has 4 per optimizer step; make it 3"),
+        (
+            "\n".join(rows(2, 3)),
+            "schedules 3 microbatches, and the config has 4 per optimizer step; set training.local_batch_size = 3 and",
+        ),
         ("", "contains no action"),
     ],
     ids=repr,

@@ -6,14 +6,25 @@ from collections.abc import Iterator
 
 from titan_core.api.build_context import JobContext
 from titan_core.api.errors import Problem
+from titan_core.api.job_facts import JobFacts
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
+from titan_parallel.hints import Option, Refusal, problems
+
+_MODE = "activation_checkpoint.mode"
 
 
 def check(context: JobContext[ActivationCheckpointSection]) -> Iterator[Problem]:
     """Report a memory budget without the compiler, which enforces it."""
-    compiles = context.facts.section(CompileSection)
+    yield from problems(context.facts, _budget)
+
+
+def _budget(facts: JobFacts) -> Iterator[Refusal]:
+    compiles = facts.section(CompileSection)
     compiled = compiles.enable and "model" in compiles.components and compiles.backend == "inductor"
-    if context.section.mode == "memory_budget" and not compiled:
+    if facts.section(ActivationCheckpointSection).mode == "memory_budget" and not compiled:
         why = "needs torch.compile with the inductor backend, which enforces the budget"
-        fix = 'set compile.enable = true (with the default compile.backend and components), or mode = "selective"'
-        yield context.config.problem("activation_checkpoint.mode", why, fix)
+        components = [*dict.fromkeys(("model", *compiles.components))]
+        wanted = {"compile.enable": True, "compile.components": components, "compile.backend": "inductor"}
+        changes = {key: value for key, value in wanted.items() if facts.config.value(key) != value}
+        options: list[Option] = [changes, {_MODE: "selective"}]
+        yield Refusal(_MODE, why, options)

@@ -9,8 +9,7 @@ from titan_core.api.errors import Problem, UserError
 from titan_core.api.job_facts import JobFacts
 from titan_core.api.sections import TrainingSection
 from titan_parallel.config import CompileSection, PipelineKeys
-from titan_parallel.numbers import divisors
-from titan_parallel.pipeline_csv import ScheduleTable
+from titan_parallel.hints import Option, Refusal, degrees_below, divisors, problems
 from titan_parallel.pipeline_plan import (
     DEGREE,
     SCHEDULES,
@@ -19,6 +18,7 @@ from titan_parallel.pipeline_plan import (
     schedule_of,
     schedule_table,
     splits_backward,
+    stages_of_layers,
     unit_of,
 )
 
@@ -26,103 +26,165 @@ _SCHEDULE = "parallelism.pipeline_parallel_schedule"
 _CSV = "parallelism.pipeline_parallel_schedule_csv"
 _SPLIT_POINTS = "parallelism.pipeline_parallel_split_points"
 _LAYERS = "parallelism.pipeline_parallel_layers_per_stage"
+_ENDS = ("parallelism.pipeline_parallel_first_stage_less_layers", "parallelism.pipeline_parallel_last_stage_less_layers")
 _MICROBATCH = "parallelism.pipeline_parallel_microbatch_size"
+_LOCAL_BATCH = "training.local_batch_size"
 _GLOBAL_BATCH = "training.global_batch_size"
+_BY_MERIT = sorted(SCHEDULES, key=lambda name: name in ("GPipe", "LoopedBFS"))  # which keep most activations
+_CHANGE = f"change {_GLOBAL_BATCH} or {_MICROBATCH}"
 
 
 def check(context: JobContext[PipelineKeys]) -> Iterator[Problem]:
     """Report stages that do not fit the model or the ranks, and microbatches that do not fit the schedule."""
-    facts = context.facts
     try:
-        table = schedule_table(facts)
+        schedule_table(context.facts)
     except UserError as error:
         yield from error.problems
         return
+    yield from problems(context.facts, _tied, _stages, _microbatches, _compiler)
+
+
+def _tied(facts: JobFacts) -> Iterator[Refusal]:
     layout = facts.model.layout
+    if facts.mesh.degree("pp") == 1:
+        return
     for name, source in layout.tied.items():
         if unit_of(name, layout) != unit_of(source, layout):
             why = f"{name} and {source} are tied, and stages of a pipeline cannot share a parameter"
-            yield facts.config.problem(DEGREE, why, "set it to 1, or choose a flavor without tied parameters")
-            break
-    yield from _stages(facts, table)
-    yield from _microbatches(facts, table)
-    yield from _compiler(facts, table)
+            yield Refusal(DEGREE, why, [{DEGREE: 1}], "choose a flavor without tied parameters")
+            return
 
 
-def _stages(facts: JobFacts, table: ScheduleTable | None) -> Iterator[Problem]:
-    config, layout = facts.config, facts.model.layout
+def _stages(facts: JobFacts) -> Iterator[Refusal]:
+    layout, table = facts.model.layout, schedule_table(facts)
     ranks, number = facts.mesh.degree("pp"), number_of_stages(facts, table)
-    split_points = facts.section(PipelineKeys).pipeline_parallel_split_points
-    key = (
-        _SPLIT_POINTS
-        if split_points
-        else _LAYERS
-        if facts.section(PipelineKeys).pipeline_parallel_layers_per_stage
-        else DEGREE
-    )
+    if ranks == 1:
+        return
+    keys = facts.section(PipelineKeys)
+    split_points = keys.pipeline_parallel_split_points
+    key = _SPLIT_POINTS if split_points else _LAYERS if keys.pipeline_parallel_layers_per_stage else DEGREE
+    units = [*layout.embedding, *(f"{layout.blocks}.{index}" for index in range(layout.num_blocks)), *layout.head]
     if split_points:
-        units = [*layout.embedding, *(f"{layout.blocks}.{index}" for index in range(layout.num_blocks)), *layout.head]
         unknown = [name for name in split_points if name not in units[1:]]
         if unknown:
             why = f"no stage can begin with {unknown[0]!r}"
-            yield config.problem(_SPLIT_POINTS, why, f"name modules from {units[1]} to {units[-1]}")
+            yield Refusal(_SPLIT_POINTS, why, otherwise=f"name modules from {units[1]} to {units[-1]}")
         elif split_points != sorted(set(split_points), key=units.index):
-            yield config.problem(_SPLIT_POINTS, "must be in the model's order, each only once", "sort them")
+            yield Refusal(_SPLIT_POINTS, "must be in the model's order, each only once", otherwise="sort them")
     elif number > layout.num_blocks:
-        # The most ranks that would work with the same number of stages per rank.
-        most = max(1, layout.num_blocks // max(1, number // ranks))
         why = f"{number} stages need at least {number} blocks, and the model has {layout.num_blocks}"
-        yield config.problem(key, why, f"use a pipeline of at most {most} rank(s), or a schedule with fewer stages")
+        yield Refusal(key, why, _other_stages(facts), "use a model with more blocks")
+        return
     if table is not None:
         if table.ranks != ranks:
-            yield config.problem(_CSV, f"has {table.ranks} rows, and {DEGREE} is {ranks}", "write one row per rank")
+            why = f"has {table.ranks} rows, and {DEGREE} is {ranks}"
+            yield Refusal(_CSV, why, otherwise="write one row per rank")
         if len(table.rank_of) != number:
             why = f"has {len(table.rank_of)} stages, and the config requests {number}"
-            yield config.problem(_CSV, why, f"change or remove {key}")
+            yield Refusal(_CSV, why, otherwise=f"change or remove {key}")
         return
-    name, schedule = facts.section(PipelineKeys).pipeline_parallel_schedule, schedule_of(facts)
-    wanted = schedule.stages_per_rank
-    if wanted is not None and number != wanted * ranks:
-        why = f"{name} needs {wanted} stage(s) on each of {ranks} ranks, and the config requests {number} stages"
-        others = ", ".join(other for other, known in SCHEDULES.items() if known.stages_per_rank is None)
-        yield config.problem(key, why, f"request {wanted * ranks} stages, or set {_SCHEDULE} to one of {others}")
-    elif number % ranks or number < ranks:
+    name, per_rank = keys.pipeline_parallel_schedule, schedule_of(facts).stages_per_rank
+    if stages_fit(number, ranks, per_rank):
+        return
+    if per_rank is not None:
+        why = f"{name} needs {per_rank} stage(s) on each of {ranks} ranks, and the config requests {number} stages"
+    else:
         why = f"{number} stages do not divide evenly over {ranks} ranks"
-        yield config.problem(key, why, f"request {-(-number // ranks) * ranks} stages")
+    possible = [count for count in range(ranks, len(units) + 1) if stages_fit(count, ranks, per_rank)]
+    otherwise = "use a model with more blocks"
+    if split_points and possible:
+        nearest = min(possible, key=lambda count: abs(count - number))
+        otherwise = f"name {nearest - 1} modules, for {nearest} stages"
+    yield Refusal(key, why, _other_stages(facts), otherwise)
 
 
-def _microbatches(facts: JobFacts, table: ScheduleTable | None) -> Iterator[Problem]:
-    config, local = facts.config, facts.section(TrainingSection).local_batch_size
-    size = facts.section(PipelineKeys).pipeline_parallel_microbatch_size
-    if local % size:
-        why = f"must divide training.local_batch_size ({local})"
-        yield config.problem(_MICROBATCH, why, f"set it to one of {divisors(local)}")
+def stages_fit(number: int, ranks: int, per_rank: int | None) -> bool:
+    """Whether ``number`` stages divide over ``ranks``, with ``per_rank`` on each if that is not ``None``."""
+    return number == per_rank * ranks if per_rank is not None else number >= ranks and number % ranks == 0
+
+
+def _other_stages(facts: JobFacts) -> Iterator[Option]:
+    """Yield other numbers of stages, nearest first; then other schedules, and fewer ranks."""
+    keys, ranks = facts.section(PipelineKeys), facts.mesh.degree("pp")
+    if keys.pipeline_parallel_schedule_csv is None:
+        if not keys.pipeline_parallel_split_points:
+            requested, per_rank = number_of_stages(facts, None), schedule_of(facts).stages_per_rank
+            blocks = facts.model.layout.num_blocks
+            found = [(stages_of_layers(facts, layers), layers) for layers in range(1, blocks + 1)]
+            fitting = [
+                (number, layers) for number, layers in found if number <= blocks and stages_fit(number, ranks, per_rank)
+            ]
+            for _, layers in sorted(fitting, key=lambda one: (abs(one[0] - requested), one[1])):
+                yield {_LAYERS: layers}
+            if keys.pipeline_parallel_layers_per_stage is not None:
+                yield dict.fromkeys(_ENDS, 0)
+        yield from ({_SCHEDULE: name} for name in _BY_MERIT)
+    yield from degrees_below(facts, DEGREE)
+
+
+def _microbatches(facts: JobFacts) -> Iterator[Refusal]:
+    local, ranks = facts.section(TrainingSection).local_batch_size, facts.mesh.degree("pp")
+    if ranks == 1:
         return
-    count, ranks = microbatches_of(facts), facts.mesh.degree("pp")
+    size, table = facts.section(PipelineKeys).pipeline_parallel_microbatch_size, schedule_table(facts)
+    if local % size:
+        why = f"must divide {_LOCAL_BATCH} ({local})"
+        sizes: list[Option] = [{_MICROBATCH: one} for one in reversed(divisors(local))]
+        yield Refusal(_MICROBATCH, why, sizes, f"change it or {_LOCAL_BATCH}")
+        return
+    count = microbatches_of(facts)
     if table is not None:
         if table.microbatches != count:
             why = f"schedules {table.microbatches} microbatches, and the config has {count} per optimizer step"
-            yield config.problem(_CSV, why, _fix_microbatches(facts, [table.microbatches]))
+            yield Refusal(_CSV, why, _other_microbatches(facts), _CHANGE)
         return
-    name = facts.section(PipelineKeys).pipeline_parallel_schedule
-    schedule, number = schedule_of(facts), number_of_stages(facts, None)
-    if schedule.needs == "stages" and count < number:
+    name, needs = facts.section(PipelineKeys).pipeline_parallel_schedule, schedule_of(facts).needs
+    number = number_of_stages(facts, None)
+    if microbatches_fit(count, needs, number, ranks):
+        return
+    if needs == "stages":
         why = f"{name} needs at least one microbatch per stage ({number}), and an optimizer step has {count}"
-        yield config.problem(_SCHEDULE, why, _fix_microbatches(facts, [number]))
-    if schedule.needs == "rounds" and count % max(1, count // ranks):
+    else:
         why = f"{name} runs microbatches in equal rounds over {ranks} ranks, and an optimizer step has {count}"
-        yield config.problem(_SCHEDULE, why, _fix_microbatches(facts, [count // ranks * ranks, -(-count // ranks) * ranks]))
+    yield Refusal(_SCHEDULE, why, _other_microbatches(facts), _CHANGE)
 
 
-def _fix_microbatches(facts: JobFacts, counts: list[int]) -> str:
-    """Return the fix that gives an optimizer step one of ``counts`` microbatches."""
-    size = facts.section(PipelineKeys).pipeline_parallel_microbatch_size
-    shown = " or ".join(str(count) for count in dict.fromkeys(counts))
-    sizes = " or ".join(str(count * size * facts.batch.ranks) for count in dict.fromkeys(counts))
-    return f"make it {shown}: set {_GLOBAL_BATCH} = {sizes}, or change {_MICROBATCH}"
+def microbatches_fit(count: int, needs: str, stages: int, ranks: int) -> bool:
+    """Whether a schedule with such ``needs`` (:attr:`titan_parallel.pipeline_plan.Schedule.needs`) runs ``count``
+    microbatches."""
+    if needs == "stages":
+        return count >= stages
+    return needs == "any" or count % max(1, count // ranks) == 0
 
 
-def _compiler(facts: JobFacts, table: ScheduleTable | None) -> Iterator[Problem]:
+def _other_microbatches(facts: JobFacts) -> Iterator[Option]:
+    """Yield other global batches, with local ones where they must change too; then microbatch sizes, and schedules."""
+    size, local, ranks = (
+        facts.section(PipelineKeys).pipeline_parallel_microbatch_size,
+        facts.batch.local_size,
+        facts.batch.ranks,
+    )
+    table, degree, now = schedule_table(facts), facts.mesh.degree("pp"), microbatches_of(facts)
+    number, needs = number_of_stages(facts, table), schedule_of(facts).needs
+
+    def fits(count: int) -> bool:
+        return count == table.microbatches if table is not None else microbatches_fit(count, needs, number, degree)
+
+    most = max(now, number, 0 if table is None else table.microbatches) + local // size + degree
+    counts = sorted((count for count in range(1, most + 1) if fits(count)), key=lambda count: (abs(count - now), count))
+    whole = [count for count in counts if count * size % local == 0]
+    below, above = next((one for one in whole if one < now), None), next((one for one in whole if one > now), None)
+    for count in (below, above):
+        if count is not None:
+            yield {_GLOBAL_BATCH: count * size * ranks}
+    yield from ({_MICROBATCH: one} for one in reversed(divisors(local)) if one != size)
+    if counts and not whole:
+        yield {_LOCAL_BATCH: counts[0] * size, _GLOBAL_BATCH: counts[0] * size * ranks}
+    if table is None:
+        yield from ({_SCHEDULE: name} for name in _BY_MERIT)
+
+
+def _compiler(facts: JobFacts) -> Iterator[Refusal]:
     section = facts.section(CompileSection)
     if splits_backward(facts) and section.enable and "model" in section.components:
         # So do torch's schedules. Compiled backward also frees its buffers after the first of the two passes; if it is made
@@ -131,5 +193,7 @@ def _compiler(facts: JobFacts, table: ScheduleTable | None) -> Iterator[Problem]
             "the compiler cannot compute gradients of inputs and of weights separately, as this schedule does: the backward "
             "pass of a compiled block is one function (torch 2.15)"
         )
-        fix = 'set compile.enable = false or compile.components = ["loss"], or use 1F1B or Interleaved1F1B'
-        yield facts.config.problem(_CSV if table is not None else _SCHEDULE, why, fix)
+        has_table = facts.section(PipelineKeys).pipeline_parallel_schedule_csv is not None
+        options: list[Option] = [{"compile.enable": False}, {"compile.components": ["loss"]}]
+        options += [] if has_table else [{_SCHEDULE: name} for name in ("1F1B", "Interleaved1F1B")]
+        yield Refusal(_CSV if has_table else _SCHEDULE, why, options)

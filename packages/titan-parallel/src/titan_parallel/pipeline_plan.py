@@ -112,9 +112,14 @@ def number_of_stages(facts: JobFacts, table: ScheduleTable | None) -> int:
     if table is not None:
         return len(table.rank_of)
     if keys.pipeline_parallel_layers_per_stage is not None:
-        layers = facts.model.layout.num_blocks + sum(_extra_layers(facts))
-        return max(1, -(-round(layers) // keys.pipeline_parallel_layers_per_stage))
+        return stages_of_layers(facts, keys.pipeline_parallel_layers_per_stage)
     return ranks * (schedule_of(facts).stages_per_rank or 2)
+
+
+def stages_of_layers(facts: JobFacts, layers: int) -> int:
+    """Return the number of stages of ``layers`` blocks each, with embedding and head counted in blocks."""
+    whole = facts.model.layout.num_blocks + sum(_extra_layers(facts))
+    return max(1, -(-round(whole) // layers))
 
 
 def cut(facts: JobFacts, number: int) -> tuple[tuple[str, ...], ...]:

@@ -7,44 +7,52 @@ from collections.abc import Iterator
 
 from titan_core.api.build_context import JobContext
 from titan_core.api.errors import Problem
+from titan_core.api.job_facts import JobFacts
 from titan_core.api.sections import TrainingSection
 from titan_parallel.config import CompileSection, TensorParallelKeys
-from titan_parallel.numbers import divisors
+from titan_parallel.hints import Option, Refusal, degrees_below, divisors, problems
 
 DEGREE = "parallelism.tensor_parallel_degree"
+_SEQ_LEN = "training.seq_len"
 
 
 def check(context: JobContext[TensorParallelKeys]) -> Iterator[Problem]:
     """Report heads and positions that the degree does not divide."""
-    degree = context.facts.mesh.degree("tp")
-    layout = context.facts.model.layout
-    keys = context.section
-    if not layout.regions:
-        yield context.config.problem(
-            "model.name", "its layout has no regions for tensor parallelism to shard", f"set {DEGREE} = 1"
-        )
+    yield from problems(context.facts, _regions, _heads, _positions, _compiled)
+
+
+def _regions(facts: JobFacts) -> Iterator[Refusal]:
+    if not facts.model.layout.regions and facts.mesh.degree("tp") > 1:
+        yield Refusal("model.name", "its layout has no regions for tensor parallelism to shard", [{DEGREE: 1}])
+
+
+def _heads(facts: JobFacts) -> Iterator[Refusal]:
+    degree, layout = facts.mesh.degree("tp"), facts.model.layout
     for mixer, pattern in {mixer: pattern for pattern, mixer in reversed(list(layout.mixers.items()))}.items():
         if mixer.heads is None or mixer.key_heads is None:
             continue
         heads = math.gcd(mixer.heads, mixer.key_heads)
         if heads % degree:
             why = f"must divide the {mixer.heads} heads and {mixer.key_heads} key/value heads of {pattern!r}"
-            yield context.config.problem(DEGREE, why, f"set it to one of {divisors(heads)}")
-    seq_len = context.facts.section(TrainingSection).seq_len
+            yield Refusal(DEGREE, why, degrees_below(facts, DEGREE), f"the degrees {divisors(heads)} do")
+
+
+def _positions(facts: JobFacts) -> Iterator[Refusal]:
+    degree, seq_len = facts.mesh.degree("tp"), facts.section(TrainingSection).seq_len
+    whole_sequences = facts.section(TensorParallelKeys).disable_sequence_parallel
     # The check of context parallelism is stricter, so it reports instead of this one.
-    if (
-        context.facts.trains
-        and not keys.disable_sequence_parallel
-        and context.facts.mesh.degree("cp") == 1
-        and seq_len % degree
+    if facts.trains and not whole_sequences and facts.mesh.degree("cp") == 1 and seq_len % degree:
+        lower, most = seq_len // degree * degree, facts.model.layout.max_seq_len
+        lengths: list[Option] = [{_SEQ_LEN: length} for length in (lower, lower + degree) if 0 < length <= most]
+        why = f"must be a multiple of tensor_parallel_degree ({degree}), because sequence parallelism shards it"
+        yield Refusal(_SEQ_LEN, why, [*lengths, {"parallelism.disable_sequence_parallel": True}])
+
+
+def _compiled(facts: JobFacts) -> Iterator[Refusal]:
+    section = facts.section(CompileSection)
+    if facts.section(TensorParallelKeys).enable_async_tensor_parallel and not (
+        section.enable and "model" in section.components
     ):
-        yield context.config.problem(
-            "training.seq_len",
-            f"must be a multiple of tensor_parallel_degree ({degree}), because sequence parallelism shards it",
-            f"set it to {seq_len // degree * degree}, or set parallelism.disable_sequence_parallel = true",
-        )
-    compile_ = context.facts.section(CompileSection)
-    if keys.enable_async_tensor_parallel and not (compile_.enable and "model" in compile_.components):
-        yield context.config.problem(
-            "parallelism.enable_async_tensor_parallel", "needs the model compiled", "set compile.enable = true"
-        )
+        wanted = {"compile.enable": True, "compile.components": [*dict.fromkeys(("model", *section.components))]}
+        changes = {key: value for key, value in wanted.items() if facts.config.value(key) != value}
+        yield Refusal("parallelism.enable_async_tensor_parallel", "needs the model compiled", [changes])

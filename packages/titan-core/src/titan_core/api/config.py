@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from titan_core.api.errors import Problem
@@ -56,6 +56,16 @@ class Config:
         for part in (field, *path):
             value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
         return value
+
+    def changed(self, values: Mapping[str, Any]) -> Config:
+        """Return this config with other values of dotted keys. They are not validated; unknown keys are ignored."""
+        sections: dict[type[Section], Section] = dict(self.sections)
+        for key, value in values.items():
+            name, _, field = key.partition(".")
+            for cls, section in sections.items():
+                if cls.section == name and field in cls.model_fields:
+                    sections[cls] = section.model_copy(update={field: value})
+        return replace(self, sections=sections)
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Return all sections and keys as plain values. Keys whose value is ``None`` are omitted, as in TOML."""

@@ -7,6 +7,8 @@ from titan_core.api.config import Config
 from titan_core.api.errors import UserError
 from titan_core.api.sections import DataSection, TrainingSection
 
+LOCAL_BATCH, GLOBAL_BATCH = "training.local_batch_size", "training.global_batch_size"
+SHARDS = "data.logical_shards"
 MOST_TOKENS_AHEAD = 2**31
 """Most tokens that one rank may read ahead: 16 GiB of ids."""
 
@@ -20,25 +22,18 @@ def plan_batch(config: Config, ranks: int) -> BatchPlan:
     training = config.section(TrainingSection)
     local = training.local_batch_size
     if training.global_batch_size == 0:
-        raise UserError(config.problem("training.global_batch_size", "must be at least 1, or -1"))
+        raise UserError(config.problem(GLOBAL_BATCH, "must be at least 1, or -1"))
     size = training.global_batch_size if training.global_batch_size > 0 else local * ranks
-    if size % (local * ranks):
-        lower = size // (local * ranks) * local * ranks
-        nearest = [candidate for candidate in (lower, lower + local * ranks) if candidate > 0]
-        raise UserError(
-            config.problem(
-                "training.global_batch_size",
-                f"must be a multiple of local_batch_size {local} x data-parallel degree {ranks} = {local * ranks}",
-                f"set it to {' or '.join(map(str, nearest))}, or change local_batch_size",
-            )
-        )
     shards = config.section(DataSection).logical_shards or size
+    if size % (local * ranks):
+        why = f"must be a multiple of local_batch_size {local} x data-parallel degree {ranks} = {local * ranks}"
+        raise UserError(config.problem(GLOBAL_BATCH, why, _whole_batches(config, size, ranks)))
     if shards % ranks or size % shards:
         raise UserError(
             config.problem(
-                "data.logical_shards",
+                SHARDS,
                 f"must be a multiple of the data-parallel degree {ranks} and divide the global batch of {size} sequences",
-                f"set it to 0 for the default of {size}",
+                f"set {SHARDS} = 0, for the default of {size}",
             )
         )
     ahead = size // ranks * training.seq_len * config.section(DataSection).prefetch
@@ -52,3 +47,17 @@ def plan_batch(config: Config, ranks: int) -> BatchPlan:
             )
         )
     return BatchPlan(size, local, size // (local * ranks), ranks, shards, training.seq_len)
+
+
+def _whole_batches(config: Config, size: int, ranks: int) -> str:
+    """Return the fix of a global batch of ``size`` that does not divide: the nearest ones that do, or local ones."""
+    local, shards = config.section(TrainingSection).local_batch_size, config.section(DataSection).logical_shards
+    lower = size // (local * ranks) * local * ranks
+    sizes = [one for one in (lower, lower + local * ranks) if one > 0 and (shards == 0 or one % shards == 0)]
+    locals_ = [one for one in range(local - 1, 0, -1) if size % (one * ranks) == 0][:1]
+    fixes = [
+        f"set {key} = {' or '.join(map(str, values))}"
+        for key, values in ((GLOBAL_BATCH, sizes), (LOCAL_BATCH, locals_))
+        if values
+    ]
+    return ", or ".join(fixes) or f"change {LOCAL_BATCH} or {SHARDS}, too"

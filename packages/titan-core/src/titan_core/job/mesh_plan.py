@@ -60,7 +60,7 @@ def _indivisible(config: Config, plan: MeshPlan, view: MeshView) -> Problem:
     return config.problem(
         view.degree_key,
         f"must divide the {ranks} ranks that mesh view {view.name!r} borrows ({terms})",
-        f"set it to one of {', '.join(map(str, fitting))}, or increase {view.borrows[0]}",
+        f"set {view.degree_key} = {_one_of(fitting)}, or increase {view.borrows[0]}",
     )
 
 
@@ -70,8 +70,15 @@ def _mismatch(config: Config, dims: Iterable[MeshDim], degrees: Mapping[str, int
     terms = " x ".join(f"{key} {degree}" for key, degree in requested.items())
     wide = [key for key in requested if key != REMAINDER_KEY] or [REMAINDER_KEY]
     if degrees["dp_shard"] > 0:
-        fix = f"set {REMAINDER_KEY} = -1 to use all remaining ranks, or start {fixed} processes"
+        fix = f"start {fixed} processes"
+        if world_size % (fixed // degrees["dp_shard"]) == 0:
+            fix = f"set {REMAINDER_KEY} = -1 to use all remaining ranks, or {fix}"
     else:
         fix = f"start a multiple of {fixed} processes, or lower a degree"
     reason = f"the degrees multiply to {fixed} ({terms or 'all 1'}), but the world has {world_size} process(es)"
     return Problem(config.where(wide[0], config.value(wide[0])), reason, fix)
+
+
+def _one_of(numbers: list[int]) -> str:
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last}" if most else last
