@@ -15,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.chaos.site.titan_chaos import FOLDER
 from titan_core.api.errors import EXIT_USER_ERROR
+from titan_core.api.launcher import JOB_KEY
 from titan_core.api.processes import environment_of_child
 
 SITE = Path(__file__).parent / "site"
@@ -49,7 +50,13 @@ def titan_train(run: Path, overrides: Sequence[str], launcher: Sequence[str]) ->
 def environment(folder: Path) -> dict[str, str]:
     """Return the environment of agents whose ranks record what they train on in ``folder``."""
     path = os.pathsep.join(filter(None, [str(SITE), os.environ.get("PYTHONPATH", "")]))
-    own = {FOLDER: str(folder), "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    own = {
+        JOB_KEY: "the key of the machines of a disturbed job",
+        FOLDER: str(folder),
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
     return {**os.environ, **environment_of_child(), "GLOO_SOCKET_IFNAME": "lo", **own}
 
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import textwrap
 import threading
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousHandler
-
+from titan_core.api.launcher import OUTCOMES
 from titan_launch.agent import RankAgent
 from titan_launch.console import Console, Shown
 from titan_launch.elastic import ElasticAgent
 from titan_launch.progress import StepLimits
 from titan_launch.rank_logs import RankLogs
-from titan_launch.rendezvous import Rendezvous, handler
+from titan_launch.rendezvous import Rendezvous, RendezvousClosed, handler
 from titan_launch.restart_policy import RestartLimits
-from titan_launch.sizes import Sizes
-from titan_launch.torch_private import leave
+from titan_launch.sizes import Plan, Sizes
 
+KEY = b"the key of the machines of a test"
 RANK = """
 import json, os, signal, struct, sys, time
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -61,7 +58,6 @@ def agent_of(
     step_limits: StepLimits | None = None,
     sizes: Sizes | None = None,
     when_impossible: Literal["wait", "stop"] = "wait",
-    fixed_last_call: bool = True,
     grace: int = 120,
 ) -> RankAgent:
     """
@@ -71,33 +67,30 @@ def agent_of(
     """
     file = folder / "rank.py"
     file.write_text(RANK + textwrap.dedent(script))
-    options = alone or Rendezvous("c10d", "", "", (1, 1), 0, 60)
-    rendezvous: RendezvousHandler = handler(options, f"test-{os.getpid()}")
-    spec = WorkerSpec(
-        role="rank", local_world_size=ranks, entrypoint=sys.executable, args=("-S", str(file)),
-        rdzv_handler=rendezvous, max_restarts=restarts, monitor_interval=0.02,
-    )  # fmt: skip
+    options = alone or Rendezvous()
+    found_handler = handler(options) if options.endpoint else None
     console = console or Console()
-    logs = RankLogs(folder / "torch", folder / "logs", "the test", console, shown)
+    logs = RankLogs(folder / "logs", "the test", console, shown)
     of_agent = (
-        spec, options.machines, options.endpoint, folder / "outcomes", logs, console, lambda began: found, trains,
-        RestartLimits(restarts, wait=0.1), step_limits, grace,
+        (sys.executable, "-S", str(file)), ranks, {OUTCOMES: str(folder / "outcomes")}, options, found_handler,
+        folder / "outcomes", logs, console, lambda began: found, trains, RestartLimits(restarts, wait=0.1), step_limits,
+        grace, 0.02,
     )  # fmt: skip
     if sizes is None:
         return RankAgent(*of_agent)
-    agent = ElasticAgent(
-        *of_agent, sizes=sizes, when_impossible=when_impossible, timeout=options.timeout, fixed_last_call=fixed_last_call
-    )
-    agent._exit_barrier_timeout = 0.1  # peers have no ranks that end
-    return agent
+    return ElasticAgent(*of_agent, sizes=sizes, when_impossible=when_impossible)
 
 
 class Peer:
     """Another machine of an elastic job, without ranks."""
 
-    def __init__(self, options: Rendezvous, ranks: int) -> None:
-        self._handler, self._ranks = handler(options, ""), ranks
-        self.store: Any = None
+    def __init__(self, options: Rendezvous, ranks: int, plan: Plan | None = None) -> None:
+        """
+        Args:
+            plan: what it chooses if it is the first machine (default: all train).
+        """
+        self.handler, self._ranks, self._plan = handler(options), ranks, plan
+        self.joined = False
 
     def join(self) -> threading.Thread:
         """Join the next round, in a thread."""
@@ -107,32 +100,31 @@ class Peer:
 
     def _join(self) -> None:
         try:
-            round_ = self._handler.next_rendezvous()
-        except RendezvousClosedError:
+            here = self.handler.next_rendezvous()
+        except RendezvousClosed:
             return
-        self.store = round_.store
-        role = {"role": "rank", "rank": round_.rank, "local_world_size": self._ranks}
-        self.store.set(f"torchelastic/role_info/{round_.rank}", json.dumps(role))  # torch's agent expects it
-        if round_.rank == 0:  # all machines have as many ranks as this one
-            size = round_.world_size * self._ranks
-            for number in range(round_.world_size):
-                first = number * self._ranks
-                self.store.set(f"torchelastic/assigned_ranks/{number}", json.dumps([first, size, first, size]))
-        self.store.set(f"titan/machine/{round_.rank}", json.dumps({"ranks": self._ranks, "batch": 0}))
+        self.handler.put(f"machine/{here.rank}", {"ranks": self._ranks, "batch": 0})
+        self.handler.put(f"done/{here.rank}", True)
+        if here.rank == 0:  # all machines have as many ranks as this one
+            size = len(here.members)
+            plan = self._plan or Plan(size, size * self._ranks)
+            agreed = {"plan": asdict(plan), "ranks": [self._ranks] * size, "master": ["127.0.0.1", 1]}
+            self.handler.put("plan", agreed)
+        self.joined = True
 
     def fail(self, line: str) -> None:
         """Report a failure of this machine's ranks."""
-        self.store.set("titan/failure", json.dumps({"status": 1, "line": line}))
+        self.handler.put("failure", {"status": 1, "line": line})
 
     def end(self, status: int, line: str = "") -> None:
         """End the job, and report how."""
-        self.store.set("titan/end", json.dumps({"status": status, "line": line}))
+        self.handler.put("end", {"status": status, "line": line})
         self.close()
 
     def leave(self) -> None:
         """Leave the round."""
-        leave(self._handler, 10.0)
+        self.handler.leave()
 
     def close(self) -> None:
         """End the job without a report."""
-        self._handler.shutdown()
+        self.handler.shutdown()

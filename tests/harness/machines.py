@@ -14,6 +14,7 @@ from typing import Any
 
 from harness import PATIENCE
 from harness.distributions import write_distribution
+from titan_core.api.launcher import JOB_KEY
 from titan_core.api.runs.json_lines import read_lines
 
 SMALL = [
@@ -21,6 +22,7 @@ SMALL = [
     "--metrics.log_freq", "1", "--job.device", "cpu", "--job.dump_folder", "run", "--checkpoint.enable", "true",
     "--checkpoint.interval", "3", "--checkpoint.keep_latest_k", "2",
 ]  # fmt: skip
+KEY = "the key of the machines of a test"
 RECORDER = """
 import hashlib, json, os, time
 from pathlib import Path
@@ -76,17 +78,25 @@ class Machine:
     """A launcher: one machine of a job."""
 
     def __init__(
-        self, folder: Path, address: str, arguments: list[str], environment: dict[str, str], within: tuple[str, ...] = ()
+        self,
+        folder: Path,
+        address: str | None,
+        arguments: list[str],
+        environment: dict[str, str],
+        within: tuple[str, ...] = (),
     ) -> None:
         """
         Args:
+            address: where others reach it; ``None``: it does not say.
             within: a command that runs another one, such as in a network namespace.
         """
         folder.mkdir(exist_ok=True)
         count = len(list(folder.glob("machine-*.txt")))
         self.errors = folder / f"machine-{count}.txt"
-        command = [*within, sys.executable, "-m", "titan_core", "train", *SMALL, *arguments, "--local-addr", address]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+        command = [*within, sys.executable, "-m", "titan_core", "train", *SMALL, *arguments]
+        if address is not None:
+            command += ["--local-addr", address]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", JOB_KEY: KEY, **environment}
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
                 command, cwd=folder, stdout=subprocess.DEVNULL, stderr=errors, env=environment, start_new_session=True

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from titan_core.cli.main import main
+from titan_launch import rendezvous
 
 RECIPE = """
 [model]
@@ -26,7 +27,8 @@ MACHINES = ["--nproc-per-node", "1", "--nnodes", "2", "--rdzv-endpoint"]
 
 
 @pytest.fixture
-def my(in_tmp: Path) -> Iterator[Path]:
+def my(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("TITAN_JOB_KEY", "the key of the machines of a test")
     (in_tmp / "my.toml").write_text(RECIPE)
     yield in_tmp
     assert sorted(path.name for path in in_tmp.iterdir() if path.name != "outputs") == ["my.toml"]
@@ -56,8 +58,8 @@ def line_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
                      id="missing value"),
         pytest.param(["train", "my.toml", *MACHINES, "no-such-host.invalid:29500"], "cannot resolve the host name",
                      "check the name, or use an IP address", id="unknown host"),
-        pytest.param(["train", "my.toml", *MACHINES, "127.0.0.1:1", "--rdzv-backend", "static", "--node-rank", "1",
-                      "--rdzv-timeout", "1"], "nothing answered within 1 s", "check the host and the port",
+        pytest.param(["train", "my.toml", *MACHINES, "192.0.2.1:1", "--rdzv-timeout", "1"], "nothing answered within 1 s",
+                     "check the host and the port",
                      id="unreachable host"),
         pytest.param(["train", "my.toml", "--model.tokenizer", "hf", "--model.tokenizer_path", "no/tokenizer.json"],
                      "no such file", "check the path", id="missing tokenizer"),
@@ -77,12 +79,12 @@ def test_a_mistake_is_one_line_with_the_fix(
     assert why in error and fix in error
 
 
-def test_a_port_in_use(my: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use(my: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 0.2)
     with socket.create_server(("", 0)) as server:
         endpoint = f"127.0.0.1:{server.getsockname()[1]}"
-        options = [*MACHINES, endpoint, "--rdzv-backend", "static", "--node-rank", "0"]
-        error = line_of(["train", "my.toml", *options], capsys)
-    assert "Address already in use" in error and "choose another port" in error
+        error = line_of(["train", "my.toml", *MACHINES, endpoint], capsys)
+    assert "another server uses this port" in error and "choose another port" in error
 
 
 def test_no_space_for_the_output() -> None:

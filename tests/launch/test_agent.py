@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import warnings
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from harness.agents import agent_of
+from harness.agents import KEY, agent_of
 from titan_core.api.errors import EXIT_LOST_PEER, UserError
 from titan_core.api.launcher import INTERRUPTED, Outcome, announce_interrupt, interrupted_line, report_lines, resume_line
 from titan_launch import restart_policy
@@ -26,7 +27,7 @@ LOST = 'leave(problems=["RuntimeError: Timed out waiting 20000ms for recv"], fol
 
 
 def last_line(agent: RankAgent) -> str:
-    agent.run("rank")
+    agent.run()
     assert agent.failure is not None
     return agent.failure.lines[-1]
 
@@ -89,7 +90,7 @@ def test_an_interrupt_reaches_every_rank_and_the_agent_waits(tmp_path: Path, cap
     time.sleep(600)
     """
     agent = agent_of(tmp_path, script, restarts=3)
-    agent.run("rank")
+    agent.run()
     assert agent.failure is None and agent.interrupts == 1
     assert [outcome.interrupted for outcome in agent.outcomes.values()] == [True, True]
     assert "Ctrl-C again ends at once" in capfd.readouterr().err
@@ -106,7 +107,7 @@ def test_a_second_interrupt_ends_the_job_at_once_without_a_restart(tmp_path: Pat
     """
     agent = agent_of(tmp_path, script, ranks=1, restarts=3)
     with pytest.raises(JobInterrupted):
-        agent.run("rank")
+        agent.run()
     assert agent.interrupts == 2
 
 
@@ -117,7 +118,7 @@ def test_an_interrupt_says_what_the_ranks_do(
     """Ranks that train complete their step; those that generate or evaluate end at once."""
     agent = agent_of(tmp_path, "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)", ranks=1, trains=trains)
     with pytest.raises(JobInterrupted):
-        agent.run("rank")
+        agent.run()
     assert line in capfd.readouterr().err
 
 
@@ -143,15 +144,17 @@ def test_a_rank_that_fails_after_an_interrupt_is_reported_and_not_restarted(tmp_
     """
     agent = agent_of(tmp_path, script, ranks=1, restarts=3)
     with pytest.raises(JobInterrupted):
-        agent.run("rank")
+        agent.run()
     assert agent.failure == Failure(2, ("error: step-15: cannot be written; make room",))
 
 
 def test_fewer_machines_than_requested_are_refused(tmp_path: Path) -> None:
-    agent = agent_of(tmp_path, "")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    agent = agent_of(tmp_path, "", alone=Rendezvous(f"127.0.0.1:{port}", "test", (1, 1), 60, "127.0.0.1", key=KEY))
     agent._machines = (2, 3)
     with pytest.raises(UserError, match=r"--nnodes 2:3: 1 machine\(s\) joined the rendezvous"):
-        agent.run("rank")
+        agent.run()
 
 
 @pytest.mark.full
@@ -166,10 +169,10 @@ def test_ranks_whose_rendezvous_vanishes_have_lost_a_peer(tmp_path: Path, capfd:
         signal.pause()
     port = int(os.read(read, 10))
     script = f"import os, signal\nos.kill({machine}, signal.SIGKILL)\nsignal.pause()"
-    options = Rendezvous("c10d", f"localhost:{port}", "x", (1, 1), 0, 60)
+    options = Rendezvous(f"localhost:{port}", "x", (1, 1), 60, key=KEY)
     try:
         agent = agent_of(tmp_path, script, ranks=1, alone=options)
-        assert _run(agent, options, agent._logs, agent._console) == EXIT_LOST_PEER
+        assert _run(agent, options) == EXIT_LOST_PEER
     finally:
         os.kill(machine, signal.SIGKILL)
         os.waitpid(machine, 0)

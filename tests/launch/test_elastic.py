@@ -15,17 +15,16 @@ from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, but not exported to type checkers
-from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 
-from harness.agents import Peer, agent_of
+from harness.agents import KEY, Peer, agent_of
 from titan_core.api.config import Override
 from titan_core.api.errors import UserError
 from titan_core.cli.invocation import Invocation
 from titan_core.plugins.registry import Registry
 from titan_launch import elastic, restart_policy
-from titan_launch.agent import JobEnded
+from titan_launch.agent import JobEnded, RanksState
 from titan_launch.failure import Failure
-from titan_launch.rendezvous import Rendezvous, handler
+from titan_launch.rendezvous import Rendezvous, RendezvousClosed, handler
 from titan_launch.sizes import Sizes, choose
 
 pytestmark = pytest.mark.usefixtures("environment", "handlers")
@@ -37,26 +36,22 @@ open(os.path.dirname(__file__) + f"/started-{world}-{rank}", "w").write(" ".join
 """Ranks that leave a file and end."""
 
 
-@pytest.fixture(autouse=True)
-def own_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the launcher sets it."""
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-
-
 def sizes(**values: object) -> Sizes:
     """The recipe of the tests on any number of ranks, with ``section.key`` written as ``section__key``."""
     own = [Override(key.replace("__", "."), str(value)) for key, value in values.items()]
     return Sizes(Invocation(argparse.Namespace(recipe="tiny"), Registry.from_installed(), own).job)
 
 
-def machines(least: int, most: int, address: str, last_call: int = 1) -> Callable[..., Rendezvous]:
+def machines(least: int, most: int, address: str, last_call: int | None = 1) -> Callable[..., Rendezvous]:
     """Return a function that returns the options of a machine. Machines wait ``last_call`` seconds for further ones."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    more = {"last_call_timeout": str(last_call), "keep_alive_interval": "1", "keep_alive_max_attempt": "60"}
+    conf = {"keep_alive_interval": 1, "keep_alive_max_attempt": 60}
+    if last_call is not None:
+        conf["last_call_timeout"] = last_call
 
     def options(address: str = address, timeout: int = 60) -> Rendezvous:
-        return Rendezvous("c10d", f"127.0.0.1:{port}", "test", (least, most), 0, timeout, address, more)
+        return Rendezvous(f"127.0.0.1:{port}", "test", (least, most), timeout, address, key=KEY, conf=conf)
 
     return options
 
@@ -121,24 +116,24 @@ def test_ranks_restart_on_the_machines_that_are_left(
     began = time.time()
     monkeypatch.setattr(restart_policy, "GRACE_SECONDS", 0.2)
     monkeypatch.setattr(elastic, "LAST_CALL_SECONDS", 0.5)  # when they meet again
-    options = machines(1, 2, A, last_call=60)
+    options = machines(1, 2, A, last_call=None)
     cost = 'open(__file__ + ".restart", "w").write(os.environ["TITAN_RESTART"])'
     script = f"{ENDS}if world == '4': time.sleep(600)\n{cost}"
-    agent = agent_of(in_tmp, script, alone=options(), sizes=sizes(), fixed_last_call=False)
+    agent = agent_of(in_tmp, script, alone=options(), sizes=sizes())
     peer = Peer(options(B), 2)
     joining = peer.join()
 
-    def leaves(group: object) -> object:
-        if (in_tmp / "started-4-1").exists() and peer.store is not None:
+    def leaves() -> RanksState:
+        if (in_tmp / "started-4-1").exists() and peer.joined:
             joining.join()
             peer.fail("error: rank 3 was killed by SIGKILL in step 7")
             peer.leave()
-            peer.store = None
-        return monitor(group)
+            peer.joined = False
+        return monitor()
 
     monitor = agent.monitor_workers
     monkeypatch.setattr(agent, "monitor_workers", leaves)
-    agent.run("rank")
+    agent.run()
     assert agent.failure is None
     assert (in_tmp / "started-2-1").read_text() == "--training.elastic true --training.global_batch_size 16"
     said = "titan: 127.0.0.2 left; restarting: 4 -> 2 ranks (dp_shard=2), 2 accumulation steps, global batch 16\n"
@@ -161,15 +156,15 @@ def test_a_failure_of_another_machine_does_not_count(
     joining = [peer.join()]
     restart = agent.restart_workers
 
-    def again(group: object) -> None:
+    def again() -> None:
         joining[0].join()
         peer.fail("error: rank 3 was killed by SIGKILL in step 7 (out of memory?); see logs/rank-3.log")
         (in_tmp / "rank.py.again").touch()
         joining.append(peer.join())
-        restart(group)  # type: ignore[arg-type]
+        restart()
 
     monkeypatch.setattr(agent, "restart_workers", again)
-    agent.run("rank")
+    agent.run()
     joining[1].join()
     assert agent.failure is None
     said = (
@@ -197,14 +192,14 @@ def test_ranks_that_follow_end_like_the_job(
     peer = Peer(options(B), 2)
     joining, restart = peer.join(), agent.restart_workers
 
-    def again(group: object) -> None:
+    def again() -> None:
         joining.join()
         peer.end(*end)
-        restart(group)  # type: ignore[arg-type]
+        restart()
 
     monkeypatch.setattr(agent, "restart_workers", again)
     with pytest.raises(JobEnded):
-        agent.run("rank")
+        agent.run()
     assert agent.failure == failure
 
 
@@ -226,13 +221,14 @@ while not os.path.exists(__file__ + ".joined"):
     def patience(*given: object) -> float:
         if not joining:
             joining.append(peer.join())
-            while not agent._handler.num_nodes_waiting():  # type: ignore[attr-defined]
+            assert agent._handler is not None
+            while not agent._handler.num_nodes_waiting():
                 time.sleep(0.05)
             (in_tmp / "rank.py.joined").touch()
         return 600.0
 
     monkeypatch.setattr(restart_policy, "patience", patience)
-    agent.run("rank")
+    agent.run()
     assert agent.failure == Failure(1, ("error: ValueError: no",)) and not (in_tmp / "started-4-0").exists()
     peer.close()
     joining[0].join()
@@ -244,14 +240,14 @@ def test_machines_that_lose_each_other_again_and_again_stop(in_tmp: Path) -> Non
     options = machines(1, 2, A)
     agent = agent_of(in_tmp, ENDS + LOSES, restarts=0, alone=options(), sizes=sizes())
     with pytest.raises(JobEnded):
-        agent.run("rank")
+        agent.run()
     assert agent.failure is not None and agent.failure.lines[-1].startswith("error: a rank on another machine has not")
 
 
 def test_a_failure_of_its_own_counts(in_tmp: Path) -> None:
     script = ENDS + 'leave(problems=["ValueError: no"], time=1.0)\nsys.exit(1)'
     agent = agent_of(in_tmp, script, restarts=0, alone=machines(1, 2, A)(), sizes=sizes())
-    agent.run("rank")
+    agent.run()
     assert agent.failure == Failure(1, ("error: ValueError: no",))
 
 
@@ -261,15 +257,15 @@ def test_an_impossible_size_waits_for_more_machines(in_tmp: Path, capfd: pytest.
     found = sizes(parallelism__tensor_parallel_degree=2)
     agent = agent_of(in_tmp, ENDS, ranks=1, alone=options(), sizes=found)
     peer = Peer(options(B), 1)
-    say, joining = agent._console.say, []
+    say, joining = agent.console.say, []
 
     def joins(line: str) -> None:
         say(line)
         if line.startswith("waiting for more machines, because 1 rank(s) cannot train: command line: parallelism.tensor"):
             joining.append(peer.join())
 
-    agent._console.say = joins  # type: ignore[method-assign]
-    agent.run("rank")
+    agent.console.say = joins  # type: ignore[method-assign]
+    agent.run()
     joining[0].join()
     assert agent.failure is None and (in_tmp / "started-2-0").exists() and not (in_tmp / "started-1-0").exists()
 
@@ -280,7 +276,7 @@ def test_an_impossible_size_stops_the_job(in_tmp: Path) -> None:
     agent = agent_of(in_tmp, ENDS, ranks=1, alone=machines(1, 2, A)(), sizes=found, when_impossible="stop")
     why = r"--nnodes 1:2: 1 machine\(s\) have joined, and 1 rank\(s\) cannot train: .*; start more machines, or use --elas"
     with pytest.raises(UserError, match=why):
-        agent.run("rank")
+        agent.run()
 
 
 @pytest.mark.full
@@ -288,7 +284,7 @@ def test_the_wait_for_more_machines_ends(in_tmp: Path) -> None:
     found = sizes(parallelism__tensor_parallel_degree=2)
     agent = agent_of(in_tmp, ENDS, ranks=1, alone=machines(1, 2, A)(timeout=3), sizes=found)
     with pytest.raises(UserError, match=r"start more machines; none joined within 3 s \(--rdzv-timeout\)"):
-        agent.run("rank")
+        agent.run()
 
 
 @pytest.mark.full
@@ -304,13 +300,14 @@ def test_machines_that_make_the_size_impossible_idle(
     options = machines(3, 4, C)  # the third of them
     found = sizes(parallelism__tensor_parallel_degree=2)
     agent = agent_of(in_tmp, ENDS, ranks=1, alone=options(), sizes=found)
-    first, second = Peer(options(A), 1), Peer(options(B), 1)
+    plan = choose(found, [1, 1, 1], 2, 0)
+    first, second = Peer(options(A), 1, plan), Peer(options(B), 1)
     joining = [first.join(), second.join()]
     start = agent.start_workers
 
-    def ends(group: object) -> object:
+    def ends() -> None:
         try:
-            return start(group)  # type: ignore[arg-type]
+            start()
         finally:
             joining[0].join()
             if end is None:
@@ -319,9 +316,8 @@ def test_machines_that_make_the_size_impossible_idle(
                 first.end(*end)
 
     monkeypatch.setattr(agent, "start_workers", ends)
-    monkeypatch.setattr(agent, "_agree", lambda group: choose(found, [1, 1, 1], 2, 0))
     with pytest.raises(JobEnded):
-        agent.run("rank")
+        agent.run()
     for thread in joining:
         thread.join()
     assert "titan: this machine idles: 2 of 3 machines train, because 3 rank(s) cannot train: " in capfd.readouterr().err
@@ -332,25 +328,27 @@ def test_machines_that_make_the_size_impossible_idle(
 def test_a_store_that_outlives_jobs_serves_the_next_one() -> None:
     """Once a job has closed its rendezvous, and its machines report no more."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    quick = {"keep_alive_interval": "1", "keep_alive_max_attempt": "2", "last_call_timeout": "1"}
-    options = Rendezvous("c10d", f"127.0.0.1:{store.port}", "job", (1, 2), 0, 60, A, quick)
-    first = handler(options, "")
-    first.next_rendezvous().store.set("titan/end", "a key of the first job")
+    quick = {"keep_alive_interval": 1, "keep_alive_max_attempt": 2, "last_call_timeout": 1}
+    options = Rendezvous(f"127.0.0.1:{store.port}", "job", (1, 2), 60, A, key=KEY, conf=quick)
+    first = handler(options)
+    first.next_rendezvous()
+    first.put("end", "a record of the first job")
     first.shutdown()
-    second = handler(options, "").next_rendezvous()
-    assert second.world_size == 1 and not second.store.check(["titan/end"])
+    second = handler(options)
+    assert len(second.next_rendezvous().members) == 1 and second.get("end") is None
+    second.stop()
 
 
 @pytest.mark.full
 def test_a_job_that_has_closed_its_rendezvous_and_still_runs_keeps_it() -> None:
     """Its ranks may still be saving."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    quick = {"keep_alive_interval": "1", "keep_alive_max_attempt": "60", "last_call_timeout": "1"}
-    options = Rendezvous("c10d", f"127.0.0.1:{store.port}", "job", (1, 2), 0, 60, A, quick)
+    quick = {"keep_alive_interval": 1, "keep_alive_max_attempt": 60, "last_call_timeout": 1}
+    options = Rendezvous(f"127.0.0.1:{store.port}", "job", (1, 2), 60, A, key=KEY, conf=quick)
     peers = Peer(options, 1), Peer(replace(options, local_addr=B), 1)
     for thread in [peer.join() for peer in peers]:
         thread.join()
     peers[0].close()  # the other one still reports every second
-    with pytest.raises(RendezvousClosedError):
-        handler(options, "").next_rendezvous()
+    with pytest.raises(RendezvousClosed):
+        handler(options).next_rendezvous()
     peers[1].leave()

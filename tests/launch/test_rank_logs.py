@@ -15,7 +15,6 @@ from harness.quick import rows
 from harness.terminal import Screen
 from titan_core.api.errors import UserError
 from titan_core.api.tools.phases import current_phase
-from titan_launch import rank_logs
 from titan_launch.agent import JobInterrupted, RankAgent
 from titan_launch.console import Console, Shown
 from titan_launch.options import shown_ranks
@@ -30,9 +29,9 @@ pytestmark = pytest.mark.usefixtures("environment", "handlers")
 
 def run(agent: RankAgent) -> None:
     with suppress(JobInterrupted):
-        agent.run("rank")
-    agent._logs.end_attempt()
-    agent._console.close()
+        agent.run()
+    agent.logs.end_attempt()
+    agent.console.close()
     assert current_phase() is None
 
 
@@ -119,7 +118,7 @@ def test_the_traceback_that_a_rank_logged_is_named_where_it_moves(tmp_path: Path
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"--log-dir x: .*file/logs cannot be written: Not a directory; choose another"):
-        RankLogs(tmp_path / "torch", tmp_path / "file/logs", "--log-dir x", Console(), RANK_0)
+        RankLogs(tmp_path / "file/logs", "--log-dir x", Console(), RANK_0)
 
 
 def test_a_full_disk_is_reported_once_and_the_job_continues(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -174,7 +173,6 @@ ENDINGS = {
 
 @pytest.mark.parametrize("ending", rows(ENDINGS, ["kill", "interrupt"]))
 def test_the_bar_of_a_rank_that_ends_is_erased(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_logs, "_may_open_terminals", lambda: True)
     terminal = OwnTerminal()
     script = f"""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -12,14 +12,8 @@ from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, but not exported to type checkers
-from torch.distributed.elastic.rendezvous.api import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-)
 
-from harness.agents import agent_of
+from harness.agents import KEY, agent_of
 from titan_core.api.errors import UserError
 from titan_core.api.launcher import LOCAL_ADDRESS
 from titan_core.cli.main import main
@@ -27,7 +21,15 @@ from titan_launch import rendezvous, status_line
 from titan_launch.console import Console
 from titan_launch.launch import environment_of_ranks
 from titan_launch.options import machines, processes_per_node
-from titan_launch.rendezvous import Rendezvous, options_of, rendezvous_errors, require_meeting_point
+from titan_launch.rendezvous import (
+    Rendezvous,
+    RendezvousClosed,
+    RendezvousLost,
+    RendezvousTimeout,
+    options_of,
+    rendezvous_errors,
+    require_meeting_point,
+)
 from titan_launch.status_line import StatusLine
 
 
@@ -44,7 +46,9 @@ def free() -> int:
         return int(server.getsockname()[1])
 
 
-STATIC = ["--rdzv-backend", "static"]
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TITAN_JOB_KEY", KEY.decode())
 
 
 @pytest.mark.parametrize(
@@ -53,24 +57,15 @@ STATIC = ["--rdzv-backend", "static"]
         ([], "--nnodes: several machines need an address to meet at; add the same --rdzv-endpoint HOST:PORT on every"),
         (["--rdzv-endpoint", "node0:99999"], "--rdzv-endpoint node0:99999: must be HOST:PORT; write it as in node0:29500"),
         (["--rdzv-endpoint", ":29500"], "--rdzv-endpoint :29500: must be HOST:PORT; write it as in node0:29500"),
-        (["--rdzv-endpoint", "node0", *STATIC], "--rdzv-endpoint node0: the port is missing; add it, as in node0:29500"),
-        (["--rdzv-endpoint", "node0:29500", "--node-rank", "2"],
-         "--node-rank 2: must be a whole number from 0 to 1, because --nnodes is 2; give each machine a different rank"),
-        (["--rdzv-endpoint", "node0:29500", "--node-rank", "one"], "--node-rank one: must be a whole number from 0 to 1"),
-        (["--rdzv-endpoint", "node0:29500", "--node-rank", "1"],
-         "--node-rank 1: has no effect: the c10d rendezvous numbers the machines itself; drop it, or add"),
-        (["--rdzv-endpoint", "node0:29500", "--node-rank", "0", "--rdzv-backend", "etcd"], "the etcd rendezvous numbers"),
         (["--rdzv-endpoint", "node0:29500", "--rdzv-timeout", "1000000000000"], "is not a whole number from 1 to 86400"),
         (["--rdzv-endpoint", "node0:" + "9" * 5000], "99: must be HOST:PORT"),
-        (["--rdzv-endpoint", "node0:29500", "--node-rank", "9" * 5000], "99: must be a whole number from 0 to 1"),
         (["--rdzv-endpoint", "node0:29500", "--rdzv-timeout", "0"], "is not a whole number from 1 to 86400"),
-        (["--nnodes", "1:2", "--rdzv-endpoint", "node0:29500", *STATIC], "the static rendezvous does not support a range"),
-        (["--nnodes", "1:2", "--rdzv-endpoint", "node0:29500", "--rdzv-backend", "etcd"], "the etcd rendezvous does not"),
         (["--elastic", "stop", "--rdzv-endpoint", "node0:29500"], "--elastic stop: applies only to a range of machines"),
         (["--rdzv-endpoint", "node0:29500", "--rdzv-conf", "last_call"], "--rdzv-conf last_call: must be KEY=VALUE"),
-        (["--rdzv-endpoint", "node0:29500", "--rdzv-conf", "is_host=1"], "is_host=1: the c10d rendezvous has no such"),
-        (["--rdzv-endpoint", "node0:29500", "--rdzv-conf", "join_timeout=-1"], "join_timeout=-1: must be a whole number"),
+        (["--rdzv-endpoint", "node0:29500", "--rdzv-conf", "is_host=1"], "is_host=1: the rendezvous has no such"),
+        (["--rdzv-endpoint", "node0:29500", "--rdzv-conf", "last_call_timeout=-1"], "timeout=-1: must be a whole number"),
         (["--rdzv-endpoint", "node0:29500", "--local-addr", "203.0.113.1"], "is not an address of this machine; use one"),
+        (["--rdzv-endpoint", "node0:29500", "--bind", "203.0.113.1"], "--bind 203.0.113.1: is not an address of this"),
         (["--rdzv-endpoint", "node0:29500", "--local-addr", "no-such-host.invalid"], "invalid: cannot be resolved: "),
         (["--nnodes", "3:2", "--rdzv-endpoint", "node0:29500"], "--nnodes 3:2: the range is empty"),
         (["--rdzv-endpoint", "no-such-host.invalid:29500"], "cannot resolve the host name 'no-such-host.invalid'"),
@@ -84,23 +79,23 @@ def test_options_that_cannot_work_are_refused_at_once(
     assert why in error and error.count("\n") == 1
 
 
-def options(endpoint: str, backend: str = "c10d", node_rank: int = 0, timeout: int = 1) -> Rendezvous:
-    return Rendezvous(backend, endpoint, "titan", (2, 2), node_rank, timeout)
+def options(endpoint: str, timeout: int = 1) -> Rendezvous:
+    return Rendezvous(endpoint, "titan", (2, 2), timeout, key=KEY)
 
 
-def test_a_machine_that_does_not_answer(free: int) -> None:
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Endpoints are those of another machine."""
+    monkeypatch.setattr(rendezvous, "is_local_address", lambda *given: False)
+
+
+def test_a_machine_that_does_not_answer(free: int, elsewhere: None) -> None:
     with pytest.raises(UserError, match=rf"localhost:{free}: nothing answered within 1 s \(Connection refused\); check"):
-        require_meeting_point(options(f"localhost:{free}", "static", node_rank=1))
-
-
-def test_a_port_in_use(listening: int) -> None:
-    with pytest.raises(UserError, match=r"this machine cannot listen on the port: Address already in use.*--node-rank 0"):
-        require_meeting_point(options(f"localhost:{listening}", "static"))
+        require_meeting_point(options(f"localhost:{free}"))
 
 
 def test_endpoints_that_work_are_accepted(listening: int, free: int) -> None:
-    require_meeting_point(options(f"localhost:{listening}", "static", node_rank=1))
-    require_meeting_point(options(f"localhost:{free}", "static"))
+    require_meeting_point(options(f"localhost:{listening}"))
     require_meeting_point(options(f"localhost:{free}"))  # this machine itself will listen there
 
 
@@ -113,39 +108,33 @@ def test_a_store_is_recognised_while_an_error_is_handled() -> None:
         assert rendezvous._answers("localhost", store.port)
 
 
-@pytest.mark.parametrize(("backend", "node_rank"), [("c10d", 0), ("static", 1)])
-def test_another_kind_of_server_at_the_endpoint_is_reported(
-    listening: int, monkeypatch: pytest.MonkeyPatch, backend: str, node_rank: int
-) -> None:
+def test_another_kind_of_server_at_the_endpoint_is_reported(listening: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 0.2)
     threads = threading.active_count()
     why = rf"localhost:{listening}: another server uses this port: it does not answer as a torch rendezvous; choose"
     with pytest.raises(UserError, match=why):
-        rendezvous.handler(options(f"localhost:{listening}", backend, node_rank), "x")
+        rendezvous.handler(options(f"localhost:{listening}"))
     # A thread that torch keeps waiting would abort the process when the interpreter exits.
     assert threading.active_count() == threads
 
 
-def test_a_torch_store_at_the_endpoint_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_store_at_the_endpoint_is_joined() -> None:
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    handler = rendezvous.handler(options(f"localhost:{store.port}", "c10d"), "x")
-    assert handler.get_backend() == "c10d"
+    found = rendezvous.handler(options(f"localhost:{store.port}"))
+    assert store.check(["titan/titan/state"])
+    found.stop()
 
 
 @pytest.mark.parametrize(
     ("error", "cause", "why"),
     [
-        (RendezvousTimeoutError(), None, "fewer than 2 machines joined within 1 s (--rdzv-timeout); start titan on every"),
-        (RendezvousClosedError(), None, "the rendezvous 'titan' is closed: that job has ended"),
-        (RendezvousConnectionError("see inner"), RuntimeError("[x.cpp:1] The server has gone.\nframe #0"),
+        (RendezvousTimeout(), None, "fewer than 2 machines joined within 1 s (--rdzv-timeout); start titan on every"),
+        (RendezvousClosed(), None, "the rendezvous 'titan' is closed: that job has ended"),
+        (RendezvousLost("see inner"), RuntimeError("[x.cpp:1] The server has gone.\nframe #0"),
          "no rendezvous answers there (The server has gone.)"),
-        (RendezvousConnectionError("see inner"), RuntimeError("EADDRINUSE, address already in use"), "the port is in use"),
-        (RendezvousConnectionError(""), RuntimeError("Timed out after 6 seconds waiting for clients. 1/2 clients joined."),
-         "not all 2 machines joined within 1 s"),
-        (RendezvousStateError("the state is corrupt"), None, "the rendezvous failed (the state is corrupt)"),
     ],
 )  # fmt: skip
-def test_errors_of_torch_are_reported_in_one_line(error: Exception, cause: Exception | None, why: str) -> None:
+def test_errors_of_the_rendezvous_are_reported_in_one_line(error: Exception, cause: Exception | None, why: str) -> None:
     error.__cause__ = cause
     with pytest.raises(UserError) as caught, rendezvous_errors(options("node0:29500")):
         raise error
@@ -158,10 +147,11 @@ def test_the_number_of_machines_may_exceed_the_limit_of_processes_per_machine() 
     assert processes_per_node("8") == 8
 
 
-def test_one_machine_needs_no_options() -> None:
-    arguments = argparse.Namespace(
-        rdzv_timeout=600, rdzv_endpoint=None, rdzv_backend="c10d", node_rank=None, rdzv_conf=None, local_addr=None
-    )
+@pytest.mark.parametrize("endpoint", [None, "node0:29500"])
+def test_one_machine_meets_nobody(endpoint: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor needs a key. A script that starts any number of machines may pass the endpoint anyway."""
+    monkeypatch.delenv("TITAN_JOB_KEY")
+    arguments = argparse.Namespace(rdzv_timeout=600, rdzv_endpoint=endpoint, rdzv_conf=None, local_addr=None, bind=None)
     assert options_of(arguments, 1, 1).endpoint == ""
 
 
@@ -169,29 +159,19 @@ def test_ranks_know_the_address_of_their_machine() -> None:
     """Replica groups are reached there."""
     settings = argparse.Namespace(numa_binding=None)
     given = replace(options("node0:29500"), local_addr="127.0.0.1")
-    assert environment_of_ranks(settings, given, Path("outcomes"), Path("logs"))[LOCAL_ADDRESS] == "127.0.0.1"
-    assert LOCAL_ADDRESS not in environment_of_ranks(settings, options("node0:29500"), Path("outcomes"), Path("logs"))
+    assert environment_of_ranks(settings, given, 1, Path("outcomes"), Path("logs"))[LOCAL_ADDRESS] == "127.0.0.1"
+    assert LOCAL_ADDRESS not in environment_of_ranks(settings, options("node0:29500"), 1, Path("outcomes"), Path("logs"))
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "why"),
-    [
-        ("--node-rank", "1", "must be 0, because --nnodes is 1"),
-        ("--rdzv-backend", "static", "needs --rdzv-endpoint"),
-        ("--rdzv-endpoint", "no-such-host.invalid:29500", "cannot resolve the host name 'no-such-host.invalid'"),
-    ],
-)
-def test_rendezvous_options_are_checked_on_one_machine_too(
-    option: str, value: str, why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", "tiny", "--nproc-per-node", "2", option, value]) == 2
-    assert f"{option} {value}: {why}" in capsys.readouterr().err
+def test_rendezvous_options_are_checked_on_one_machine_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "tiny", "--nproc-per-node", "2", "--rdzv-endpoint", "node0:99999"]) == 2
+    assert "--rdzv-endpoint node0:99999: must be HOST:PORT" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "option",
     [
-        "--node-rank 0",
+        "--bind 127.0.0.1",
         "--rdzv-endpoint a:1",
         "--rdzv-id x",
         "--rdzv-timeout 5",
@@ -221,35 +201,24 @@ def test_options_without_effect_are_refused(options: str, why: str, capsys: pyte
     assert why in capsys.readouterr().err
 
 
-def test_one_machine_uses_the_requested_endpoint(listening: int, capsys: pytest.CaptureFixture[str]) -> None:
-    endpoint = ["--rdzv-endpoint", f"127.0.0.1:{listening}", "--rdzv-backend", "static"]
-    assert main(["train", "tiny", "--nproc-per-node", "2", *endpoint]) == 2
-    assert (
-        f"127.0.0.1:{listening}: this machine cannot listen on the port: Address already in use" in capsys.readouterr().err
-    )
-
-
-@pytest.mark.parametrize(
-    ("backend", "joined"), [("c10d", "1 of 2 joined"), pytest.param("static", "needs 2", marks=pytest.mark.full)]
-)
 def test_a_machine_says_whom_it_waits_for(
-    backend: str, joined: str, free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(status_line, "PLAIN_SECONDS", 0.3)
-    alone = options(f"localhost:{free}", backend)
+    alone = options(f"localhost:{free}")
     console = Console()
     with pytest.raises(UserError, match=r"machines joined within 1 s \(--rdzv-timeout\)"), rendezvous_errors(alone):
-        agent_of(tmp_path, "", console=console, alone=alone).run("rank")
+        agent_of(tmp_path, "", console=console, alone=alone).run()
     console.close()
     # A slow machine may say so twice, or not know yet that it has joined itself.
-    expected = rf"(titan: waiting for machines at localhost:{free}: ({joined}|0 of 2 joined) \(\d+ s\)\n)+"
+    expected = rf"(titan: waiting for machines at localhost:{free}: (1|0) of 2 joined \(\d+ s\)\n)+"
     assert re.fullmatch(expected, capfd.readouterr().err)
 
 
 def test_a_machine_says_where_it_connects(
-    free: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    free: int, elsewhere: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(status_line, "PLAIN_SECONDS", 0.3)
     with StatusLine(), pytest.raises(UserError, match="nothing answered within 1 s"):
-        require_meeting_point(options(f"localhost:{free}", "static", node_rank=1))
+        require_meeting_point(options(f"localhost:{free}"))
     assert capsys.readouterr().err == f"titan: connecting to localhost:{free}: tries for 1 s (0 s)\n"

@@ -8,7 +8,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 
 from harness.agents import agent_of
 from titan_core.api.launcher import RESTART
@@ -17,7 +16,7 @@ from titan_launch.agent import JobInterrupted, RankAgent
 from titan_launch.failure import Failure
 from titan_launch.progress import Progress, StepLimits
 from titan_launch.recovery import Restart, recovery_line
-from titan_launch.rendezvous import Rendezvous
+from titan_launch.rendezvous import Rendezvous, RendezvousClosed
 
 pytestmark = pytest.mark.usefixtures("environment", "handlers")
 
@@ -43,7 +42,7 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 )  # fmt: skip
 def test_an_end_that_would_repeat_is_final(tmp_path: Path, script: str, status: int, line: str) -> None:
     agent = agent_of(tmp_path, script, restarts=3)
-    agent.run("rank")
+    agent.run()
     assert agent.failure is not None
     assert (agent.failure.status, agent.failure.lines) == (status, (line,))
 
@@ -54,7 +53,7 @@ def test_the_status_that_a_rank_recorded_counts_even_if_its_process_ended_otherw
     os.kill(os.getpid(), signal.SIGABRT)
     """
     agent = agent_of(tmp_path, script, ranks=1)
-    agent.run("rank")
+    agent.run()
     assert agent.failure is not None and agent.failure.status == 74
 
 
@@ -76,7 +75,7 @@ def test_a_rank_that_waits_for_a_killed_one_does_not_delay_the_restart(
     os.kill(os.getpid(), signal.SIGKILL)
     """
     agent = agent_of(tmp_path, script, restarts=1)
-    agent.run("rank")
+    agent.run()
     assert agent.failure is None
     assert "rank 1 was killed by SIGKILL in step 15 (out of memory?)" in capfd.readouterr().err
     restart = Restart(**json.loads((tmp_path / "rank.py0").read_text()))
@@ -95,7 +94,7 @@ def test_ranks_that_do_not_end_their_step_are_killed_named_and_restarted(
     os.kill(os.getpid(), signal.SIGSTOP)
     """
     agent = agent_of(tmp_path, script, restarts=1, found="rank 1 is in next()", step_limits=StepLimits(1000.0, 90.0))
-    agent.run("rank")
+    agent.run()
     assert agent.failure is None
     said = r"titan: error: rank 1 was killed in step 3, which had taken 10\d s; rank 1 is in next\(\); restarting \("
     assert re.search(said, capfd.readouterr().err)
@@ -117,7 +116,7 @@ def test_an_interrupt_ends_the_wait_before_a_restart(tmp_path: Path, capfd: pyte
     agent = agent_of(tmp_path, "sys.exit(3)", ranks=1, restarts=3)
     agent._policy._limits = restart_policy.RestartLimits(3, wait=600.0, longest_wait=600.0)
     said: list[str] = []
-    original = agent._console.say
+    original = agent.console.say
 
     def say(line: str) -> None:
         original(line)
@@ -125,9 +124,9 @@ def test_an_interrupt_ends_the_wait_before_a_restart(tmp_path: Path, capfd: pyte
         if "restarting in 600 s (attempt 3 of 4)" in line:
             signal.raise_signal(signal.SIGINT)
 
-    agent._console.say = say  # type: ignore[method-assign]
+    agent.console.say = say  # type: ignore[method-assign]
     with pytest.raises((KeyboardInterrupt, JobInterrupted)):
-        agent.run("rank")
+        agent.run()
     assert len(said) >= 2
 
 
@@ -162,14 +161,14 @@ def test_a_job_that_has_ended_elsewhere_is_no_mistake_in_the_options(
 ) -> None:
     """A machine of a job of fixed size restarts its ranks, and finds the rendezvous closed."""
 
-    def run(self: object, role: str) -> None:
+    def run(self: object) -> None:
         agent.failure, agent._began = failure, 1.0
-        raise RendezvousClosedError
+        raise RendezvousClosed
 
     agent = agent_of(tmp_path, "", restarts=3)
     monkeypatch.setattr(RankAgent, "run", run)
-    options = Rendezvous("c10d", "node0:29500", "titan", (2, 2), 0, 60)
-    assert launch._run(agent, options, agent._logs, agent._console) == status
+    options = Rendezvous("node0:29500", "titan", (2, 2), 60)
+    assert launch._run(agent, options) == status
     assert capfd.readouterr().err.startswith(line)
 
 
@@ -198,5 +197,5 @@ def test_a_failure_is_not_held_up_by_a_rank_that_has_completed(tmp_path: Path, m
         time.sleep(600)
     """
     agent = agent_of(tmp_path, script, ranks=3)
-    agent.run("rank")
+    agent.run()
     assert agent.failure == Failure(1, ("error: ValueError: no",))

@@ -10,8 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from harness.agents import agent_of
 from titan_core.api.hookspecs import hookimpl
@@ -19,12 +17,12 @@ from titan_core.cli.main import main
 from titan_core.plugins.guard import Origin
 from titan_launch import launch, restart_policy
 from titan_launch.agent import JobInterrupted, RankAgent
-from titan_launch.rendezvous import Rendezvous
+from titan_launch.rendezvous import Rendezvous, RendezvousLost
 from titan_launch.signals import Signals, Terminated
 from titan_launch.sizes import Sizes
 
 pytestmark = pytest.mark.usefixtures("environment", "handlers")
-ALONE = Rendezvous("c10d", "", "", (1, 1), 0, 60)
+ALONE = Rendezvous()
 SAVES = """
 def save(*given):
     leave(checkpoint="step-15")
@@ -36,7 +34,7 @@ signal.signal(signal.SIGTERM, save)
 
 def ends(agent: RankAgent) -> int:
     """Run the job as the launcher does; return its exit status."""
-    return launch._run(agent, ALONE, agent._logs, agent._console)
+    return launch._run(agent, ALONE)
 
 
 def elastic_agent_of(folder: Path, script: str, grace: int = 120) -> RankAgent:
@@ -53,15 +51,15 @@ def ending() -> Iterator[Signals]:
 
 @pytest.fixture
 def seconds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How long torch waits for ranks before SIGKILL, each time."""
+    """How long ranks may take to end before SIGKILL, each time."""
     waited: list[int] = []
-    shutdown = LocalElasticAgent._shutdown
+    end = RankAgent.end_workers
 
-    def record(self: LocalElasticAgent, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        waited.append(timeout)
-        shutdown(self, death_sig, timeout)
+    def record(self: RankAgent, number: signal.Signals, seconds: int) -> object:
+        waited.append(seconds)
+        return end(self, number, seconds)
 
-    monkeypatch.setattr(LocalElasticAgent, "_shutdown", record)
+    monkeypatch.setattr(RankAgent, "end_workers", record)
     return waited
 
 
@@ -118,17 +116,17 @@ def test_an_interrupt_after_the_loss_of_the_rendezvous_ends_the_job(
     agent = agent_with(tmp_path, "")
     agent._plan = True  # type: ignore[attr-defined]
 
-    def loses(self: LocalElasticAgent, role: str) -> None:
+    def loses(self: RankAgent) -> None:
         agent._pids = {0: os.getpid()}
-        raise RendezvousConnectionError
+        raise RendezvousLost
 
-    monkeypatch.setattr(LocalElasticAgent, "run", loses)
-    monkeypatch.setattr("titan_launch.elastic.stop_heartbeats", lambda handler: None)
+    monkeypatch.setattr(RankAgent, "_run", loses)
+    agent._handler = SimpleNamespace(stop=lambda: None)  # type: ignore[assignment]
     monkeypatch.setattr(launch, "require_meeting_point", lambda *given: signal.raise_signal(signal.SIGINT))
     if agent_with is agent_of:
         with agent.signals, pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the handlers are those of one job
-            with pytest.raises(RendezvousConnectionError):
-                agent.run("rank")
+            with pytest.raises(RendezvousLost):
+                agent.run()
             signal.raise_signal(signal.SIGINT)
     else:
         with pytest.raises(KeyboardInterrupt):
@@ -142,13 +140,13 @@ def test_an_interrupt_before_the_loss_of_the_rendezvous_ends_the_job(
     agent = elastic_agent_of(tmp_path, "")
     agent._plan = True  # type: ignore[attr-defined]
 
-    def loses(self: LocalElasticAgent, role: str) -> None:
+    def loses(self: RankAgent) -> None:
         agent.interrupts = 1
-        raise RendezvousConnectionError
+        raise RendezvousLost
 
-    monkeypatch.setattr(LocalElasticAgent, "run", loses)
+    monkeypatch.setattr(RankAgent, "_run", loses)
     with pytest.raises(JobInterrupted):
-        agent.run("rank")
+        agent.run()
 
 
 @pytest.mark.parametrize("agent_with", [agent_of, elastic_agent_of], ids=["fixed", "elastic"])
@@ -157,13 +155,13 @@ def test_ranks_that_are_interrupted_while_they_stop_are_not_started_again(
 ) -> None:
     agent = agent_with(tmp_path, "")
 
-    def interrupted(self: LocalElasticAgent, number: signal.Signals, timeout: int) -> None:
+    def interrupted(self: RankAgent, number: signal.Signals, seconds: int) -> None:
         agent._pids = {0: os.getpid()}  # as if it had been given to another process
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(LocalElasticAgent, "_shutdown", interrupted)
+    monkeypatch.setattr(RankAgent, "end_workers", interrupted)
     with agent.signals, pytest.raises(JobInterrupted):
-        agent.stop_workers(agent.get_worker_group())
+        agent.stop_workers()
     assert (agent.interrupts, agent._pids) == (1, {})
 
 
@@ -209,7 +207,7 @@ def test_ranks_have_the_time_that_the_user_gives(
     tmp_path: Path, seconds: list[int], agent_with: Callable[..., RankAgent]
 ) -> None:
     agent = agent_with(tmp_path, "", grace=77)
-    agent.stop_workers(agent.get_worker_group())
+    agent.stop_workers()
     assert seconds == [77]
 
 
@@ -230,7 +228,7 @@ def test_the_option_reaches_the_agent(
     in_tmp: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], grace: int, seconds: list[int]
 ) -> None:
     def stop(agent: RankAgent, *given: object) -> int:
-        agent.stop_workers(agent.get_worker_group())
+        agent.stop_workers()
         return 0
 
     monkeypatch.setattr(launch, "_run", stop)

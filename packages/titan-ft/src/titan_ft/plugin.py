@@ -6,6 +6,8 @@ from titan_core.api.command import Command
 from titan_core.api.components import Phase, Transform
 from titan_core.api.health import HealthCheck
 from titan_core.api.hookspecs import hookimpl
+from titan_core.api.job import Job
+from titan_core.api.launcher import leave_loopback
 from titan_core.api.ref import Ref
 from titan_ft.config import FaultToleranceSection
 
@@ -28,6 +30,13 @@ def titan_parallelisms() -> list[Transform]:
             observe=Ref("titan_ft.step:observe"),
         )
     ]
+
+
+@hookimpl
+def titan_job_assembled(job: Job) -> None:
+    """Let this rank's sums leave the machine: its launcher knows of no other replica group."""
+    if job.config.section(FaultToleranceSection).enable:
+        leave_loopback()
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""Starts the ranks of a job on this machine through torch's elastic agent."""
+"""Starts the ranks of a job on this machine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import json
 import logging
 import os
 import shutil
+import socket
 import sys
 import tempfile
-import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,10 +22,10 @@ from titan_core.api.errors import EXIT_INTERRUPTED, EXIT_LOST_PEER, EXIT_USER_ER
 from titan_core.api.job import Job
 from titan_core.api.launcher import (
     COMMAND,
+    CONFINED,
     LOCAL_ADDRESS,
     OUTCOMES,
     RANK_LOGS,
-    RESTART,
     interrupted_line,
     lock_for_ranks,
     own_command,
@@ -41,14 +41,23 @@ from titan_core.api.tools.shown import shorten
 from titan_launch.console import Console
 from titan_launch.options import NUMA_BINDING
 from titan_launch.progress import StepLimits
-from titan_launch.rendezvous import Rendezvous, handler, rendezvous_errors, require_meeting_point, root_cause
+from titan_launch.rendezvous import (
+    Rendezvous,
+    RendezvousClosed,
+    RendezvousError,
+    handler,
+    is_loopback,
+    rendezvous_errors,
+    require_meeting_point,
+    root_cause,
+)
 from titan_launch.restart_policy import RestartLimits
 from titan_launch.signals import Terminated
 from titan_launch.status_line import StatusLine
 
 if TYPE_CHECKING:
     from titan_launch.agent import RankAgent
-    from titan_launch.rank_logs import RankLogs
+    from titan_launch.handler import Handler
     from titan_launch.sizes import Sizes
 
 log = logging.getLogger(__name__)
@@ -86,69 +95,75 @@ def launch(
     # Of each rank: pipes, logs and a connection to the store. Of each machine: connections to the rendezvous.
     allow_open_files(8 * per_node + 4 * machines[1])
     require_meeting_point(options)
-    # Divide the cores among the ranks. torch's agent would set 1 thread per rank.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // per_node)))
-    # A shared store outlives the ranks: restarted gloo ranks find the keys of the old ones and cannot connect (torch 2.15).
-    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     with ExitStack() as stack:
         if machines[1] == 1 and writes_run:  # with several machines, only the one with rank 0 writes there
             stack.enter_context(lock_for_ranks(job.dump_folder))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="titan-ranks-", ignore_cleanup_errors=True)))
-        with phase("preparing to start the ranks"):
-            _quiet_torch()
-            from torch.distributed.elastic.agent.server.api import WorkerSpec
+        from titan_launch.agent import RankAgent
+        from titan_launch.rank_logs import RankLogs
 
-            from titan_launch.agent import ROLE, RankAgent
-            from titan_launch.rank_logs import RankLogs
         console = Console(status)
         stack.callback(console.close)
         is_temporary = not writes_run and settings.log_dir is None  # removed, unless a rank failed and its log says why
         log_folder, where = _log_folder(settings.log_dir, job.dump_folder if writes_run else None)
         if is_temporary:
             stack.callback(_remove_if_empty, log_folder)
-        logs = RankLogs(folder / "torch", log_folder, where, console, settings.shown)
+        logs = RankLogs(log_folder, where, console, settings.shown)
         stack.callback(logs.end_attempt)
+        outcomes = folder / "outcomes"
         with rendezvous_errors(options):
-            spec = WorkerSpec(
-                role=ROLE,
-                local_world_size=per_node,
-                entrypoint=sys.executable,
-                args=("-u", "-m", "titan_core", *rank_arguments),
-                rdzv_handler=handler(options, str(uuid.uuid4())),
-                max_restarts=settings.max_restarts,
-                monitor_interval=0.1,
-                master_addr=options.master[0],
-                master_port=options.master[1],
-            )
-            outcomes = folder / "outcomes"
+            environment = environment_of_ranks(settings, options, per_node, outcomes, log_folder)
+            command = (sys.executable, "-u", "-m", "titan_core", *rank_arguments)
             of_agent = (
-                spec, machines, options.endpoint, outcomes, logs, console, lambda began: _diagnose(job, began), writes_run,
+                command, per_node, environment, options, _handler(options), outcomes, logs, console,
+                lambda began: _diagnose(job, began), writes_run,
                 RestartLimits(settings.max_restarts, settings.restart_wait, settings.restart_wait_max), _step_limits(job),
                 settings.grace,
             )  # fmt: skip
-            agent = RankAgent(*of_agent) if sizes is None else elastic_agent(settings, options, of_agent, sizes)
-            stack.callback(os.environ.pop, RESTART, None)
-            # Ranks inherit the environment of this process from torch's agent.
-            of_ranks = environment_of_ranks(settings, options, outcomes, log_folder)
-            for name, value in {**environment_of_child(), **of_ranks}.items():
-                os.environ[name] = value
-                stack.callback(os.environ.pop, name, None)
-            ended = _run(agent, options, logs, console)
+            ended = _run(RankAgent(*of_agent) if sizes is None else elastic_agent(settings, of_agent, sizes), options)
         if is_temporary and ended in (0, EXIT_USER_ERROR, EXIT_INTERRUPTED):
             shutil.rmtree(log_folder)
         return ended
 
 
+def _handler(options: Rendezvous) -> Handler | None:
+    """Return the handler of the rendezvous; ``None`` if this machine meets no other.
+
+    Raises:
+        UserError: see :func:`titan_launch.rendezvous.handler`.
+    """
+    if not options.endpoint:
+        return None
+    with phase("preparing to meet the other machines"):
+        _import_torch()
+        return handler(options)
+
+
 def environment_of_ranks(
-    settings: argparse.Namespace, options: Rendezvous, outcomes: Path, log_folder: Path
+    settings: argparse.Namespace, options: Rendezvous, per_node: int, outcomes: Path, log_folder: Path
 ) -> dict[str, str]:
-    """Return what the launcher tells its ranks."""
+    """Return the variables of ranks, beside those of this process."""
     found = {OUTCOMES: str(outcomes), RANK_LOGS: str(log_folder), COMMAND: json.dumps(user_command())}
     if options.local_addr is not None:
         found[LOCAL_ADDRESS] = options.local_addr
     if settings.numa_binding is not None:
         found[NUMA_BINDING] = settings.numa_binding
-    return found
+    if not options.endpoint and (options.bind is None or is_loopback(options.bind)):
+        networks = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _loopback_interface())
+        networks = {name: interface for name, interface in networks.items() if name not in os.environ}
+        found |= networks | {CONFINED: ",".join(networks)}
+    # Divide the cores among the ranks. NCCL's default is another one than torchrun's.
+    for name, value in (
+        ("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // per_node))),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    ):
+        found[name] = os.environ.get(name, value)
+    return {**environment_of_child(), **found}
+
+
+def _loopback_interface() -> str:
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), "lo")
 
 
 def _step_limits(job: Job) -> StepLimits:
@@ -156,14 +171,11 @@ def _step_limits(job: Job) -> StepLimits:
     return StepLimits(HANG * comm.init_timeout_seconds, HANG * comm.train_timeout_seconds)
 
 
-def elastic_agent(settings: argparse.Namespace, options: Rendezvous, of_agent: tuple[Any, ...], sizes: Sizes) -> RankAgent:
+def elastic_agent(settings: argparse.Namespace, of_agent: tuple[Any, ...], sizes: Sizes) -> RankAgent:
     """Return the agent of an elastic job."""
     from titan_launch.elastic import ElasticAgent
 
-    fixed = "last_call_timeout" in options.more
-    return ElasticAgent(
-        *of_agent, sizes=sizes, when_impossible=settings.elastic, timeout=options.timeout, fixed_last_call=fixed
-    )
+    return ElasticAgent(*of_agent, sizes=sizes, when_impossible=settings.elastic)
 
 
 def _log_folder(requested: str | None, run: str | None) -> tuple[Path, str]:
@@ -180,40 +192,38 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _run(agent: RankAgent, options: Rendezvous, logs: RankLogs, console: Console) -> int:
+def _run(agent: RankAgent, options: Rendezvous) -> int:
     """Run the job until its end, or until a signal ends this process; return the exit status.
 
     Raises:
-        RendezvousError, DistError: the machines did not meet. Once they have, the loss of the rendezvous is that of a peer.
+        RendezvousError: the machines did not meet. Once they have, the loss of the rendezvous is that of a peer.
     """
     try:
         with agent.signals:
-            return _wait(agent, options, logs, console)
+            return _wait(agent, options)
     except Terminated as error:
         agent.leave()  # other machines may continue without this one
-        logs.end_attempt()
-        console.say(f"ended by {error.number.name}")
+        agent.logs.end_attempt()
+        agent.console.say(f"ended by {error.number.name}")
         return 128 + error.number
 
 
-def _wait(agent: RankAgent, options: Rendezvous, logs: RankLogs, console: Console) -> int:
+def _wait(agent: RankAgent, options: Rendezvous) -> int:
     """Wait until the ranks have ended; return the exit status.
 
     Raises:
-        RendezvousError, DistError: the machines did not meet. Once they have, the loss of the rendezvous is that of a peer.
+        RendezvousError: the machines did not meet. Once they have, the loss of the rendezvous is that of a peer.
     """
-    from torch.distributed import DistError
-    from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousError
-
-    from titan_launch.agent import ROLE, JobEnded, JobInterrupted
+    from titan_launch.agent import JobEnded, JobInterrupted
     from titan_launch.elastic import ElasticAgent, StoreLost
 
+    logs, console = agent.logs, agent.console
     close_rendezvous = interrupted = True
     mistake: UserError | None = None
     try:
         while True:
             try:
-                agent.run(ROLE)
+                agent.run()
                 break
             except StoreLost:
                 assert isinstance(agent, ElasticAgent)
@@ -223,7 +233,7 @@ def _wait(agent: RankAgent, options: Rendezvous, logs: RankLogs, console: Consol
                 console.say(f"the rendezvous at {options.endpoint} has gone; waiting {seconds} s for it to return")
                 try:
                     require_meeting_point(options, seconds)
-                    agent.reconnect(handler(options, "", seconds))
+                    agent.reconnect(handler(options, seconds))
                 except UserError as error:
                     console.say(f"error: {error}")
                     return EXIT_LOST_PEER
@@ -234,14 +244,14 @@ def _wait(agent: RankAgent, options: Rendezvous, logs: RankLogs, console: Consol
     except Terminated:
         close_rendezvous = False  # see _run
         raise
-    except (RendezvousError, DistError) as error:
+    except RendezvousError as error:
         if not agent.started:
             raise
         # The options were right: the machine where all meet has ended, the others do not come back, or the job is over.
         close_rendezvous = False
         logs.end_attempt()
         status = EXIT_LOST_PEER
-        if not isinstance(error, RendezvousClosedError):
+        if not isinstance(error, RendezvousClosed):
             why = f"--rdzv-endpoint {options.endpoint}: the rendezvous is lost ({root_cause(error)})"
             console.say(f"error: {why}; start titan again here, and on the machine that hosts it")
         elif agent.failure is None:
@@ -260,9 +270,8 @@ def _wait(agent: RankAgent, options: Rendezvous, logs: RankLogs, console: Consol
     finally:
         if close_rendezvous and agent.trains:
             try:
-                agent.publish_end(*_end_of(agent, mistake, interrupted))
-                agent.get_worker_group().spec.rdzv_handler.shutdown()
-            except (RendezvousError, DistError) as error:
+                agent.close(*_end_of(agent, mistake, interrupted))
+            except RendezvousError as error:
                 log.warning("cannot close the rendezvous: %s", error)
     logs.end_attempt()
     if agent.failure is not None:
@@ -304,12 +313,11 @@ def _diagnose(job: Job, since: float) -> str | None:
     return found
 
 
-def _quiet_torch() -> None:
-    """Silence the warnings and tracebacks of torch's agent and stores: titan reports each failure in one line."""
+def _import_torch() -> None:
+    """Import torch's store without its warnings and tracebacks: titan reports each failure in one line."""
     level = os.environ.get("TORCH_CPP_LOG_LEVEL")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     import torch.distributed  # noqa: F401 - reads the level
 
     if level is None:
         del os.environ["TORCH_CPP_LOG_LEVEL"]  # the ranks must not inherit it
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)

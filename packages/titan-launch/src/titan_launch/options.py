@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
-from titan_core.api.launcher import RankJob
+from titan_core.api.launcher import JOB_KEY, RankJob
 from titan_core.api.numbers import MOST_PROCESSES, MOST_RANKS
 from titan_core.api.tools.arguments import integer, parse_integer
 from titan_core.api.tools.phases import phase
@@ -22,15 +22,14 @@ if TYPE_CHECKING:
 NUMA_BINDING = "TITAN_NUMA_BINDING"
 """Environment variable of ranks: ``--numa-binding``."""
 NUMA_BINDINGS = ("auto", "node", "off")
-_BACKENDS = ("c10d", "static", "etcd", "etcd-v2")
 _DEFAULTS: dict[str, str | int | None] = {
-    "node_rank": None,
     "rdzv_endpoint": None,
-    "rdzv_backend": "c10d",
     "rdzv_id": "titan",
     "rdzv_timeout": 600,
     "rdzv_conf": None,
     "local_addr": None,
+    "bind": None,
+    "job_key_file": None,
     "elastic": "wait",
     "max_restarts": 0,
     "restart_wait": 5,
@@ -45,22 +44,29 @@ _DEFAULTS: dict[str, str | int | None] = {
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the launcher's options to those of ``titan train``."""
-    launch = parser.add_argument_group("multi-process jobs (torch's elastic agent)")
+    launch = parser.add_argument_group("multi-process jobs")
     launch.add_argument("--nproc-per-node", metavar="N", help='processes on this machine, or "gpu" for one per GPU')
     launch.add_argument(
         "--nnodes", default="1", metavar="N[:M]", help="number of machines, or an elastic range (default: 1)"
     )
-    launch.add_argument("--node-rank", metavar="K", help="rank of this machine; --rdzv-backend static only (default: 0)")
     launch.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="address where the machines meet")
-    launch.add_argument(
-        "--rdzv-backend", choices=_BACKENDS, metavar="NAME", help=f"rendezvous: {', '.join(_BACKENDS)} (default: c10d)"
-    )
     launch.add_argument("--rdzv-id", metavar="ID", help="name of the job at the rendezvous (default: titan)")
     launch.add_argument(
         "--rdzv-timeout", type=integer(1, 86_400), metavar="SECONDS", help="how long to wait for the machines (default: 600)"
     )
     launch.add_argument("--rdzv-conf", metavar="KEY=VALUE,...", help="more settings, as in last_call_timeout=5")
     launch.add_argument("--local-addr", metavar="ADDR", help="this machine's address (default: its host name)")
+    launch.add_argument(
+        "--bind",
+        metavar="ADDR",
+        help="address of this machine to listen on (default: loopback for a job of one machine, else that of "
+        "--rdzv-endpoint or --local-addr)",
+    )
+    launch.add_argument(
+        "--job-key-file",
+        metavar="FILE",
+        help=f"the key that the machines of a job share, in a file that nobody else can read (default: ${JOB_KEY})",
+    )
     launch.add_argument(
         "--elastic",
         choices=("wait", "stop"),
@@ -145,7 +151,12 @@ def _require_effects(given: dict[str, str | int]) -> None:
     if one_machine and "nproc_per_node" not in given:
         _refuse(given, _DEFAULTS, "a job of several processes", "add --nproc-per-node N")
     if one_machine and "rdzv_endpoint" not in given:
-        _refuse(given, ("rdzv_id", "rdzv_timeout", "rdzv_conf"), "machines that meet", "add --rdzv-endpoint HOST:PORT")
+        _refuse(
+            given,
+            ("rdzv_id", "rdzv_timeout", "rdzv_conf", "job_key_file"),
+            "machines that meet",
+            "add --rdzv-endpoint HOST:PORT",
+        )
     if not given.get("max_restarts"):
         _refuse(given, ("restart_wait", "restart_wait_max"), "a job that is restarted", "add --max-restarts N")
 

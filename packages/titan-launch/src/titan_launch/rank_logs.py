@@ -1,8 +1,7 @@
 """The output of the ranks: a log for each, and the console for those that are shown.
 
-torch's agent opens a path for each stream of a rank. It gets the end of a pipe, or of a pseudo-terminal if the rank is shown
-on a terminal, and one thread copies what arrives: stdout and stderr of a rank become one file, whatever wrote to them
-(Python, C++ or NCCL).
+A rank writes to a pipe, or to a pseudo-terminal if it is shown on a terminal, and one thread copies what arrives: stdout and
+stderr of a rank become one file, whatever wrote to them (Python, C++ or NCCL).
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ import tty
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, LogsDest
-
 from titan_core.api.errors import UserError
 from titan_launch.console import Console, Shown, Stream
 
@@ -33,20 +30,18 @@ _REST_SECONDS = 2.0
 _CHUNK = 65536
 
 
-class RankLogs(DefaultLogsSpecs):
+class RankLogs:
     """Connects the streams of the ranks of each attempt."""
 
-    def __init__(self, torch_folder: Path, folder: Path, where: str, console: Console, shown: Shown) -> None:
+    def __init__(self, folder: Path, where: str, console: Console, shown: Shown) -> None:
         """
         Args:
-            torch_folder: for the files that torch's agent writes.
             folder: for the logs, ``rank-N.log``. Those of an earlier attempt move to ``attempt-N/rank-N.log``.
             where: the option or key that names the folder.
 
         Raises:
             UserError: the folder cannot be written.
         """
-        super().__init__(log_dir=str(torch_folder))
         self.folder, self._console, self._shown = folder, console, shown
         self._logs: list[_Log] = []
         self._channels: list[_Channel] = []
@@ -67,21 +62,20 @@ class RankLogs(DefaultLogsSpecs):
         """Return whether one of ``ranks`` is printed."""
         return any(rank in self._shown for rank in ranks)
 
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Return what torch's agent opens as stdout and stderr of each local rank."""
+    def streams(self, ranks: Collection[int]) -> dict[int, tuple[int, int]]:
+        """Return the descriptors of stdout and stderr for each rank of an attempt, open until :meth:`begin_attempt`."""
         self.end_attempt()
-        destination = super().reify(envs)
-        ranks = {local: int(env["RANK"]) for local, env in envs.items()}
-        self.set_aside(ranks.values())
-        for local, rank in ranks.items():
+        self.set_aside(ranks)
+        found: dict[int, tuple[int, int]] = {}
+        for rank in ranks:
             log = _Log(self.log_of(rank), self._console)
             self._logs.append(log)
             out, err = (self._console.stdout, self._console.stderr) if rank in self._shown else (None, None)
             prefix = f"[rank {rank}] ".encode() if self._shown.prefixed else b""
             channels = [_Channel(log, stream, prefix) for stream in dict.fromkeys((out, err))]
-            destination.stdouts[local], destination.stderrs[local] = channels[0].path, channels[-1].path
+            found[rank] = channels[0].writer, channels[-1].writer
             self._channels += channels
-        return destination
+        return found
 
     def begin_attempt(self) -> None:
         """Start to copy. The ranks have been started."""
@@ -145,17 +139,12 @@ class _Channel:
 
     def __init__(self, log: _Log, stream: Stream | None, prefix: bytes) -> None:
         self._log, self._stream, self._prefix = log, stream, prefix
-        self.is_terminal = stream is not None and stream.is_terminal and not prefix and _may_open_terminals()
-        self.reader, self._writer = pty.openpty() if self.is_terminal else os.pipe()
+        self.is_terminal = stream is not None and stream.is_terminal and not prefix
+        self.reader, self.writer = pty.openpty() if self.is_terminal else os.pipe()
         if self.is_terminal:
-            tty.setraw(self._writer)
+            tty.setraw(self.writer)
             self.fit()
         self._rest = b""
-
-    @property
-    def path(self) -> str:
-        """The path that opens the end of the rank."""
-        return f"/dev/fd/{self._writer}"
 
     def fit(self) -> None:
         """Give the rank's terminal the size of ours."""
@@ -180,7 +169,7 @@ class _Channel:
         return True
 
     def close_writer(self) -> None:
-        os.close(self._writer)
+        os.close(self.writer)
 
     def close(self) -> None:
         """Write a last line that has no end, unless it is the remains of a progress bar."""
@@ -234,15 +223,3 @@ def _last_frame(line: bytes, keep: bool = False) -> bytes:
     """
     shown = line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
     return shown if keep else _CONTROL.sub(b"", shown.rstrip(b"\r"))
-
-
-def _may_open_terminals() -> bool:
-    """Return whether this process can open a terminal without becoming controlled by it: the first one that the leader of a
-    session opens becomes its controlling terminal, and closing that one would end the process."""
-    if os.getsid(0) != os.getpid():
-        return True
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR))
-    except OSError:
-        return False
-    return True

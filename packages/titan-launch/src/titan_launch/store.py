@@ -9,7 +9,7 @@ import signal
 from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
 from titan_core.api.tools.phases import phase
-from titan_launch.rendezvous import DEFAULT_PORT, host_and_port
+from titan_launch.rendezvous import DEFAULT_PORT, bound_socket, host_and_port, serve
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,11 +33,11 @@ def run(context: CommandContext) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # in the threads of the store too
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # titan reports failures
     with phase("importing torch"):
-        from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined] # not exported to type checkers
+        import torch.distributed  # noqa: F401 - takes seconds
     try:
-        store = TCPStore(host, port, is_master=True, wait_for_workers=False)
-    except DistError as error:
-        why = "this machine cannot listen there: the port is in use, or the address is another machine's"
+        store = serve(bound_socket(host, port))
+    except OSError as error:
+        why = f"this machine cannot listen there: {error.strerror or error}"
         raise UserError.one(f"{host}:{port}", why, "choose another address or port") from error
     shown = os.uname().nodename if host in ("0.0.0.0", "::") else host
     print(f"titan: hosting the rendezvous of jobs with --rdzv-endpoint {shown}:{store.port}; Ctrl-C ends it", flush=True)

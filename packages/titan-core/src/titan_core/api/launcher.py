@@ -40,6 +40,13 @@ COMMAND = "TITAN_COMMAND"
 LOCAL_ADDRESS = "TITAN_LOCAL_ADDR"
 """Environment variable: address or name at which other machines reach this one, where its host name does not serve. Titan's
 launcher sets it to ``--local-addr``."""
+JOB_KEY = "TITAN_JOB_KEY"
+"""Environment variable: the key that the machines of a job share, and by which their launchers know each other."""
+LISTENER = "TITAN_LISTENER"
+"""Environment variable of rank 0: descriptor of a socket that is bound to ``MASTER_ADDR`` and ``MASTER_PORT``, for the store
+of the ranks. Without it, the store listens on all addresses."""
+CONFINED = "TITAN_CONFINED"
+"""Environment variable: names of those by which the launcher of a job of one machine keeps gloo and NCCL to loopback."""
 INTERRUPTED = "titan: interrupted: stopping after this step; Ctrl-C again ends at once"
 
 
@@ -91,6 +98,13 @@ class Outcome:
     """The checkpoint of the last step if the run ended cleanly, the newest one if it failed; empty if there is none."""
     time: float = 0.0
     """Seconds since the epoch."""
+
+
+def leave_loopback() -> None:
+    """Let gloo and NCCL use the network although this job runs on one machine, for a rank that other jobs connect to. Call
+    it before the ranks join, as in ``titan_job_assembled``."""
+    for name in filter(None, os.environ.pop(CONFINED, "").split(",")):
+        os.environ.pop(name, None)
 
 
 def reported_by_launcher() -> bool:

@@ -17,6 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.job import Job
 from titan_core.api.job_mesh import JobMesh
+from titan_core.api.launcher import LISTENER
 from titan_core.api.mesh import MeshPlan
 from titan_core.api.sections import CommSection, JobSection, TrainingSection
 from titan_core.api.simulation import current_simulation
@@ -77,6 +78,15 @@ def _joined(job: Job) -> Iterator[World]:
 
 def _meet(timeout: timedelta) -> tuple[Store, int, int]:
     """Return the store that all ranks share, the rank, and the world size."""
+    if (listener := os.environ.pop(LISTENER, None)) is not None:
+        # torch's own rendezvous would listen on all addresses.
+        os.set_inheritable(int(listener), False)
+        world_size = int(os.environ["WORLD_SIZE"])
+        store = dist.TCPStore(  # type: ignore[attr-defined]  # as above
+            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, is_master=True, timeout=timeout,
+            master_listen_fd=int(listener),
+        )  # fmt: skip
+        return store, 0, world_size
     if "RANK" in os.environ:
         store, rank, world_size = next(rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)
