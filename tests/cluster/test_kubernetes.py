@@ -26,7 +26,8 @@ from titan_cluster.pods import literal
 from titan_cluster.yaml_text import to_yaml
 from titan_core.cli.main import main
 
-JOB = ["--nodes", "2", "--gpus-per-node", "2", "--image", "company/titan:1", "--volume", "runs:/runs"]
+JOB = ["--nodes", "2", "--gpus-per-node", "2", "--image", "company/titan:1", "--volume", "runs:/runs",
+       "--secret", "titan"]  # fmt: skip
 SCHEMAS = Path(__file__).parent / "schemas"
 KUBERNETES = "1.33"
 
@@ -83,7 +84,7 @@ def test_containers_receive_each_argument_as_it_was(cluster: FakeCluster) -> Non
     words = [expanded(word, {"HOME": "/root", "A": "b"}) for word in [*main_["command"], *main_["args"]]]
     assert words == [
         "titan", "train", "/etc/titan/it-s-HOME.toml", *overrides, "--job.dump_folder=outputs/it's $(HOME)\n",
-        "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "3", "--grace", "115", "--rdzv-backend", "c10d",
+        "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "3", "--grace", "115",
         "--rdzv-endpoint", "it-s-home-node-0-0.it-s-home:29400", "--rdzv-id", "it-s-home",
     ]  # fmt: skip
 
@@ -125,7 +126,7 @@ def test_kubectl_reads_what_was_written(cluster: FakeCluster) -> None:
 def test_pods_share_what_ranks_need_and_hold_no_secret(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "hunter2")
     monkeypatch.setenv("HF_TOKEN", "hunter2")
-    options = ["--volume", "data:/data", "--secret", "titan", "--secret", "more:A_TOKEN", "--env", "NCCL_DEBUG=$(INFO)"]
+    options = ["--volume", "data:/data", "--secret", "more:A_TOKEN", "--env", "NCCL_DEBUG=$(INFO)"]
     (job,) = rendered("tiny", *options, "--cpus-per-node", "16", "--memory-per-node", "64Gi", "--namespace", "research")
     assert "hunter2" not in Path("job.yaml").read_text()
     assert job["metadata"]["namespace"] == "research"
@@ -140,6 +141,7 @@ def test_pods_share_what_ranks_need_and_hold_no_secret(cluster: FakeCluster, mon
         "NCCL_DEBUG": "$$(INFO)",
         "HF_TOKEN": {"name": "titan", "key": "HF_TOKEN", "optional": True},
         "WANDB_API_KEY": {"name": "titan", "key": "WANDB_API_KEY", "optional": True},
+        "TITAN_JOB_KEY": {"name": "titan", "key": "TITAN_JOB_KEY", "optional": True},
         "A_TOKEN": {"name": "more", "key": "A_TOKEN", "optional": False},
     }
 
@@ -278,7 +280,14 @@ def test_mistakes_are_one_line_and_submit_nothing(
     assert not cluster.calls("kubectl")
 
 
-@pytest.mark.parametrize(("option", "message"), [("--image", "--image: is missing"), ("--volume", "--volume: is missing")])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--image", "--image: is missing"),
+        ("--volume", "--volume: is missing"),
+        ("--secret", "--secret: is missing: the pods of a job share a key, $TITAN_JOB_KEY"),
+    ],
+)
 def test_what_a_pod_cannot_do_without(option: str, message: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = JOB.index(option)
     assert main(["launch", "kubernetes", "tiny", *JOB[:place], *JOB[place + 2 :]]) == 2

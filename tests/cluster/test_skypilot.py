@@ -41,7 +41,7 @@ def test_machines_train_and_do_nothing_else(cluster: FakeCluster) -> None:
     embedded = f"./{overrides[-1].partition('=')[2]}/launch/it-s-touch-pwned--x.toml"
     assert cluster.calls("titan") == [
         ["train", embedded, *overrides, "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "3",
-         "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.0.0.1:29400", "--rdzv-id", "sky-7"]
+         "--rdzv-endpoint", "10.0.0.1:29400", "--rdzv-id", "sky-7"]
     ]  # fmt: skip
     assert Path(embedded).read_text() == text
     assert not list(Path().rglob("pwned*"))
@@ -64,7 +64,7 @@ def test_the_task(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None
         },
         "volumes": {"/runs": "runs"},
         "file_mounts": {"/data": {"source": "s3://bucket/data", "mode": "MOUNT"}},
-        "secrets": {"WANDB_API_KEY": None},
+        "secrets": {"WANDB_API_KEY": None, "TITAN_JOB_KEY": None},
     }
 
 
@@ -129,10 +129,14 @@ def test_mistakes_are_one_line_and_submit_nothing(
 
 def test_submission(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("HF_TOKEN", "hunter2")
+    monkeypatch.setenv("TITAN_JOB_KEY", "")  # restored afterwards
+    monkeypatch.delenv("TITAN_JOB_KEY")
     assert main(["launch", "skypilot", "tiny", *JOB, "--secret", "HF_TOKEN", "--submit"]) == 0
     output = capsys.readouterr()
     assert "hunter2" not in output.err
     assert output.out == "submitted: SkyPilot job 7; `sky jobs logs 7` follows its output\n"
     (call,) = cluster.calls("sky")
-    assert call[:-1] == ["jobs", "launch", "--yes", "--detach-run", "--secret", "HF_TOKEN"]
-    assert yaml.safe_load(cluster.text("sky.file"))["secrets"] == {"HF_TOKEN": None}
+    assert call[:-1] == ["jobs", "launch", "--yes", "--detach-run", "--secret", "HF_TOKEN", "--secret", "TITAN_JOB_KEY"]
+    assert yaml.safe_load(cluster.text("sky.file"))["secrets"] == {"HF_TOKEN": None, "TITAN_JOB_KEY": None}
+    key = cluster.text("sky.key")
+    assert len(key) == 64 and key not in cluster.text("sky.file")

@@ -19,7 +19,7 @@ from titan_core.cli.main import main
 JOB = ["--nodes", "2", "--nproc-per-node", "1"]
 SLURM = {"SLURM_JOB_ID": "12345", "SLURM_JOB_NODELIST": "node[a-b]", "SLURM_JOB_NUM_NODES": "2"}
 LAUNCH = [
-    "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "nodea:22345",
+    "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", "nodea:22345",
     "--rdzv-id", "12345-0", "--max-restarts", "3", "--grace", "115",
 ]  # fmt: skip
 
@@ -60,6 +60,17 @@ def test_bash_reads_each_value_as_it_was(values: list[str]) -> None:
     done = subprocess.run(["bash"], input=text.encode(), capture_output=True, check=True)
     expected = [*(values or [""]), "".join(values)]  # printf prints once without arguments
     assert done.stdout.decode() == "".join(f"{value}\0" for value in expected[0 if values else 1 :])
+
+
+def test_the_machines_share_a_key_that_no_file_has(cluster: FakeCluster) -> None:
+    """Each start of the job has another one."""
+    file = rendered("tiny")
+    for _ in range(2):
+        assert cluster.run(file, Path.cwd(), **{**SLURM, "FAKE_STATUS": "0 0"}).returncode == 0
+    first, second, *others = cluster.text("keys").split()
+    assert first == second and re.fullmatch("[0-9a-f]{64}", first) and others == [others[0]] * 2 and others[0] != first
+    assert "--export=ALL" in cluster.calls("srun")[0]  # what sbatch exports may be less
+    assert not any(first in path.read_text(errors="replace") for path in Path().rglob("*") if path.is_file())
 
 
 STATE = Path("outputs/tiny/launch/slurm-12345")

@@ -51,6 +51,7 @@ exit "$highest"
     "squeue": 'echo "$FAKE_STATE"\n',
     "scancel": 'kill -TERM "$(cat "$RECORDS/task.pid")"\n',  # Slurm's cgroups pass a signal to no other process
     "titan": """
+echo "$TITAN_JOB_KEY" >> "$RECORDS/keys"
 if [[ $FAKE_STATUS == wait ]]; then
     trap 'exit 75' TERM
     echo "$PPID" > "$RECORDS/task.pid"
@@ -62,7 +63,7 @@ exit "$FAKE_STATUS"
 """,
     "sbatch": 'cat > "$RECORDS/sbatch.stdin"\necho "42;cluster"\n',
     "kubectl": '(echo ---; cat) >> "$RECORDS/kubectl.stdin"\necho "jobset.jobset.x-k8s.io/x created"\n',
-    "sky": 'cat "${@: -1}" > "$RECORDS/sky.file"\necho "Managed Job ID: 7"\n',
+    "sky": 'cat "${@: -1}" > "$RECORDS/sky.file"\nprintf "$TITAN_JOB_KEY" > "$RECORDS/sky.key"\necho "Managed Job ID: 7"\n',
 }
 
 

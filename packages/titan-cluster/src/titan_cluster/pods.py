@@ -13,6 +13,7 @@ from titan_cluster.bash import script_text
 from titan_cluster.options import Machines, grace_of_ranks, require_match
 from titan_cluster.training import RecipeText, Training
 from titan_core.api.errors import UserError
+from titan_core.api.launcher import JOB_KEY
 from titan_core.api.tools.arguments import integer
 from titan_core.api.tools.secrets import is_secret, redact_text
 from titan_core.api.tools.shown import shorten
@@ -20,7 +21,7 @@ from titan_core.api.tools.shown import shorten
 LABEL = "app.kubernetes.io/instance"
 PORT = 29400
 RECIPES = "/etc/titan"
-SECRETS = ("HF_TOKEN", "WANDB_API_KEY")
+SECRETS = ("HF_TOKEN", "WANDB_API_KEY", JOB_KEY)
 """What a pod reads from a Secret, if ``--secret`` names no keys."""
 _NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -142,12 +143,19 @@ def template(
     Args:
         host: name of the first pod, where the others meet.
         container: name of the container.
+
+    Raises:
+        UserError: there are several pods, and they share no key.
     """
     nodes = f"{machines.least}:{machines.most}" if machines.elastic else str(machines.most)
     launch = ["--nnodes", nodes, "--nproc-per-node", str(machines.ranks), "--max-restarts", str(given.max_restarts)]
     launch += ["--grace", str(grace_of_ranks(given))]
     if machines.most > 1:
-        launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{PORT}", "--rdzv-id", training.name]
+        if JOB_KEY not in [key for _, key, _ in pod.secrets]:
+            why = f"is missing: the pods of a job share a key, ${JOB_KEY}, by which they know each other"
+            made = f"kubectl create secret generic titan --from-literal={JOB_KEY}=$(openssl rand -hex 32)"
+            raise UserError.one("--secret", why, f"make a Secret (`{made}`), and add --secret titan")
+        launch += ["--rdzv-endpoint", f"{host}:{PORT}", "--rdzv-id", training.name]
     mounts = [{"name": f"volume-{number}", "mountPath": path} for number, (_, path) in enumerate(pod.volumes)]
     volumes: list[dict[str, Any]] = [
         {"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": claim}}

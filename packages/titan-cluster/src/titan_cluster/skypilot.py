@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 from pathlib import Path, PurePosixPath
+from secrets import token_hex
 from typing import Any
 
 from titan_cluster import options
@@ -18,6 +19,7 @@ from titan_cluster.training import Training, training_of
 from titan_cluster.yaml_text import to_yaml
 from titan_core.api.command import CommandContext
 from titan_core.api.errors import Problem, UserError
+from titan_core.api.launcher import JOB_KEY
 from titan_core.api.tools.shown import shorten
 
 _PATH = r"/[A-Za-z0-9._/-]+"
@@ -64,11 +66,14 @@ def run(context: CommandContext) -> int:
     """
     given = context.arguments
     machines = options.machines(given)
+    if machines.most > 1 and JOB_KEY not in given.secret:  # the launchers know each other by it
+        given.secret = [*given.secret, JOB_KEY]
     task = _task(given, machines)
     training = training_of(context, machines, missing_ok=True)
     text = to_yaml([{"name": training.name, **task, "run": _run(given, machines, training)}])
     if given.submit:
-        missing = [name for name in given.secret if name not in os.environ]
+        environment = {JOB_KEY: token_hex(32), **os.environ}  # sky reads secrets there
+        missing = [name for name in given.secret if name not in environment]
         if missing:
             problems = [Problem(f"--secret {name}", "is not set in this environment", f"export {name}") for name in missing]
             raise UserError(*problems)
@@ -82,7 +87,7 @@ def run(context: CommandContext) -> int:
                 file = Path(folder, "task.yaml")
                 file.write_text(text, encoding="utf-8")
             command = ["sky", "jobs", "launch", "--yes", "--detach-run", *secrets, str(file.resolve())]
-            job = submit(command, None, r"[Jj]ob ID: (\d+)")
+            job = submit(command, None, r"[Jj]ob ID: (\d+)", environment)
         print(f"submitted: SkyPilot job {job or training.name}; `sky jobs logs {job}` follows its output".rstrip())
     return 0
 

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from titan_core.api.errors import UserError
@@ -44,33 +44,35 @@ def write(text: str, given: argparse.Namespace) -> None:
         raise UserError.one(str(file), f"cannot be written: {error.strerror or error}", "name another file") from None
 
 
-def submit(command: Sequence[str], text: str | None, pattern: str) -> str:
+def submit(command: Sequence[str], text: str | None, pattern: str, environment: Mapping[str, str] | None = None) -> str:
     """Run ``command``, show it and its output, and return the job that it names.
 
     Args:
         text: its standard input.
         pattern: finds the name of the job in the output, as group 1.
+        environment: of the command (default: that of this process).
 
     Raises:
         UserError: the command fails.
     """
-    status, output = run_shown(command, text)
+    status, output = run_shown(command, text, environment)
     if status != 0:
         raise failure(command, status)
     found = re.search(pattern, output)
     return found[1] if found else ""
 
 
-def run_shown(command: Sequence[str], text: str | None) -> tuple[int, str]:
+def run_shown(command: Sequence[str], text: str | None, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Run ``command``, show it and its output, and return its exit status and output.
 
     Args:
         text: its standard input.
+        environment: of the command (default: that of this process).
     """
     print(f"titan: running: {shlex.join(command)}", file=sys.stderr, flush=True)
     done = subprocess.run(
         command, input=text, stdin=subprocess.DEVNULL if text is None else None, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, encoding="utf-8", errors="backslashreplace", check=False,
+        stderr=subprocess.STDOUT, encoding="utf-8", errors="backslashreplace", check=False, env=environment,
     )  # fmt: skip
     print(done.stdout, end="" if done.stdout.endswith("\n") else "\n", file=sys.stderr, flush=True)
     return done.returncode, done.stdout

@@ -11,7 +11,6 @@ launch=(
 )
 if ((SKYPILOT_NUM_NODES > 1)); then
     launch+=(
-        --rdzv-backend c10d
         --rdzv-endpoint "${SKYPILOT_NODE_IPS%%$'\n'*}:29400"
         --rdzv-id "$SKYPILOT_TASK_ID"
     )

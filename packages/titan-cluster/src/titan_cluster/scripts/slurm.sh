@@ -23,12 +23,15 @@ if ((least < number)); then number=$least:$number; fi
 launch=(
     --nnodes "$number"
     --nproc-per-node "$ranks"
-    --rdzv-backend c10d
     --rdzv-endpoint "${hosts%%$'\n'*}:$((20000 + SLURM_JOB_ID % 10000))"
     --rdzv-id "$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"
     --max-restarts "$max_restarts"
     --grace "$grace"
 )
+# The launchers know each other by a key of this start of the job. srun passes it on, whatever sbatch has exported.
+TITAN_JOB_KEY=$(od -An -vN32 -tx1 /dev/urandom | tr -d ' \n')
+export TITAN_JOB_KEY
+srun+=(--export=ALL)
 
 # Each task writes its own status: srun returns the highest one, so that a killed task would hide the reason of another.
 state=$state/slurm-$SLURM_JOB_ID
