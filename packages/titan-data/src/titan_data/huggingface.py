@@ -183,6 +183,8 @@ class _StreamShard:
         self._iterator: Any = None
         self._loaded: State | None = None  # the stream's state_dict() ignores a loaded state until iteration starts
         self._seen = 0
+        self._unproven = 0  # records after which the stream's position must have moved
+        self._before: State | None = None
 
     def __iter__(self) -> _StreamShard:
         return self
@@ -193,6 +195,8 @@ class _StreamShard:
         for record in self._iterator:
             mine = self._seen % self._step == self._first
             self._seen += 1
+            if self._unproven:
+                self._require_progress()
             if mine:
                 return self._read(record, f"dataset {self._name!r}, record {self._seen} of its shard")
         raise StopIteration
@@ -206,3 +210,21 @@ class _StreamShard:
         self._loaded = state["stream"]
         if self._loaded is not None:
             self._stream.load_state_dict(self._loaded)
+            self._unproven, self._before = 2, None
+
+    def _require_progress(self) -> None:
+        """Compare the stream's positions after the first two records since one was loaded. That of datasets 5.0.0 stays at
+        zero, which the next resume would refuse, but by then no checkpoint of this run could be resumed.
+
+        Raises:
+            UserError: they are equal.
+        """
+        now = self._stream.state_dict()
+        if now == self._before:
+            raise UserError.one(
+                f"dataset {self._name!r}",
+                f"after a resume, the position that datasets {datasets.__version__} reports does not move, so checkpoints "
+                "could not be resumed again",
+                "install another version of datasets, and resume from this checkpoint",
+            )
+        self._unproven, self._before = self._unproven - 1, now

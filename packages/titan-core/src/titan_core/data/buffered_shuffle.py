@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy
 
-from titan_core.api.dataset import CorruptRecord, Document, DocumentShard, DocumentSource, State
+from titan_core.api.dataset import CorruptRecord, Document, DocumentShard, DocumentSource, ExcludedRecord, State
+from titan_core.data.witness import digest_of, joined
 
 
 class BufferedShuffle:
@@ -23,8 +24,11 @@ class BufferedShuffle:
         self._shard, self._size, self._key = shard, size, key
         self._block = 0
         self._begin = shard.state_dict()
-        self._documents: list[Document | CorruptRecord] | None = None
+        self._documents: list[Document | CorruptRecord | ExcludedRecord] | None = None
         self._returned = 0
+        self.block_digest = ""
+        """Digest of the documents of the block that was read last, in the order in which they are returned. It shows after a
+        restore that the block is the same: those that were returned already and those that were not."""
 
     def __iter__(self) -> BufferedShuffle:
         return self
@@ -39,7 +43,7 @@ class BufferedShuffle:
             raise StopIteration
         document = self._documents[self._returned]
         self._returned += 1
-        if isinstance(document, CorruptRecord):
+        if isinstance(document, CorruptRecord | ExcludedRecord):
             raise document
         return document
 
@@ -47,19 +51,21 @@ class BufferedShuffle:
         """Return whether all documents of the block have been returned."""
         return self._documents is not None and self._returned == len(self._documents) > 0
 
-    def _read_block(self) -> list[Document | CorruptRecord]:
-        block: list[Document | CorruptRecord] = []
+    def _read_block(self) -> list[Document | CorruptRecord | ExcludedRecord]:
+        block: list[Document | CorruptRecord | ExcludedRecord] = []
         while len(block) < self._size:
             try:
                 document = next(self._shard, None)
-            except CorruptRecord as error:
+            except (CorruptRecord, ExcludedRecord) as error:
                 block.append(error)  # raised in its turn
                 continue
             if document is None:
                 break
             block.append(document)
         order = numpy.random.default_rng([*self._key, self._block]).permutation(len(block))
-        return [block[index] for index in order]
+        shuffled = [block[index] for index in order]
+        self.block_digest = joined(map(digest_of, shuffled))
+        return shuffled
 
     def state_dict(self) -> State:
         """See :class:`~titan_core.api.dataset.DocumentShard`."""

@@ -21,7 +21,8 @@ from titan_core.api.sections import DataSection
 from titan_core.api.tokenizer import TextTokenizer
 from titan_core.data.prefetch import Prefetch
 from titan_core.data.shards import ShardGroup
-from titan_core.data.streams import stream_changes, stream_identity
+from titan_core.data.streams import AcceptedChange, changed_documents, stream_changes, stream_identity
+from titan_core.data.witness import upgraded, without_witness
 
 log = logging.getLogger(__name__)
 
@@ -136,14 +137,21 @@ class DataLoader:
         if refused:
             raise refused_changes(refused, allowed)
         for change in accepted:
-            log.warning("the data has changed since the checkpoint: %s", change)
+            log.warning("the data has changed since the checkpoint: %s", change.text)
         self.close()
         # Check now, rather than fail in the thread or process that reads.
         first = ShardGroup(self._spec, self._sources, self._tokenizer, self._indices).positions()
+        positions = {index: _upgraded(state["shards"].get(index), position) for index, position in first.items()}
         for index, position in first.items():
-            if not _has_form_of(state["shards"].get(index), position):
+            if not _has_form_of(positions[index], position):
                 raise ValueError(f"logical shard {index} has no valid position in the data")
-        self._positions = {index: state["shards"][index] for index in first}
+        self._positions = {index: self._accepting(position, accepted, allowed) for index, position in positions.items()}
+
+    def _accepting(self, position: State, accepted: Sequence[AcceptedChange], allowed: Sequence[str]) -> State:
+        """Return ``position`` without the witnesses of datasets whose documents may have changed."""
+        changed = changed_documents(self._spec, accepted, allowed)
+        streams = [without_witness(one) if number in changed else one for number, one in enumerate(position["streams"])]
+        return {**position, "streams": streams}
 
     @cached_property
     def _stream(self) -> State:
@@ -205,13 +213,22 @@ def data_loader(job: Job, sources: Sequence[DocumentSource], rank: int, pin: boo
     )
 
 
+def _upgraded(position: Any, first: State) -> Any:
+    """Return ``position`` in today's form, if it is a position."""
+    streams = position.get("streams") if isinstance(position, dict) else None
+    if not isinstance(streams, list) or len(streams) != len(first["streams"]):
+        return position
+    pairs = zip(streams, first["streams"], strict=True)
+    return {**position, "streams": [upgraded(stream, beginning) for stream, beginning in pairs]}
+
+
 def _has_form_of(position: Any, first: Any, of_source: bool = False) -> bool:
     """Return whether ``position`` has the structure of ``first``, the position of a beginning, in which ``None`` matches
     anything. Within the position of a source (``of_source``), keys may differ and lists may grow."""
     if isinstance(first, dict):
         same = isinstance(position, dict) and (of_source or position.keys() == first.keys())
         common = (key for key in first if same and key in position)
-        return same and all(_has_form_of(position[key], first[key], of_source or key == "document") for key in common)
+        return same and all(_has_form_of(position[key], first[key], of_source or key == "from") for key in common)
     if isinstance(first, list):
         same = isinstance(position, list) and (of_source or len(position) == len(first))
         return same and (of_source or all(map(_has_form_of, position, first)))

@@ -14,6 +14,7 @@ from titan_core.api.tools.reading import DocumentReader
 from titan_core.data.buffered_shuffle import ShuffledStream
 from titan_core.data.mixture import Mixture
 from titan_core.data.tokens import TokenStream, Window
+from titan_core.data.witness import WitnessedSource
 
 
 class LogicalShard:
@@ -134,8 +135,8 @@ def _weights(windows: Sequence[Window], shape: tuple[int, ...]) -> NDArray[Any] 
 
 
 def _shuffled(spec: StreamSpec, sources: Sequence[DocumentSource]) -> list[DocumentSource]:
-    """Return ``sources`` with streams shuffled through a buffer, if configured. Other sources already shuffle each epoch."""
-    if not spec.shuffle_buffer:
-        return list(sources)
+    """Return ``sources``, which now check where they stand, with streams shuffled through a buffer, if configured. Other
+    sources already shuffle each epoch."""
     size, seed = spec.shuffle_buffer, spec.seed
-    return [ShuffledStream(source, size, seed) if source.num_documents is None else source for source in sources]
+    witnessed = [WitnessedSource(source, dataset.name) for dataset, source in zip(spec.datasets, sources, strict=True)]
+    return [ShuffledStream(source, size, seed) if size and source.num_documents is None else source for source in witnessed]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from titan_core.api.checkpoint import RefusedChange
@@ -11,6 +12,19 @@ from titan_core.api.errors import Problem, UserError
 from titan_core.api.tokenizer import TextTokenizer, fingerprint
 from titan_core.api.tools.patterns import matches
 from titan_core.api.tools.secrets import redact_text
+
+_DOCUMENTS_OF = ("split", "text_field", "format", "documents", "content")
+"""Aspects of a dataset of which a change changes its documents or their order."""
+
+
+@dataclass(frozen=True)
+class AcceptedChange:
+    """A difference that the config allows."""
+
+    dataset: int | None
+    """Number of the dataset that it concerns; ``None``: all."""
+    aspect: str
+    text: str
 
 
 def stream_identity(spec: StreamSpec, sources: Sequence[DocumentSource], tokenizer: TextTokenizer) -> dict[str, Any]:
@@ -40,7 +54,7 @@ def stream_identity(spec: StreamSpec, sources: Sequence[DocumentSource], tokeniz
 
 def stream_changes(
     spec: StreamSpec, before: Mapping[str, Any], now: Mapping[str, Any], allowed: Sequence[str]
-) -> tuple[list[RefusedChange], list[str]]:
+) -> tuple[list[RefusedChange], list[AcceptedChange]]:
     """Compare two results of :func:`stream_identity`.
 
     Args:
@@ -48,7 +62,7 @@ def stream_changes(
             ``data.logical_shards`` and in the list of datasets are never accepted.
 
     Returns:
-        The refused changes, and a description of each accepted one.
+        The refused and the accepted changes.
     """
     refused, accepted = [], []
     for key, value in now.items():
@@ -58,7 +72,7 @@ def stream_changes(
         name = f"dataset.{spec.datasets[int(number)].name}.{aspect}" if number else key
         fixed = key in ("data.logical_shards", "datasets")
         if not fixed and matches(name, allowed):
-            accepted.append(f"{name}: {old!r} -> {value!r}")
+            accepted.append(AcceptedChange(int(number) if number else None, aspect, f"{name}: {old!r} -> {value!r}"))
             continue
         where = f"dataset {spec.datasets[int(number)].name!r}: its {aspect}" if number else key
         if aspect == "content" and isinstance(old, Mapping) and isinstance(value, Mapping):
@@ -71,6 +85,20 @@ def stream_changes(
         problem = Problem(where, why, "restore the old value, or start a new run")
         refused.append(RefusedChange(name, problem, allowable=not fixed))
     return refused, accepted
+
+
+def changed_documents(spec: StreamSpec, accepted: Sequence[AcceptedChange], allowed: Sequence[str]) -> set[int]:
+    """Return the numbers of the datasets that may have other documents, tokens or orders than when a position was saved.
+
+    Args:
+        accepted: the second result of :func:`stream_changes`.
+        allowed: its argument. ``dataset.NAME.content`` allows other documents in a dataset without a fingerprint too.
+    """
+    numbers = range(len(spec.datasets))
+    if any(change.dataset is None for change in accepted):
+        return set(numbers)
+    named = {number for number in numbers if matches(f"dataset.{spec.datasets[number].name}.content", allowed)}
+    return named | {change.dataset for change in accepted if change.dataset is not None and change.aspect in _DOCUMENTS_OF}
 
 
 def open_sources(spec: StreamSpec) -> list[DocumentSource]:

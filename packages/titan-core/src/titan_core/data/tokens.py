@@ -13,6 +13,8 @@ from titan_core.api.dataset import Document, DocumentShard, DocumentSource, OnEn
 from titan_core.api.errors import UserError
 from titan_core.api.tokenizer import TextTokenizer, token_ids
 from titan_core.api.tools.reading import DocumentReader
+from titan_core.data.buffered_shuffle import BufferedShuffle
+from titan_core.data.witness import ACCEPTED, ShardName, digest_of_tokens, joined
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +37,9 @@ class TokenStream:
 
     Empty documents are skipped and counted; they would only teach a model that a begin may be followed by nothing.
 
-    The state is the position of the current document and the number of its tokens already used. Tokens that are not used
-    are tokenised again after a restore, so none is lost or repeated.
+    The state is the position of the current document, the number of its tokens already used, and a digest of these tokens'
+    document. Tokens that are not used are tokenised again after a restore, so none is lost or repeated; that they belong to
+    the same document is checked by the digest.
     """
 
     def __init__(
@@ -55,11 +58,12 @@ class TokenStream:
         self._count = count
         self._on_end = on_end
         self._name = name
+        self._shard_name = ShardName(name, index, count)
         self._reader = reader
         self._vocab_size = tokenizer.vocab_size
         self._nothing = numpy.asarray(tokenizer.encode_document(""))
         self._start_epoch(epoch=0)
-        self._position: State = {"epoch": 0, "document": self._document_state, "used": 0}
+        self._position = self._position_now()
 
     @property
     def epoch(self) -> int:
@@ -87,7 +91,7 @@ class TokenStream:
                 weights.append(None if of_document is None else of_document[self._used : self._used + len(piece)])
             self._used += len(piece)
             missing -= len(piece)
-        self._position = {"epoch": self._epoch, "document": self._document_state, "used": self._used}
+        self._position = self._position_now()
         return Window(pieces, weights)
 
     def state_dict(self) -> State:
@@ -95,21 +99,32 @@ class TokenStream:
         return self._position
 
     def load_state_dict(self, state: State) -> None:
-        """Resume from a position that :meth:`state_dict` returned."""
+        """Resume from a position that :meth:`state_dict` returned.
+
+        Raises:
+            UserError: another document is there than when the position was saved.
+        """
         self._start_epoch(state["epoch"])
         self._shard.load_state_dict(state["document"])
         self._document_state = state["document"]
         self._position = state
-        if state["used"]:
-            self._read_document()
-            self._used = int(state["used"])
-            if self._used > len(self._document):
-                raise UserError.one(
-                    f"dataset {self._name!r}",
-                    f"the data has changed: the document at the saved position has {len(self._document)} tokens, but "
-                    f"{self._used} of them were used",
-                    "restore the data, or start a new run",
-                )
+        if not state["used"] and state["digest"] is None:
+            return  # nothing has been read yet
+        accepted = state["digest"] == ACCEPTED
+        if not self._next_document():
+            if accepted:
+                return
+            raise self._displaced(state, "the data ends before it")
+        self._used = min(int(state["used"]), len(self._document)) if accepted else int(state["used"])
+        if self._used > len(self._document):
+            why = f"the document there has {len(self._document)} tokens, but {self._used} of them were used"
+            raise self._displaced(state, why)
+        if state["digest"] and self._digest() != state["digest"]:
+            why = f"the document there, of {len(self._document)} tokens, is not the one of which {self._used} were used"
+            raise self._displaced(state, why)
+
+    def _displaced(self, state: State, why: str) -> UserError:
+        return self._shard_name.displaced({**state["document"], "used": state["used"]}, why)
 
     def _start_epoch(self, epoch: int) -> None:
         self._epoch = epoch
@@ -117,23 +132,40 @@ class TokenStream:
         self._tokens_read = self._empty = 0
         self._document_state = self._shard.state_dict()  # the shard's position before the current document
         self._document: NDArray[Any] = numpy.empty(0, numpy.uint32)
+        self._document_digest: bytes | None = None
         self._weights: NDArray[Any] | None = None
         self._whole = False
         self._used = 0
 
+    def _position_now(self) -> State:
+        return {"epoch": self._epoch, "document": self._document_state, "used": self._used, "digest": self._digest()}
+
+    def _digest(self) -> str | None:
+        """Return a digest of the current document and of how much of it is used; ``None`` before the first document."""
+        if not len(self._document):
+            return None
+        if self._document_digest is None:  # once for a document that fills several windows
+            self._document_digest = digest_of_tokens(self._document, self._weights, self._whole)
+        block = self._shard.block_digest if isinstance(self._shard, BufferedShuffle) else ""
+        return joined((self._document_digest, f"{block} {self._epoch} {self._used}".encode()))
+
     def _read_document(self) -> bool:
-        """Read the next document with tokens; return ``False`` if the data has ended."""
+        """Read the next document with tokens, or begin the next epoch; return ``False`` if the data has ended."""
+        return self._next_document() or self._begin_next_epoch()
+
+    def _next_document(self) -> bool:
+        """Read the next document with tokens; return ``False`` at the end of the epoch."""
         while True:
             state = self._shard.state_dict()
             document = self._reader.next(self._shard)
             if document is None:
-                return self._begin_next_epoch()
+                return False
             tokens, weights = self._tokens_of(document, state)
             if len(tokens) and not numpy.array_equal(tokens, self._nothing):
                 break
             self._empty += 1
             self._reader.count_empty()
-        self._document, self._weights = tokens, weights
+        self._document, self._weights, self._document_digest = tokens, weights, None
         self._whole = isinstance(document, WeightedTokens) and document.whole
         self._document_state = state
         self._tokens_read += len(tokens)
@@ -169,7 +201,7 @@ class TokenStream:
             ) from None
 
     def _place(self, state: State) -> str:
-        return f"dataset {self._name!r}, logical shard {self._index} of {self._count}, document at {state}"
+        return f"{self._shard_name}, document at {state}"
 
     def _begin_next_epoch(self) -> bool:
         if self._on_end == "once":

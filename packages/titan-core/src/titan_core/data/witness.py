@@ -1,0 +1,230 @@
+"""Proof that a restored stream stands where its state says. Free of torch.
+
+A source may restore a position wrongly, or its data may have changed: nothing fails, and the run trains on other documents.
+A position therefore contains a digest of the last documents before it and begins before the first of them, so that restoring
+it reads them again. This needs nothing of a source, so it covers every library and plugin.
+
+A shift of the stream is visible only where neighbours differ. The *witnessed* documents are the shortest run of the last
+documents that has :data:`DISTINCT` different ones, and so begins with one that does not occur in it again: a shift by fewer
+documents than it has is seen, however many of them are equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy
+
+from titan_core.api.dataset import (
+    CorruptRecord,
+    Document,
+    DocumentShard,
+    DocumentSource,
+    ExcludedRecord,
+    State,
+    WeightedTokens,
+)
+from titan_core.api.errors import UserError
+
+ACCEPTED: Final = ""
+"""Instead of a digest: the user accepts whatever is at the position."""
+DISTINCT: Final = 3
+"""Number of different documents that are witnessed."""
+LONGEST: Final = 64
+"""Maximum number of documents that are witnessed, reached among copies of the same two documents."""
+_CHARACTERS = 16
+
+
+@dataclass(frozen=True)
+class ShardName:
+    """A logical shard of a dataset, for error messages."""
+
+    dataset: str
+    index: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"dataset {self.dataset!r}, logical shard {self.index} of {self.count}"
+
+    def displaced(self, state: State, why: str) -> UserError:
+        """Return the error for a source that does not stand at ``state``.
+
+        Args:
+            state: as the source itself saved it.
+        """
+        return UserError.one(
+            f"{self}, position {state}",
+            f"the stream stands elsewhere than when this position was saved: {why}. The data has changed, or the library or "
+            "plugin that reads it restores positions wrongly",
+            "restore the data and the library's version, or start a new run; to continue from wherever it stands, add "
+            f'"dataset.{self.dataset}.content" to checkpoint.allow_changed',
+        )
+
+
+def digest_of(document: Document | CorruptRecord | ExcludedRecord) -> bytes:
+    """Return a digest of the content of ``document``. All records without a document have the same one."""
+    if isinstance(document, str):
+        return hashlib.sha256(document.encode("utf-8", "surrogatepass")).digest()
+    if isinstance(document, CorruptRecord | ExcludedRecord):
+        return b""
+    if isinstance(document, WeightedTokens):
+        return digest_of_tokens(document.ids, document.weights, document.whole)
+    return digest_of_tokens(document)
+
+
+def digest_of_tokens(ids: Any, weights: Any = None, whole: bool = False) -> bytes:
+    """Return a digest of token ids and their weights as targets.
+
+    Args:
+        whole: whether the document must not be cut.
+    """
+    array = numpy.ascontiguousarray(ids)
+    digest = hashlib.sha256(array.data)
+    if weights is not None:
+        digest.update(numpy.ascontiguousarray(weights, dtype="<f4").data)
+    digest.update(f"{array.dtype.str}{whole}".encode())
+    return digest.digest()
+
+
+def joined(digests: Iterable[bytes]) -> str:
+    """Return one short digest of several, as a plain value."""
+    return hashlib.sha256(b"".join(digests)).hexdigest()[:_CHARACTERS]
+
+
+class WitnessedShard:
+    """A :class:`~titan_core.api.dataset.DocumentShard` that checks where another one stands after a position is loaded.
+
+    Its state is ``from``, the position of the other before the witnessed documents; ``documents``, their number; and their
+    ``digest``: ``None`` if there are none, or :data:`ACCEPTED`.
+    """
+
+    def __init__(self, shard: DocumentShard, name: ShardName) -> None:
+        self._shard, self._name = shard, name
+        self._positions: deque[State] = deque()  # of the shard before each of the witnessed documents
+        self._digests: deque[bytes] = deque()
+        self._loaded: State | None = None  # until it is checked
+        self._state: State | None = None
+        self._fresh = True  # whether the shard stands where it began
+
+    def __iter__(self) -> WitnessedShard:
+        return self
+
+    def __next__(self) -> Document:
+        """Return the next document.
+
+        Raises:
+            UserError: the shard does not stand where the loaded position says.
+        """
+        if self._loaded is not None:
+            self._check(self._loaded)
+        return self._read()
+
+    def state_dict(self) -> State:
+        """See :class:`~titan_core.api.dataset.DocumentShard`."""
+        if self._loaded is not None:
+            return self._loaded
+        if self._state is None:
+            positions, digests = self._positions, self._digests
+            self._state = {
+                "from": positions[0] if positions else self._shard.state_dict(),
+                "documents": len(digests),
+                "digest": joined(digests) if digests else None,
+            }
+        return self._state
+
+    def load_state_dict(self, state: State) -> None:
+        """See :class:`~titan_core.api.dataset.DocumentShard`. Reads nothing, because reading may fail."""
+        # A beginning has nothing before it that shows whether it was restored.
+        if not self._fresh or state["from"] != self._shard.state_dict():
+            self._shard.load_state_dict(state["from"])
+            self._fresh = False
+        self._positions.clear()
+        self._digests.clear()
+        self._state, self._loaded = None, state
+
+    def _check(self, state: State) -> None:
+        for _ in range(int(state["documents"])):
+            try:
+                self._read()
+            except (CorruptRecord, ExcludedRecord):
+                continue  # reported when it was first read
+            except StopIteration:
+                if state["digest"]:
+                    raise self._name.displaced(state["from"], "the data ends before it") from None
+                break
+        if state["digest"] and joined(self._digests) != state["digest"]:
+            why = f"the {state['documents']} records before it are not those that were read before it was saved"
+            raise self._name.displaced(state["from"], why)
+        self._loaded = None
+
+    def _read(self) -> Document:
+        before, self._fresh = self._shard.state_dict(), False
+        try:
+            document = next(self._shard)
+        except (CorruptRecord, ExcludedRecord) as error:
+            self._witness(before, digest_of(error))
+            raise
+        self._witness(before, digest_of(document))
+        return document
+
+    def _witness(self, before: State, digest: bytes) -> None:
+        positions, digests, self._state = self._positions, self._digests, None
+        positions.append(before)
+        digests.append(digest)
+        while len(digests) > DISTINCT:
+            oldest = digests.popleft()
+            if len(digests) < LONGEST and len(set(digests)) < DISTINCT:
+                digests.appendleft(oldest)
+                break
+            positions.popleft()
+
+
+class WitnessedSource:
+    """A source whose shards check where they stand."""
+
+    def __init__(self, source: DocumentSource, name: str) -> None:
+        """``name``: of the dataset."""
+        self._source, self._name = source, name
+
+    @property
+    def num_documents(self) -> int | None:
+        """See :class:`~titan_core.api.dataset.DocumentSource`."""
+        return self._source.num_documents
+
+    def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
+        """See :class:`~titan_core.api.dataset.DocumentSource`."""
+        return WitnessedShard(self._source.shard(index, count, epoch), ShardName(self._name, index, count))
+
+
+def without_witness(stream: State) -> State:
+    """Return the position of a stream in one dataset (:class:`~titan_core.data.tokens.TokenStream`) with its digests
+    :data:`ACCEPTED`."""
+    document = stream["document"]
+    shuffled = "begin" in document
+    position = {**(document["begin"] if shuffled else document), "digest": ACCEPTED}
+    return {**stream, "document": {**document, "begin": position} if shuffled else position, "digest": ACCEPTED}
+
+
+def upgraded(stream: Any, first: State) -> Any:
+    """Return the position of a stream in one dataset as it is, or in today's form if it was saved before positions had
+    witnesses.
+
+    Args:
+        first: the position of its beginning.
+    """
+    if not isinstance(stream, dict) or stream.keys() != {"epoch", "document", "used"}:
+        return stream
+    document = stream["document"]
+    if "begin" not in first["document"]:
+        document = _unwitnessed(document)
+    elif isinstance(document, dict) and "begin" in document:
+        document = {**document, "begin": _unwitnessed(document["begin"])}
+    return {**stream, "document": document, "digest": None}
+
+
+def _unwitnessed(position: Any) -> State:
+    return {"from": position, "documents": 0, "digest": None}
