@@ -6,21 +6,28 @@ import os
 import re
 import subprocess
 import tempfile
-import tomllib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from ci.workspace import CORE, ROOT, Package, packages, with_dependencies
+from ci.bounds import unreachable
+from ci.workspace import CORE, ROOT, Package, declared, test_groups, with_dependencies
+
+Resolution = Literal["locked", "lowest-direct"]
 
 _VENV_VARIABLES = ("PYTHONPATH", "VIRTUAL_ENV", "UV_RUN_RECURSION_DEPTH")
 
 
-def run_suite(package: Package, torch: Literal["locked", "lowest"], python: str, arguments: Sequence[str]) -> int:
-    """Build the wheels of ``package`` and of its dependencies in the workspace, install them, and run the package's tests.
+def run_tests(
+    chosen: Sequence[Package], tests: Sequence[str], resolution: Resolution, python: str, arguments: Sequence[str]
+) -> int:
+    """Build the wheels of ``chosen`` and of their dependencies in the workspace, install them, and run ``tests``.
 
     Args:
-        torch: whether to install the locked versions or the lowest supported torch.
+        tests: files, folders or single tests, as pytest accepts them.
+        resolution: whether to install the locked versions, or the lowest that the packages and the tests declare.
         python: interpreter or version of the environment.
         arguments: further arguments of pytest.
 
@@ -29,57 +36,62 @@ def run_suite(package: Package, torch: Literal["locked", "lowest"], python: str,
 
     Raises:
         subprocess.CalledProcessError: a wheel cannot be built, or the requirements cannot be installed.
+        SystemExit: a declared lowest version cannot be installed together with the others.
     """
-    with tempfile.TemporaryDirectory(prefix=f"{package.name}-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="titan-ci-") as temporary:
         folder = Path(temporary)
         interpreter = folder / "venv/bin/python"
         _uv("venv", "--python", python, str(folder / "venv"))
         _uv(
-            "pip", "install", "--python", str(interpreter), "--constraints", str(_constraints(folder, torch)),
-            *_groups(package), *_requirements(package, folder / "wheels"),
+            "pip", "install", "--python", str(interpreter),
+            "--constraints", str(_constraints(chosen, resolution, interpreter, folder / "constraints.txt")),
+            *_groups(chosen), *requirements_of(chosen, folder / "wheels"),
         )  # fmt: skip
         _uv("pip", "list", "--python", str(interpreter), quiet=False)
-        command = [str(interpreter), "-m", "pytest", str(package.suite.relative_to(ROOT)), *arguments]
+        command = [str(interpreter), "-m", "pytest", *tests, *arguments]
         return subprocess.run(command, cwd=ROOT, env=_environment(), check=False).returncode
 
 
 def build_wheels(chosen: Sequence[Package], folder: Path) -> dict[str, Path]:
     """Build the wheel of each package; return the files by package name."""
-    wheels = {}
-    for package in chosen:
-        _uv("build", "--package", package.name, "--wheel", "--out-dir", str(folder))
-        (wheels[package.name],) = folder.glob(f"{package.module}-*.whl")
-    return wheels
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        build = partial(_uv, "build", "--wheel", "--out-dir", str(folder), "--package")
+        list(pool.map(build, [package.name for package in chosen]))
+    return {package.name: next(folder.glob(f"{package.module}-*.whl")) for package in chosen}
 
 
-def _requirements(package: Package, folder: Path) -> Iterator[str]:
-    """Yield the requirements, by wheel: the package with all its extras, and its dependencies in the workspace."""
-    for name, wheel in build_wheels(with_dependencies(package.name), folder).items():
-        extras = f"[{','.join(package.extras)}]" if name == package.name and package.extras else ""
-        yield f"{name}{extras} @ {wheel.as_uri()}"
+def requirements_of(chosen: Sequence[Package], folder: Path) -> Iterator[str]:
+    """Yield the requirements: the wheels of the chosen packages, with all their extras, and of their dependencies in the
+    workspace. A package that is named by its file is not looked up in an index, where its name may be another project's."""
+    needed = {one.name: one for package in chosen for one in with_dependencies(package.name)}
+    extras = {package.name: f"[{','.join(package.extras)}]" for package in chosen if package.extras}
+    for name, wheel in build_wheels(list(needed.values()), folder).items():
+        yield f"{name}{extras.get(name, '')} @ {wheel.as_uri()}"
 
 
-def _groups(package: Package) -> Iterator[str]:
-    """Yield the uv options for the requirements of the tests: dependency groups in the workspace's ``pyproject.toml``."""
-    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
-    yield from ("--group", "pyproject.toml:test")
-    if f"test-{package.name}" in groups:
-        yield from ("--group", f"pyproject.toml:test-{package.name}")
+def _groups(chosen: Sequence[Package]) -> list[str]:
+    """Return the uv options for the requirements of the tests: dependency groups in the workspace's ``pyproject.toml``."""
+    return [option for group in test_groups(chosen) for option in ("--group", f"pyproject.toml:{group}")]
 
 
-def _constraints(folder: Path, torch: Literal["locked", "lowest"]) -> Path:
-    """Write a constraints file: all versions in uv.lock, or only the lowest supported torch."""
-    file = folder / "constraints.txt"
-    if torch == "lowest":
-        declared = packages()[CORE].requires("torch")
-        floor = re.search(r">=\s*([\d.]+)", declared or "")
-        assert floor is not None, f"{CORE} declares no minimum version of torch: {declared}"
-        file.write_text(f"torch=={floor.group(1)}.*\n", encoding="utf-8")
-        return file
-    exported = _uv(
-        "export", "--frozen", "--all-packages", "--all-extras", "--all-groups",
-        "--no-emit-workspace", "--no-hashes", "--no-annotate", "--no-header",
-    )  # fmt: skip
+def _constraints(chosen: Sequence[Package], resolution: Resolution, interpreter: Path, file: Path) -> Path:
+    """Write a constraints file: all versions in uv.lock, or the lowest that the packages and the tests declare."""
+    if resolution == "lowest-direct":
+        _uv(
+            "pip", "compile", "--python", str(interpreter), "--resolution", resolution, "--all-extras", *_groups(chosen),
+            "--no-annotate", "--no-header", "--no-emit-package", CORE, "--output-file", str(file),
+            *(str(package.folder / "pyproject.toml") for package in chosen),
+        )  # fmt: skip
+        exported = file.read_text(encoding="utf-8")
+        wrong = unreachable(declared(chosen), exported)
+        if wrong:
+            listed = ", ".join(f"{name} (the lowest is {version})" for name, version in sorted(wrong.items()))
+            raise SystemExit(f"no installation has the lowest versions that are declared: raise the bounds of {listed}")
+    else:
+        exported = _uv(
+            "export", "--frozen", "--all-packages", "--all-extras", "--all-groups",
+            "--no-emit-workspace", "--no-hashes", "--no-annotate", "--no-header",
+        )  # fmt: skip
     # Constraints must not have extras: turn `coverage[toml]==7.0` into `coverage==7.0`.
     file.write_text(re.sub(r"(?m)^([\w.-]+)\[[^\]]*\]", r"\1", exported), encoding="utf-8")
     return file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -79,3 +80,20 @@ def with_dependencies(name: str) -> list[Package]:
             names = map(requirement_name, package.project["dependencies"])
             waiting += [dependency for dependency in names if dependency in everything]
     return list(chosen.values())
+
+
+def test_groups(chosen: Sequence[Package]) -> dict[str, list[str]]:
+    """Return the requirements of the tests of ``chosen`` by dependency group of the workspace's ``pyproject.toml``."""
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
+    names = ("test", *(f"test-{package.name}" for package in chosen))
+    return {name: groups[name] for name in names if name in groups}
+
+
+def declared(chosen: Sequence[Package]) -> list[str]:
+    """Return what ``chosen``, their extras, their dependencies in the workspace and their tests require."""
+    needed = {one.name: one for package in chosen for one in with_dependencies(package.name)}
+    requirements = [one for package in needed.values() for one in package.project["dependencies"]]
+    requirements += [
+        one for package in chosen for extra in package.extras for one in package.project["optional-dependencies"][extra]
+    ]
+    return [*requirements, *(one for group in test_groups(chosen).values() for one in group)]

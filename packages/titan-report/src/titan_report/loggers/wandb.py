@@ -34,7 +34,7 @@ class WandbLog:
             id=run_id,
             resume="allow",
             mode=section.wandb_mode,
-            dir=logs,
+            dir=str(logs),  # W&B 0.19 accepts no Path
             config=_identity(context),
             settings=wandb.Settings(console="off", quiet=True),
         )
