@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from ci.workspace import packages
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
 from titan_core.api.tools.phases import phase
@@ -259,4 +260,5 @@ def test_lm_eval_is_optional(run: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr("titan_inference.evaluate.find_spec", lambda name: None)
     with contextlib.chdir(run):
         assert main(["eval", RUN, "--tasks", "hellaswag"]) == 2
-    assert "uv pip install 'titan-inference[lm-eval]'" in capsys.readouterr().err
+    (requirement,) = packages()["titan-inference"].project["optional-dependencies"]["lm-eval"]
+    assert f"install it: `uv pip install '{requirement}'`" in capsys.readouterr().err

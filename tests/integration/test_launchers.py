@@ -14,6 +14,7 @@ from titan_core.api.events import TrainEnd
 from titan_core.cli import main as command_line
 from titan_core.cli.main import main
 from titan_core.plugins.discovery import Discovery, discover
+from titan_core.plugins.installing import how_to_install
 from titan_core.plugins.providers import index
 from titan_core.plugins.registry import Registry
 from titan_core.train import trainer
@@ -65,7 +66,7 @@ def test_options_of_a_launcher_name_the_package_to_install(
     assert main(["train", *form.format(option).split(), "--training.steps", "1"]) == 2
     package = index()["option"][option]
     error = capsys.readouterr().err
-    assert error == f"titan: error: {option}: is provided by {package}; install {package} (`uv pip install {package}`)\n"
+    assert error == f"titan: error: {option}: is provided by {package}; {how_to_install(package)}\n"
 
 
 def test_a_launcher_that_is_switched_off_is_named(

@@ -40,10 +40,12 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the core, a model and their declared dependencies."""
+    """An environment with the core, a model and their declared dependencies, from a folder with one wheel more."""
     folder = tmp_path_factory.mktemp("environment")
-    wheels = build_wheels(with_dependencies(MODEL), folder / "wheels")
-    assert wheels.keys() == {"titan-core", MODEL}
+    needed = with_dependencies(MODEL)
+    assert {one.name for one in needed} == {"titan-core", MODEL}
+    built = build_wheels([*needed, packages()["titan-launch"]], folder / "wheels")
+    wheels = {name: wheel for name, wheel in built.items() if name != "titan-launch"}
     python = folder / "venv/bin/python"
     subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, str(folder / "venv")], check=True)
     version = torch.__version__.partition("+")[0]
@@ -91,10 +93,15 @@ def test_core_and_a_model_train(titan: Titan, tmp_path: Path) -> None:
     ],
     ids=lambda one: one if isinstance(one, str) else " ".join(one[:1] + one[-2:]),
 )
-def test_an_error_names_the_missing_package(titan: Titan, command: list[str], package: str) -> None:
+def test_an_error_names_the_missing_package(environment: Path, titan: Titan, command: list[str], package: str) -> None:
     refused = titan(*command)
     assert refused.returncode == 2
-    assert f"install {package} (`uv pip install {package}`)" in refused.stderr
+    wheels = environment.parents[1] / "wheels"
+    (core,) = wheels.glob("titan_core-*.whl")
+    for wheel in wheels.glob(f"{package.replace('-', '_')}-*.whl"):
+        assert f"install {package} (`uv pip install {core} {wheel}`)" in refused.stderr
+        return
+    assert f"install the wheel of {package} from where titan-core's came, or set TITAN_PACKAGE_INDEX" in refused.stderr
 
 
 def test_no_dependency_of_other_packages_is_installed(environment: Path) -> None:

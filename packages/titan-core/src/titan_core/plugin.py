@@ -111,6 +111,11 @@ def titan_health_checks() -> list[HealthCheck]:
             summary="plugins that cannot be used, and components of one name",
             check=Ref("titan_core.cli.plugins:check_health"),
         ),
+        HealthCheck(
+            name="names",
+            summary="packages and commands of other projects with Titan's names",
+            check=Ref("titan_core.plugins.names:check_health"),
+        ),
     ]
 
 

@@ -25,6 +25,9 @@ from titan_inference.cli import model_argument
 
 _USUAL_SEQ_LEN = 2048
 _MOST = 2**20
+_LM_EVAL = "lm-eval>=0.4.9"
+"""The requirement of the extra ``lm-eval``. An error that named the extra would send its reader to the public index, where
+titan-inference is not Titan's."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batches", type=integer(1, _MOST), metavar="N", help="read only N batches of the dataset (default: all of it)"
     )
-    parser.add_argument(
-        "--tasks", metavar="A,B", help="run tasks of EleutherAI's lm-eval (needs the extra titan-inference[lm-eval])"
-    )
+    parser.add_argument("--tasks", metavar="A,B", help="run tasks of EleutherAI's lm-eval (needs the package lm-eval)")
     parser.add_argument("--include-path", metavar="DIR", help="with --tasks: a folder with more tasks")
     parser.add_argument(
         "--num-fewshot", type=integer(0, 1000), metavar="N", help="with --tasks: examples before each question"
@@ -94,7 +95,7 @@ def _require_work(settings: argparse.Namespace) -> None:
             if getattr(settings, option.removeprefix("--").replace("-", "_")) is not None:
                 raise UserError.one(option, "needs --tasks", "add --tasks A,B, or drop it")
     elif find_spec("lm_eval") is None:
-        fix = "install it: `uv pip install 'titan-inference[lm-eval]'`"
+        fix = f"install it: `uv pip install '{_LM_EVAL}'`"
         raise UserError.one("--tasks", "needs the package lm-eval, which is not installed", fix)
 
 

@@ -21,6 +21,7 @@ from titan_core.cli.launch_options import LaunchOptions
 from titan_core.cli.overrides import SplitArguments, split_overrides, unknown_argument
 from titan_core.cli.plugins import print_conflicts, versions
 from titan_core.config.overrides import without_dashes
+from titan_core.plugins.names import check_start
 from titan_core.plugins.providers import provider, provider_of_group
 from titan_core.plugins.registry import Registry
 
@@ -94,6 +95,8 @@ def report(error: UserError) -> None:
 
 
 def _run(argv: list[str]) -> int:
+    if not reported_by_launcher() and os.environ.get("RANK", "0") == "0":
+        check_start()
     registry = Registry.from_installed()
     commands: dict[str, Command] = {}
     for command in registry.all(Command):

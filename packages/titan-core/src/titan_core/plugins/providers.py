@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-import importlib_metadata
+from titan_core.plugins.names import ours
 
 INDEX = "extra_metadata/provides.json"
 """Path within the distribution's metadata."""
@@ -20,10 +20,8 @@ def index() -> Mapping[str, Mapping[str, str]]:
 
     The index is empty if titan-core was not installed from its wheel.
     """
-    try:
-        text = importlib_metadata.distribution("titan-core").read_text(INDEX)
-    except importlib_metadata.PackageNotFoundError:
-        text = None
+    distribution = ours()
+    text = distribution.read_text(INDEX) if distribution is not None else None
     found: dict[str, Any] = json.loads(text) if text else {}
     return found
 

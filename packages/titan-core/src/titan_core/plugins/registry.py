@@ -15,6 +15,7 @@ from titan_core.api.sections import CORE_SECTIONS
 from titan_core.plugins.conflicts import Conflict, conflicts_of
 from titan_core.plugins.discovery import CORE, REGISTRATION_HOOKS, Discovery, InstalledPlugin, Plugin, discover
 from titan_core.plugins.guard import Origin
+from titan_core.plugins.installing import how_to_install
 from titan_core.plugins.providers import provider
 
 C = TypeVar("C", bound=Component)
@@ -163,7 +164,7 @@ class Registry:
             return f"{package} is installed, but this version of it does not provide this"
         if any(disabled.distribution == package for disabled in self.found.disabled):
             return f"{package} is switched off ([plugins] disable, or TITAN_DISABLE_PLUGINS)"
-        return f"install {package} (`uv pip install {package}`)" + self.broken_note()
+        return how_to_install(package) + self.broken_note()
 
     def broken_note(self) -> str:
         """Return a clause that lists broken plugins, because one of them may provide the missing component."""
