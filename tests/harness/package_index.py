@@ -55,6 +55,7 @@ def package_index(folder: Path, offered: Mapping[str, list[str]]) -> Iterator[Pa
             """Print nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = False  # so that closing it waits for the threads of its requests
     index = PackageIndex(f"http://127.0.0.1:{server.server_port}/simple")
     thread = Thread(target=server.serve_forever)
     thread.start()
