@@ -5,29 +5,31 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from harness.fake_cuda import why_not
 from harness.jobs import make_job
 from harness.third_party import install
-from titan_core.api.config import Override
+from titan_core.api.config import Config, Override
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
 from titan_core.plugins.registry import Registry
+from titan_simulate.cli.plan import as_json, conclude
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.hardware.read import read_machine
 from titan_simulate.plan.arithmetic import Arithmetic
 from titan_simulate.plan.candidates import Space
 from titan_simulate.plan.model_sizes import ModelSizes, sizes_of
 from titan_simulate.plan.recipe import write_recipe
-from titan_simulate.plan.search import Plan, Search, describe
+from titan_simulate.plan.search import INTERRUPTED, TIME_LIMIT, Plan, Search, describe
 from titan_simulate.plan.shapes import shapes_of
 
 SMALL = {"training.global_batch_size": 32, "training.seq_len": 64}
@@ -63,18 +65,28 @@ class _Planner:
     def job(self, more: Sequence[Override]) -> Job:
         return make_job(self.recipe, {**self.settings, **{one.key: one.text for one in more}}, self.gpus, missing_ok=True)
 
-    def run(self, memory_gib: float = 79.0, finalists: int = 4) -> Plan:
+    def run(
+        self,
+        memory_gib: float = 79.0,
+        finalists: int = 4,
+        deadline: float | None = None,
+        report: Callable[[str], None] = lambda text: None,
+        interrupt_at: int | None = None,
+    ) -> Plan:
         machine: Machine = read_machine("h100").model_copy(update={"memory_gib": memory_gib})
         rough = Arithmetic(self.sizes, machine)
 
         def estimate(overrides: Sequence[Override]) -> _Figures:
+            if len(self.estimated) == interrupt_at:
+                raise KeyboardInterrupt
             job = self.job(overrides)  # a finalist is a valid job
             self.estimated.append(job)
             guess = rough.guess(self.space.workload(job.facts))
             more = (self.activations - 1) * guess.memory["activations"] / 2**30
             return _Figures(guess.peak_gib + more, guess.step_seconds)
 
-        return Search(self.space, self.sizes, machine, self.job).run(estimate, finalists, self.given)
+        search = Search(self.space, self.sizes, machine, self.job)
+        return search.run(estimate, finalists, self.given, deadline, report)
 
 
 def test_the_fastest_candidates_that_fit_win_and_the_others_have_reasons() -> None:
@@ -149,6 +161,71 @@ def test_the_written_recipe_passes_config_check(tmp_path: Path, capsys: pytest.C
     assert job.dump_folder == "outputs/planned"
     with pytest.raises(UserError, match="cannot be written"):
         write_recipe(file, config, "titan plan", "fast")
+
+
+def test_a_search_that_stops_early_has_no_winner() -> None:
+    """970 tokens/s were written as the fastest, where waiting found 1,347."""
+    settings = {**SMALL, "parallelism.pipeline_parallel_degree": 1, "parallelism.context_parallel_degree": 1}
+    whole = _Planner("llama3_debug", 4, settings).run()
+    assert whole.stopped is None and whole.winner is whole.best[0] and whole.estimated == whole.wanted == 4
+    late = _Planner("llama3_debug", 4, settings).run(deadline=0.0)
+    assert (late.stopped, late.winner, late.estimated) == (TIME_LIMIT, None, 1)  # the recipe as it is, which fits
+    assert late.best[0].candidate.given
+    ended = _Planner("llama3_debug", 4, settings).run(interrupt_at=2)
+    assert (ended.stopped, ended.winner, ended.estimated) == (INTERRUPTED, None, 2)
+    assert [one.figures.step_seconds for one in ended.best] == sorted(one.figures.step_seconds for one in ended.best)
+    at_once = _Planner("llama3_debug", 4, settings).run(interrupt_at=0)
+    assert (at_once.stopped, at_once.winner, at_once.nearest) == (INTERRUPTED, None, None)
+
+
+def test_a_time_limit_that_nothing_is_left_to_exceed_stops_nothing() -> None:
+    """All that fits is estimated when the limit passes."""
+    settings = {**SMALL, "parallelism.data_parallel_shard_degree": 2, "activation_checkpoint.mode": "none"}
+    fixed = {**settings, "training.local_batch_size": 16, "parallelism.fsdp_reshard_after_forward": "default"}
+    fixed |= {f"parallelism.{name}_parallel_degree": 1 for name in ("pipeline", "tensor", "context")}
+    plan = _Planner("llama3_debug", 2, {**fixed, "compile.enable": "false"}).run(deadline=0.0)
+    assert plan.stopped is None and plan.winner is not None
+
+
+def test_a_search_says_how_far_it_is() -> None:
+    said: list[str] = []
+    _Planner("llama3_debug", 8, SMALL).run(finalists=3, report=said.append)
+    assert said[0].endswith(" candidates compared by arithmetic")
+    first, second, third = said[-3:]
+    assert first == "0 of 6 candidates estimated"  # twice as many as wanted, if none of them fits
+    assert second.startswith("1 of 3 candidates estimated, about ") and second.endswith("fastest so far 1 tokens/s per GPU")
+    assert third.startswith("2 of 3 candidates estimated, about ")
+
+
+def _conclude(folder: Path, plan: Plan, planner: _Planner, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, bool]:
+    """Return the exit status, the output, and whether there is a recipe."""
+    out = folder / f"{plan.stopped}.toml"
+    options = SimpleNamespace(out=str(out), json=False, best=5, recipe="llama3_debug", gpus=4, device="h100", headroom=0.05)
+
+    def config(overrides: Sequence[Override]) -> Config:
+        given = [*(Override(key, str(value)) for key, value in planner.settings.items()), *overrides]
+        return load_config("llama3_debug", given, Registry.from_installed())[0]
+
+    context = cast(Any, SimpleNamespace(arguments=options, config=config, override_arguments=[]))
+    status = conclude(context, plan, read_machine("h100"))
+    return status, capsys.readouterr().out, out.exists()
+
+
+def test_only_a_complete_comparison_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {**SMALL, "parallelism.pipeline_parallel_degree": 1}
+    planner = _Planner("llama3_debug", 4, settings)
+    status, text, written = _conclude(tmp_path, planner.run(), planner, capsys)
+    assert (status, written) == (0, True)
+    assert "candidates compared by arithmetic, 4 of them by estimate" in text
+    assert "compared by arithmetic, 4 of them by estimate. The best: " in (tmp_path / "None.toml").read_text()
+    for options, expected in (({"deadline": 0.0}, 1), ({"interrupt_at": 2}, 130)):
+        planner = _Planner("llama3_debug", 4, settings)
+        plan = planner.run(**options)  # type: ignore[arg-type]
+        status, text, written = _conclude(tmp_path, plan, planner, capsys)
+        assert (status, written) == (expected, False)
+        assert f"NOT COMPLETE: {plan.stopped} ended the comparison after {plan.estimated} of 4 estimates" in text
+        assert "is not written" in text and "wrote" not in text
+        assert as_json(plan, read_machine("h100"), 5)["complete"] is False
 
 
 @pytest.fixture(scope="module")

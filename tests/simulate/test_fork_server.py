@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+
+from harness import PATIENCE
 
 pytest.importorskip("titan_simulate")
 
@@ -33,11 +41,12 @@ def test_errors_are_raised_here_with_the_traceback_of_the_fork() -> None:
 
 PRINTS = """
 import sys
-from titan_simulate.engine.fork_server import print_from_fork
-def command():
+from types import SimpleNamespace
+from titan_simulate.engine.command_fork import print_from_fork
+def command(report):
     print("a line")
     return 5
-sys.exit(print_from_fork(command))
+sys.exit(print_from_fork(command, "working", SimpleNamespace(all=lambda kind: [])))
 """
 
 
@@ -51,3 +60,95 @@ def test_its_output_is_written_by_the_process_itself() -> None:
     with open("/dev/full", "w") as full:
         ended = subprocess.run([sys.executable, "-c", PRINTS], stdout=full, stderr=subprocess.PIPE, text=True)
     assert ended.returncode != 5 and "No space left on device" in ended.stderr
+
+
+WAITS = """
+import os, signal, sys
+from types import SimpleNamespace
+from titan_core.cli.main import main
+from titan_simulate.engine import command_fork, fork_server
+
+def wait():
+    os.write(1, b"ready\\n")  # past what is captured
+    while True:
+        signal.pause()
+
+def command(report):
+    try:
+        fork_server.call_in_forks([wait, wait], at_once=2)
+    except KeyboardInterrupt:
+        if sys.argv[1] == "prints":
+            print("the best so far")
+            return 130
+        if sys.argv[1] == "hangs":
+            os.write(1, b"hangs\\n")
+            wait()
+        raise
+
+try:
+    sys.exit(command_fork.print_from_fork(command, "working", SimpleNamespace(all=lambda kind: [])))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("whom", ["the process", "all of the terminal"])
+@pytest.mark.parametrize(("what", "printed"), [("prints", "the best so far\n"), ("raises", ""), ("hangs", "hangs\nready\n")])
+def test_an_interrupt_ends_a_command_and_its_forks(what: str, printed: str, whom: str) -> None:
+    """Once, so that it can print what it has; twice, at once. No process is left, and nobody prints a traceback."""
+    script = WAITS.replace("\\\\n", "\\n")
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, what],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+
+    def interrupt() -> None:
+        (os.kill if whom == "the process" else os.killpg)(process.pid, signal.SIGINT)
+
+    interrupt()
+    if what == "hangs":
+        assert [process.stdout.readline() for _ in range(2)] == printed.splitlines(keepends=True)
+        interrupt()
+        printed = ""
+    out, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out, errors) == (130, printed, "")
+    deadline = time.monotonic() + PATIENCE
+    while _has_members(process.pid):  # until the system has reaped them
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _has_members(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_progress_is_what_the_command_has_reported_last() -> None:
+    from titan_core.api.tools.phases import current_phase
+    from titan_simulate.engine import command_fork
+
+    shown: list[str] = []
+
+    def follow(pipe: Connection, reports: Connection, latest: list[str]) -> None:
+        original(pipe, reports, latest)
+        shown.append(str(current_phase()))
+
+    def command(report: Callable[[str], None]) -> int:
+        report("1 of 2")
+        report("2 of 2")
+        return 0
+
+    original, command_fork._follow = command_fork._follow, follow
+    try:
+        assert command_fork.print_from_fork(command, "working", cast(Any, SimpleNamespace(all=lambda kind: []))) == 0
+    finally:
+        command_fork._follow = original
+    assert shown == ["working: 2 of 2"]

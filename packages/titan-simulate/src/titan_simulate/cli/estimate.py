@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -15,7 +16,7 @@ from titan_core.api.job import Job
 from titan_core.api.tools.arguments import json_argument, recipe_arguments, world_size_argument
 from titan_core.api.tools.output import print_json, print_table
 from titan_simulate.engine import stub_libraries
-from titan_simulate.engine.fork_server import print_from_fork
+from titan_simulate.engine.command_fork import Report, print_from_fork
 from titan_simulate.hardware.machine import HEADROOM, Machine
 from titan_simulate.hardware.read import machine_argument, read_machine
 
@@ -46,20 +47,26 @@ def run(context: CommandContext) -> int:
     """Estimate a step and print it."""
     machine = read_machine(context.arguments.device)
     _job(context, ())  # mistakes in the config, before torch is imported
-    return print_from_fork(partial(_estimated, context, machine))
+    return print_from_fork(partial(_estimated, context, machine), "estimating", context.registry)
 
 
 def _job(context: CommandContext, more: Sequence[Override]) -> Job:
     return context.job(context.arguments.world_size, more, missing_ok=True)
 
 
-def _estimated(context: CommandContext, machine: Machine) -> int:
+def _estimated(context: CommandContext, machine: Machine, report: Report) -> int:
     options = context.arguments
     gc.disable()  # imports and traces make millions of objects and no garbage, and this process ends with the estimate
     stub_libraries.load()
     from titan_simulate.estimate.estimate import estimate
 
-    found = estimate(partial(_job, context), context.train, machine, options.full_logits)
+    began = time.monotonic()
+
+    def simulated(done: int, number: int) -> None:
+        left = (time.monotonic() - began) / done * (number - done)
+        report(f"{done} of {number} simulations done, about {left:.0f} s left")
+
+    found = estimate(partial(_job, context), context.train, machine, options.full_logits, simulated)
     if options.json:
         print_json(as_json(found))
     else:

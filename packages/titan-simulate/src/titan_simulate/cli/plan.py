@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from titan_core.api.command import CommandContext
 from titan_core.api.config import Override
-from titan_core.api.errors import UserError
+from titan_core.api.errors import EXIT_INTERRUPTED, UserError
 from titan_core.api.job import Job
 from titan_core.api.sections import TrainingSection
 from titan_core.api.tools.arguments import json_argument, number, rank_count, recipe_arguments, seconds, small_integer
 from titan_core.api.tools.output import print_json, print_table
 from titan_core.api.tools.shown import show_bytes
 from titan_simulate.engine import stub_libraries
-from titan_simulate.engine.fork_server import print_from_fork
+from titan_simulate.engine.command_fork import Report, print_from_fork
 from titan_simulate.hardware.machine import HEADROOM, Machine
 from titan_simulate.hardware.read import machine_argument, read_machine
 from titan_simulate.plan.arithmetic import GIB
 from titan_simulate.plan.candidates import GLOBAL_BATCH, Candidate, JobOf, Space
 from titan_simulate.plan.model_sizes import sizes_of
 from titan_simulate.plan.recipe import write_recipe
-from titan_simulate.plan.search import Finalist, Plan, Search, describe, short
+from titan_simulate.plan.search import INTERRUPTED, TIME_LIMIT, Finalist, Plan, Search, describe, short
 
 if TYPE_CHECKING:
     from titan_simulate.estimate.estimate import Estimate
@@ -50,13 +50,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--finalists", type=small_integer, default=6, metavar="N", help="number of candidates to estimate (default: 6)"
     )
     parser.add_argument(
-        "--time-limit", type=seconds, default=100.0, metavar="S",
-        help="start no estimate that may end after this time, once a candidate fits (default: 100)",
+        "--time-limit", type=seconds, metavar="S",
+        help="start no estimate that may end after this time, once a candidate fits; a comparison that it cuts short "
+        "exits with status 1 (default: none)",
     )  # fmt: skip
     parser.add_argument(
         "--best", type=small_integer, default=5, metavar="N", help="number of candidates to print (default: 5)"
     )
-    parser.add_argument("--out", metavar="FILE", help="write the recipe of the best candidate to this new file")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="write the recipe of the best candidate to this new file, if the comparison is complete",
+    )
     json_argument(parser)
 
 
@@ -79,11 +84,15 @@ def run(context: CommandContext) -> int:
     if next(space.meshes(()), None) is None:
         why = "no mesh has this number of ranks with the degrees that are fixed, and this model and global batch"
         raise UserError.one(f"--gpus {options.gpus}", why, "change it, or fix fewer degrees")
-    return print_from_fork(partial(_searched, context, machine, space, job_of, given, job))
+    search = partial(_searched, context, machine, space, job_of, given, job)
+    return print_from_fork(search, "planning", context.registry)
 
 
-def _searched(context: CommandContext, machine: Machine, space: Space, job_of: JobOf, given: Job | None, job: Job) -> int:
+def _searched(
+    context: CommandContext, machine: Machine, space: Space, job_of: JobOf, given: Job | None, job: Job, report: Report
+) -> int:
     options = context.arguments
+    report("importing torch")
     stub_libraries.load()
     logging.getLogger("titan_core").setLevel(logging.ERROR)  # each finalist would log the same notes
     from titan_simulate.estimate.estimate import estimate
@@ -95,17 +104,41 @@ def _searched(context: CommandContext, machine: Machine, space: Space, job_of: J
     def estimated(overrides: Sequence[Override]) -> Estimate:
         return estimate(lambda more: job_of([*overrides, *more]), context.train, machine)
 
-    plan = Search(space, sizes, machine, job_of).run(estimated, options.finalists, given, options.time_limit)
-    if options.out is not None and plan.best:
-        best = plan.best[0]
-        write_recipe(Path(options.out), context.config(best.candidate.overrides), _command(context), _summary(best))
+    search = Search(space, sizes, machine, job_of)
+    return conclude(context, search.run(estimated, options.finalists, given, options.time_limit, report), machine)
+
+
+def conclude(context: CommandContext, plan: Plan, machine: Machine) -> int:
+    """Print ``plan``, write the recipe of its winner, and return the exit status. A comparison that was not finished has no
+    winner."""
+    options, best = context.arguments, plan.winner
+    if options.out is not None and best is not None:
+        compared = f"{_compared(plan)}. The best: {_summary(best)}"
+        write_recipe(Path(options.out), context.config(best.candidate.overrides), _command(context), compared)
     if options.json:
         print_json(as_json(plan, machine, options.best))
     else:
         _print(plan, machine, options.best)
-        if options.out is not None and plan.best:
+        if plan.stopped is not None:
+            print(f"\n{_unfinished(plan, options.out)}")
+        elif options.out is not None and best is not None:
             print(f"\nwrote {options.out}")
-    return 0 if plan.best else 1
+    if plan.stopped == INTERRUPTED:
+        return EXIT_INTERRUPTED
+    return 1 if best is None else 0
+
+
+def _compared(plan: Plan) -> str:
+    """Return what was compared, and how."""
+    return f"{plan.candidates:,} candidates compared by arithmetic, {plan.estimated} of them by estimate"
+
+
+def _unfinished(plan: Plan, out: str | None) -> str:
+    """Return why a plan says nothing about the fastest candidate, and what to do."""
+    wrote = "" if out is None else f"; {out} is not written"
+    text = f"NOT COMPLETE: {plan.stopped} ended the comparison after {plan.estimated} of {plan.wanted} estimates"
+    text += f". Faster candidates may be among the others{wrote}"
+    return f"{text}\nraise or drop --time-limit, or lower --finalists" if plan.stopped == TIME_LIMIT else text
 
 
 def _recipe_job(context: CommandContext, job_of: Any, gpus: int) -> tuple[Job | None, Job]:
@@ -163,6 +196,10 @@ def as_json(plan: Plan, machine: Machine, most: int) -> dict[str, Any]:
             {"why": one.why, "count": one.count, "example": one.example, "detail": one.detail} for one in plan.losers
         ],
         "nearest": nearest,
+        "complete": plan.stopped is None,
+        "stopped_by": plan.stopped,
+        "finalists": plan.wanted,
+        "estimated": plan.estimated,
         "meshes": plan.meshes,
         "candidates": plan.candidates,
         "seconds": plan.seconds,
@@ -179,11 +216,8 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
 
 
 def _print(plan: Plan, machine: Machine, most: int) -> None:
-    finalists = len(plan.best) + len(plan.too_large)
-    print(
-        f"{plan.candidates:,} candidates on {plan.meshes:,} meshes of {machine.name}, {machine.memory_gib:.1f} GiB each; "
-        f"{finalists} estimated, in {plan.seconds:.0f} s\n"
-    )
+    print(f"{_compared(plan)}, in {plan.seconds:.0f} s")
+    print(f"{plan.meshes:,} meshes of {machine.name}, {machine.memory_gib:.1f} GiB each\n")
     if plan.best:
         rows = [_row(one) for one in plan.best[:most]]
         print_table(("GiB", "tokens/s/GPU", "MFU", "step s", "batch", "mesh", ""), rows)
@@ -195,12 +229,12 @@ def _print(plan: Plan, machine: Machine, most: int) -> None:
             f"{describe(candidate)}"
         )
         print("try more GPUs, a shorter training.seq_len, a smaller --headroom, or --training.enable_cpu_offload true")
-    elif not plan.best:
+    elif not plan.best and plan.stopped is None:
         print("no combination is valid")
     if plan.losers:
         print()
         print_table(
-            ("others", "", "best of them"),
+            ("others, by arithmetic", "", "best of them"),
             [(one.why, f"{one.count:,}", f"{one.example}: {one.detail}") for one in plan.losers],
         )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import io
 import os
 import pickle
 import signal
@@ -76,7 +75,7 @@ class ForkServer:
             answer = self._pipe.recv_bytes()
         except (EOFError, ConnectionError) as error:
             raise RemoteError(f"the simulating process has ended (exit code {self._process.poll()})") from error
-        return _opened(answer)
+        return opened(answer)
 
     def close(self) -> None:
         """End the server and the call that it runs, if any."""
@@ -108,7 +107,7 @@ def serve(pipe: Connection, preload: Sequence[str]) -> None:
             request = pipe.recv_bytes()
         except EOFError:
             return
-        pipe.send_bytes(_received(*_begin(partial(_requested, request))))
+        pipe.send_bytes(received(*begin(partial(_requested, request))))
 
 
 def call_in_fork(function: Callable[[], T]) -> T:
@@ -116,26 +115,15 @@ def call_in_fork(function: Callable[[], T]) -> T:
     return call_in_forks([function])[0]
 
 
-def print_from_fork(command: Callable[[], int]) -> int:
-    """Call ``command`` in a fork of this process, print here what it prints there, and return its exit status. Here, because
-    a fork ends without the interpreter, which would report a closed pipe or a full disk."""
-    status, text = call_in_fork(partial(_printed, command))
-    print(text, end="")
-    return status
-
-
-def _printed(command: Callable[[], int]) -> tuple[int, str]:
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        status = command()
-    return status, out.getvalue()
-
-
-def call_in_forks(functions: Sequence[Callable[[], T]], at_once: int = 1) -> list[T]:
+def call_in_forks(
+    functions: Sequence[Callable[[], T]], at_once: int = 1, done: Callable[[int], None] = lambda number: None
+) -> list[T]:
     """Return the results of ``functions``, each called in a fork of this process, which must be single-threaded. What they
     do to their process, such as loading the stub libraries, does not affect this one.
 
     Args:
         at_once: most forks at a time. They start in the order of ``functions``.
+        done: receives the number of those that have ended, after each.
 
     Raises:
         Exception: the exception that a function raised, caused by a :class:`RemoteError` with its traceback. The other forks
@@ -150,14 +138,16 @@ def call_in_forks(functions: Sequence[Callable[[], T]], at_once: int = 1) -> lis
         for number, function in enumerate(functions):
             if len(running) == at_once:
                 _collect(running, found)
-            pipe, child = _begin(function)
+                done(len(found))
+            pipe, child = begin(function)
             running[pipe] = number, child
         while running:
             _collect(running, found)
+            done(len(found))
     finally:
         for pipe, (_, child) in running.items():
             os.kill(child, signal.SIGKILL)
-            _received(pipe, child)
+            received(pipe, child)
     return [found[number] for number in range(len(functions))]
 
 
@@ -166,10 +156,11 @@ def _collect(running: dict[Connection, tuple[int, int]], found: dict[int, Any]) 
     for pipe in wait(list(running)):
         assert isinstance(pipe, Connection)
         number, child = running.pop(pipe)
-        found[number] = _opened(_received(pipe, child))
+        found[number] = opened(received(pipe, child))
 
 
-def _opened(answer: bytes) -> Any:
+def opened(answer: bytes) -> Any:
+    """Return the result in the answer of a fork, or raise the exception in it."""
     ok, value, text = pickle.loads(answer)
     if ok:
         return value
@@ -187,21 +178,26 @@ def _requested(request: bytes) -> Any:
     return function(*args, **kwargs)
 
 
-def _begin(function: Callable[[], Any]) -> tuple[Connection, int]:
+def begin(function: Callable[[], Any]) -> tuple[Connection, int]:
     """Call ``function`` in a fork of this process. Return the pipe that its pickled result comes from, and its id."""
     ours, theirs = Pipe(duplex=False)
     parent = environment_of_child()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # an interrupt in between would be a traceback
     child = os.fork()
     if child == 0:
+        # A terminal interrupts all processes; those that wait for forks decide what becomes of them.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         ours.close()
         os.environ.update(parent)
         end_with_parent()
         _answer(theirs, function)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     theirs.close()
     return ours, child
 
 
-def _received(pipe: Connection, child: int) -> bytes:
+def received(pipe: Connection, child: int) -> bytes:
     """Wait for the pickled result of a fork, and for its end."""
     try:
         answer = pipe.recv_bytes()

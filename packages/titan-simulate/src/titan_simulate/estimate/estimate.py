@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -94,7 +94,13 @@ class Estimate:
     """All figures of the machine that were used, and how the job was reduced."""
 
 
-def estimate(job_of: JobOf, train: Train, machine: Machine, full_logits: bool = False) -> Estimate:
+def estimate(
+    job_of: JobOf,
+    train: Train,
+    machine: Machine,
+    full_logits: bool = False,
+    simulated: Callable[[int, int], None] = lambda done, number: None,
+) -> Estimate:
     """Estimate a step of a job.
 
     Simulates a few blocks of the first and of the last rank in forks of this process, in which the stub libraries must be
@@ -104,6 +110,7 @@ def estimate(job_of: JobOf, train: Train, machine: Machine, full_logits: bool = 
         job_of: returns the job with further overrides.
         train: trains a job in this process.
         full_logits: whether to assume a loss that holds all logits in fp32 in place of the job's own.
+        simulated: receives how many of how many simulations have ended, after each.
 
     Raises:
         UserError: the job cannot run.
@@ -133,6 +140,7 @@ def estimate(job_of: JobOf, train: Train, machine: Machine, full_logits: bool = 
             for rank, most in samples
         ],
         at_once=len(os.sched_getaffinity(0)),
+        done=lambda done: simulated(done, len(samples)),
     )  # fmt: skip
     of_rank = {rank: [one for one in reversed(taken) if one.rank == rank] for rank in ranks}
     overlaps = any(one.overlaps_matmuls for one in costs)

@@ -19,7 +19,7 @@ def write_recipe(path: Path, config: Config, command: str, summary: str) -> None
     Raises:
         UserError: the file exists, or cannot be written.
     """
-    text = f"# Planned by `{command}`\n# Estimated: {summary}\n\n{tomli_w.dumps(redact(tables_of(config)))}"
+    text = f"# Planned by `{command}`\n# {summary}\n\n{tomli_w.dumps(redact(tables_of(config)))}"
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

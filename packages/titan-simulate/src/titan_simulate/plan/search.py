@@ -72,12 +72,18 @@ class Loser:
     detail: str
 
 
+TIME_LIMIT, INTERRUPTED = "the time limit", "an interrupt"
+"""Why a search may end early."""
+
+
 @dataclass
 class Plan:
     """The result of a search."""
 
+    wanted: int
+    """Number of finalists to estimate."""
     best: list[Finalist] = field(default_factory=list)
-    """Finalists that fit, fastest first."""
+    """Finalists that fit, fastest first. Only what was estimated is ranked."""
     too_large: list[Finalist] = field(default_factory=list)
     """Finalists that do not fit, smallest first."""
     losers: list[Loser] = field(default_factory=list)
@@ -85,7 +91,20 @@ class Plan:
     """If nothing fits: the candidate that needs least memory, in GiB."""
     meshes: int = 0
     candidates: int = 0
+    """Compared by arithmetic, or refused by a check."""
     seconds: float = 0.0
+    stopped: str | None = None
+    """What ended the search before all finalists were estimated: :data:`TIME_LIMIT` or :data:`INTERRUPTED`."""
+
+    @property
+    def estimated(self) -> int:
+        """Number of candidates that were compared by estimate."""
+        return len(self.best) + len(self.too_large)
+
+    @property
+    def winner(self) -> Finalist | None:
+        """The fastest candidate; ``None`` if none fits, or if the comparison is not finished."""
+        return self.best[0] if self.best and self.stopped is None else None
 
 
 class Search:
@@ -96,56 +115,95 @@ class Search:
         self._sizes = sizes
         self._arithmetic = Arithmetic(sizes, machine)
         self._refused: list[Refused] = []
-        self._plan = Plan()
+        self._plan = Plan(0)
         self._longest = 0.0  # seconds of an estimate
+        self._guesses: list[tuple[Candidate, Guess]] = []
+        self._done: set[int] = set()  # positions of guesses whose candidates were estimated
+        self._factors: dict[float, float] = {}  # kept -> correction of the guessed activations
 
-    def run(self, estimate: Estimator, finalists: int, given: Job | None = None, deadline: float | None = None) -> Plan:
-        """Return the best candidates.
+    def run(
+        self,
+        estimate: Estimator,
+        finalists: int,
+        given: Job | None = None,
+        deadline: float | None = None,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> Plan:
+        """Return the best candidates. An interrupt ends the search with those that are known.
 
         Args:
             finalists: number of candidates to estimate. If none of them fits, as many again.
             given: the recipe's own job, which is always a finalist.
             deadline: seconds after which an estimate must not end, judged by the longest one so far, once a candidate fits.
+            report: receives how far the search is, in words.
         """
         began = time.perf_counter()
-        guessed = list(self._guessed())
-        plan, limit = self._plan, self._machine.memory_gib
-        factors: dict[float, float] = {}  # kept -> correction of the guessed activations
+        plan = self._plan = Plan(finalists)
+        try:
+            self._compare(estimate, given, None if deadline is None else began + deadline, report)
+        except KeyboardInterrupt:
+            plan.stopped = INTERRUPTED
+        plan.best.sort(key=lambda one: one.figures.step_seconds)
+        plan.too_large.sort(key=lambda one: one.figures.peak_gib)
+        if not plan.best and plan.stopped is None and (plan.too_large or self._guesses):
+            plan.nearest = self._nearest()
+        plan.losers = [*self._slower(), *self._explained(), *self._refusals()]
+        plan.seconds = time.perf_counter() - began
+        return plan
+
+    def _compare(
+        self, estimate: Estimator, given: Job | None, deadline: float | None, report: Callable[[str], None]
+    ) -> None:  # fmt: skip
+        plan = self._plan
+        for pair in self._guessed():
+            self._guesses.append(pair)
+            if len(self._guesses) % 200 == 0:
+                report(f"{plan.candidates:,} candidates compared by arithmetic")
+        began = time.perf_counter()
         if given is not None:
             values = {dim.degree_key: given.facts.mesh.degrees[dim.name] for dim in given.facts.mesh.dims}
             own = Candidate(
                 {**values, GLOBAL_BATCH: self._space.global_batch}, self._space.workload(given.facts), given=True
             )
-            self._estimate(own, self._arithmetic.guess(own.workload), estimate, factors)
-        done = {number for number, (one, _) in enumerate(guessed) if given is not None and one.workload == own.workload}
+            report(self._progress(began))
+            self._estimate(own, self._arithmetic.guess(own.workload), estimate)
+            self._done |= {number for number, (one, _) in enumerate(self._guesses) if one.workload == own.workload}
         per_mesh: dict[str, int] = defaultdict(int)
-        while len(plan.best) + len(plan.too_large) < finalists * (1 if plan.best else 2):
-            if plan.best and deadline is not None and time.perf_counter() - began + self._longest > deadline:
-                break
-            best = min(
-                (
-                    (guess.step_seconds, len(_degrees(candidate)), number)
-                    for number, (candidate, guess) in enumerate(guessed)
-                    if number not in done
-                    and per_mesh[str(candidate.workload.mesh)] < PER_MESH
-                    and corrected(guess, factors.get(candidate.workload.kept)) <= limit
-                ),
-                default=None,
-            )
+        while plan.estimated < self._intended():
+            best = min(self._promising(per_mesh), default=None)
             if best is None:
-                break
-            done.add(best[2])
-            candidate, guess = guessed[best[2]]
-            if self._estimate(candidate, guess, estimate, factors):
+                return
+            if plan.best and deadline is not None and time.perf_counter() + self._longest > deadline:
+                plan.stopped = TIME_LIMIT
+                return
+            report(self._progress(began))
+            number = best[2]
+            candidate, guess = self._guesses[number]
+            ran = self._estimate(candidate, guess, estimate)
+            self._done.add(number)
+            if ran:
                 per_mesh[str(candidate.workload.mesh)] += 1
-        plan.best.sort(key=lambda one: one.figures.step_seconds)
-        plan.too_large.sort(key=lambda one: one.figures.peak_gib)
-        rest = [pair for number, pair in enumerate(guessed) if number not in done]
-        if not plan.best and (plan.too_large or guessed):
-            plan.nearest = self._nearest(guessed)
-        plan.losers = [*self._slower(), *self._explained(rest, factors), *self._refusals()]
-        plan.seconds = time.perf_counter() - began
-        return plan
+
+    def _intended(self) -> int:
+        return self._plan.wanted * (1 if self._plan.best else 2)
+
+    def _promising(self, per_mesh: Mapping[str, int]) -> Iterator[tuple[float, int, int]]:
+        """Yield guessed seconds, dimensions and position of the candidates that may be estimated next."""
+        for number, (candidate, guess) in enumerate(self._guesses):
+            if number in self._done or per_mesh[str(candidate.workload.mesh)] >= PER_MESH:
+                continue
+            if corrected(guess, self._factors.get(candidate.workload.kept)) <= self._machine.memory_gib:
+                yield guess.step_seconds, len(_degrees(candidate)), number
+
+    def _progress(self, began: float) -> str:
+        """Return how far the estimates are, which began at ``began``."""
+        plan, intended = self._plan, self._intended()
+        fastest = max((one.figures.tokens_per_second_per_gpu for one in plan.best), default=None)
+        text = f"{plan.estimated} of {intended} candidates estimated"
+        if plan.estimated:
+            left = (time.perf_counter() - began) / plan.estimated * (intended - plan.estimated)
+            text += f", about {left:.0f} s left"
+        return text if fastest is None else f"{text}; fastest so far {fastest:,.0f} tokens/s per GPU"
 
     def _guessed(self) -> Iterator[tuple[Candidate, Guess]]:
         """Guess all candidates on all meshes that assembly accepts."""
@@ -183,7 +241,7 @@ class Search:
             return False
         return True
 
-    def _estimate(self, candidate: Candidate, guess: Guess, estimate: Estimator, factors: dict[float, float]) -> bool:
+    def _estimate(self, candidate: Candidate, guess: Guess, estimate: Estimator) -> bool:
         """Estimate a finalist, and learn from it how good guesses are. Return whether the job can run."""
         plan, limit = self._plan, self._machine.memory_gib
         started = time.perf_counter()
@@ -201,14 +259,14 @@ class Search:
         activations = guess.memory["activations"] / 2**30
         if activations > 0:
             factor = (figures.peak_gib - guess.peak_gib + activations) / activations
-            factors[candidate.workload.kept] = min(4.0, max(0.1, factor))
+            self._factors[candidate.workload.kept] = min(4.0, max(0.1, factor))
         return True
 
-    def _nearest(self, guessed: Sequence[tuple[Candidate, Guess]]) -> tuple[Candidate, float]:
+    def _nearest(self) -> tuple[Candidate, float]:
         if self._plan.too_large:
             smallest = self._plan.too_large[0]
             return smallest.candidate, smallest.figures.peak_gib
-        candidate, guess = min(guessed, key=lambda pair: pair[1].peak_gib)
+        candidate, guess = min(self._guesses, key=lambda pair: pair[1].peak_gib)
         return candidate, guess.peak_gib
 
     def _slower(self) -> Iterator[Loser]:
@@ -217,8 +275,10 @@ class Search:
             detail = f"needs {one.figures.peak_gib:.1f} GiB, {over:.1f} too many (estimated)"
             yield Loser("does not fit", 1, describe(one.candidate), detail)
 
-    def _explained(self, rest: Sequence[tuple[Candidate, Guess]], factors: Mapping[float, float]) -> Iterator[Loser]:
+    def _explained(self) -> Iterator[Loser]:
         """Group candidates that were not estimated by their reason."""
+        factors = self._factors
+        rest = [pair for number, pair in enumerate(self._guesses) if number not in self._done]
         limit = self._machine.memory_gib
         best = self._plan.best[0].guess if self._plan.best else None
         groups: dict[str, list[tuple[Candidate, Guess]]] = defaultdict(list)
@@ -236,8 +296,7 @@ class Search:
             else:
                 candidate, guess = min(members, key=lambda pair: pair[1].step_seconds)
                 assert best is not None
-                slower = guess.step_seconds / best.step_seconds - 1
-                detail = f"about {slower:.0%} slower than the best" if slower >= 0.005 else "about as fast, not estimated"
+                detail = _slower_by(guess.step_seconds / best.step_seconds - 1)
             yield Loser(why, len(members), describe(candidate), detail)
 
     def _refusals(self) -> Iterator[Loser]:
@@ -254,6 +313,12 @@ def corrected(guess: Guess, factor: float | None, exact: bool = False) -> float:
     if factor is None:
         return guess.peak_gib / (1.0 if exact else MARGIN)
     return guess.peak_gib + guess.memory["activations"] / 2**30 * (factor - 1)
+
+
+def _slower_by(share: float) -> str:
+    if abs(share) < 0.005:
+        return "about as fast, not estimated"
+    return f"about {share:.0%} slower than the best" if share > 0 else f"about {-share:.0%} faster, not estimated"
 
 
 def _reason(guess: Guess, best: Guess) -> str:
