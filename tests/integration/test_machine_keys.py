@@ -32,8 +32,10 @@ JOBS: dict[str, tuple[dict[str, object], int]] = {
     "float8": ({**BF16, "float8.enable": "true", "compile.enable": "true"}, 1),
     "offload": ({**BF16, "training.enable_cpu_offload": "true"}, 2),
 }
-ONLY_NAMES = {"name"}
+ONLY_NAMES = {"name", "attention.kernel"}
 """Keys that no figure follows from."""
+OF_FLASH = {f"attention.flash.{key}" for key in ("forward_tflops", "backward_tflops", "causal")}
+"""Of document masks and of published runs (tests/simulate/test_roofline.py)."""
 BOUNDS = {f"matmul.{kind}.peak_tflops" for kind in ("fp32", "tf32", "fp16", "fp8", "mxfp8")}
 """Bounds of the achievable rate; the one of bf16 is the reference of MFU."""
 OF_A_CPU = {"attention.half_positions", "memory.functions_g_s", "memory.fresh_mib", "memory.fresh_gb_s"}
@@ -106,7 +108,7 @@ def ignored_keys() -> list[str]:
                     return True
         return False
 
-    return [key for key in device.assumptions() if key not in ONLY_NAMES | BOUNDS and not matters(key)]
+    return [key for key in device.assumptions() if key not in ONLY_NAMES | BOUNDS | OF_FLASH and not matters(key)]
 
 
 def changes(key: str) -> Iterator[Callable[[Any], Any]]:

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("titan_simulate")
 
 from titan_core.api.errors import UserError
+from titan_core.api.tools.device import attention_order
 from titan_simulate.hardware.read import names, read_machine
 
 
@@ -20,6 +21,25 @@ def test_every_machine_can_be_read_and_is_slower_than_its_data_sheet() -> None:
         for rates in machine.matmul.values():
             assert rates.achievable_tflops < rates.peak_tflops
         assert machine.links.network.bandwidth_gb_s < machine.links.node.bandwidth_gb_s < machine.memory.bandwidth_gb_s
+
+
+def test_the_figures_of_attention_are_those_of_the_kernel_that_titan_prefers() -> None:
+    """Hopper was assumed to run FlashAttention 2, where Titan prefers cuDNN's attention."""
+    for name in set(names()) - {"mi300x"}:  # ROCm has no cuDNN, so the first kernel there is never available
+        machine = read_machine(name)
+        major, _, minor = machine.capability.partition(".")
+        assert machine.attention.kernel == attention_order((int(major), int(minor)))[0], name
+    assert (attention_order((8, 9))[:2], attention_order((9, 0))[:2]) == (("flash", "cudnn"), ("cudnn", "flash"))
+    assert read_machine("mi300x").attention.kernel == "flash"
+
+
+def test_published_runs_used_flash_attention() -> None:
+    h100 = read_machine("h100")
+    flash = h100.with_flash_attention()
+    assert flash.attention.kernel == "flash" and flash.attention.flash is None
+    assert (flash.attention.forward_tflops, flash.attention.backward_tflops, flash.attention.causal) == (370.0, 318.0, 0.9)
+    assert flash.model_copy(update={"attention": h100.attention}) == h100
+    assert read_machine("a100").with_flash_attention() == read_machine("a100")
 
 
 def test_a_file_may_change_some_figures_of_a_known_machine(tmp_path: Path) -> None:

@@ -257,3 +257,20 @@ def test_a_slow_stage_holds_the_others_up() -> None:
     even = run(order, {"F": [1.0] * 4, "B": [2.0] * 4}, send=0.0).seconds
     uneven = run(order, {"F": [1.0, 1.0, 1.0, 2.0], "B": [2.0, 2.0, 2.0, 4.0]}, send=0.0).seconds
     assert uneven > 1.7 * even
+
+
+def attention(name: str, flops: int, causal: bool = False) -> Work:
+    return Work(Kind.ATTENTION, f"aten::{name}", "forward", "layers.0", "main", (), flops=flops, causal=causal)
+
+
+def test_attention_runs_at_the_rate_of_the_kernel_of_its_pass() -> None:
+    """cuDNN on Hopper; FlexAttention, which computes document masks, as fast as FlashAttention 2."""
+    tera = 10**12
+    sdpa, flex = "_scaled_dot_product_flash_attention", "flex_attention"
+    assert seconds_of(attention(sdpa, 600 * tera // 1000), H100) == pytest.approx(1e-3)
+    assert seconds_of(attention(f"{sdpa}_backward", 518 * tera // 1000), H100) == pytest.approx(1e-3)
+    assert seconds_of(attention(sdpa, 528 * tera // 1000, causal=True), H100) == pytest.approx(1e-3)
+    assert seconds_of(attention(flex, 333 * tera // 1000, causal=True), H100) == pytest.approx(1e-3)
+    assert seconds_of(attention(f"{flex}_backward", 318 * tera // 1000), H100) == pytest.approx(1e-3)
+    a100 = read_machine("a100")  # has one kernel for both
+    assert seconds_of(attention(flex, 190 * tera // 1000), a100) == pytest.approx(1e-3)

@@ -109,12 +109,15 @@ def estimate(
     Args:
         job_of: returns the job with further overrides.
         train: trains a job in this process.
-        full_logits: whether to assume a loss that holds all logits in fp32 in place of the job's own.
+        full_logits: whether to assume a loss that holds all logits in fp32 in place of the job's own, and the attention
+            kernel of published runs.
         simulated: receives how many of how many simulations have ended, after each.
 
     Raises:
         UserError: the job cannot run.
     """
+    if full_logits:
+        machine = machine.with_flash_attention()
     job = job_of(())
     if not job.facts.trains:
         raise UserError.one("the job", "does not train", "estimate a job that trains")

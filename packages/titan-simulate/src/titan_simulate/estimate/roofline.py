@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from titan_simulate.estimate.work import Kind, Work
-from titan_simulate.hardware.machine import Link, Machine
+from titan_simulate.hardware.machine import AttentionRates, Link, Machine
 
 
 def seconds_of(work: Work, machine: Machine) -> float:
@@ -19,7 +19,9 @@ def seconds_of(work: Work, machine: Machine) -> float:
         case Kind.MATMUL:
             return max(matmul_seconds(work, machine), moving_seconds(work.traffic, machine), floor)
         case Kind.ATTENTION:
-            rates = machine.attention
+            rates: AttentionRates = machine.attention
+            if "flex" in work.name and machine.attention.flash is not None:
+                rates = machine.attention.flash
             rate = rates.backward_tflops if "backward" in work.name else rates.forward_tflops
             rate *= rates.causal if work.causal else 1.0
             return max(work.flops / (rate * 1e12), moving_seconds(work.traffic, machine), floor)

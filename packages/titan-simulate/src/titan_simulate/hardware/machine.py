@@ -56,8 +56,8 @@ class Matmul(Table):
         return self
 
 
-class Attention(Table):
-    """Fused attention, for the operations that it needs: half of all under a causal mask."""
+class AttentionRates(Table):
+    """A fused attention kernel, for the operations that it needs: half of all under a causal mask."""
 
     forward_tflops: Rate
     """Rate of the forward pass in bf16, in TFLOP/s."""
@@ -65,6 +65,16 @@ class Attention(Table):
     """Rate of the backward pass in bf16, in TFLOP/s. It has 2.5 times the operations of the forward pass."""
     causal: Share = 1.0
     """Share of these rates that is reached under a causal mask, which cuts through some of the tiles."""
+
+
+class Attention(AttentionRates):
+    """The fused attention kernel that Titan prefers on this device (``titan_core.api.tools.device.attention_kernels``)."""
+
+    kernel: Annotated[str, Field(min_length=1, max_length=200)] = "the one that Titan selects"
+    """Which one it is: ``"cudnn"`` or ``"flash"``, FlashAttention 2 as torch contains it."""
+    flash: AttentionRates | None = None
+    """FlashAttention 2, if that is another one: published runs used it, and FlexAttention, which computes document masks, is
+    about as fast."""
     half_positions: Annotated[float, Field(ge=0.0, le=1e6)] = 0.0
     """Positions of a sequence at which a CPU reaches half of these rates, which are those of long sequences."""
 
@@ -178,6 +188,13 @@ class Machine(Table):
             if candidate in self.matmul:
                 return self.matmul[candidate]
         return self.matmul["fp32"]
+
+    def with_flash_attention(self) -> Machine:
+        """Return this machine with FlashAttention 2 in place of the kernel that Titan prefers."""
+        if self.attention.flash is None:
+            return self
+        changes = {**self.attention.flash.model_dump(), "kernel": "flash", "flash": None}
+        return self.model_copy(update={"attention": self.attention.model_copy(update=changes)})
 
     def assumptions(self) -> dict[str, Any]:
         """Return every figure by dotted key, as in the file."""

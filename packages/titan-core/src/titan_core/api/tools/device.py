@@ -61,15 +61,17 @@ def attention_kernels(device: torch.device) -> Iterator[None]:
         return
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    order = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    if torch.cuda.get_device_capability(device) >= (9, 0):  # torch's flash attention does not use what is new in Hopper
-        order[:2] = reversed(order[:2])
-    log.info(
-        "attention kernels, in order of preference: %s",
-        ", ".join(one.name.removesuffix("_ATTENTION").lower() for one in order),
-    )
-    with sdpa_kernel(order, set_priority=True):
+    names = attention_order(torch.cuda.get_device_capability(device))
+    log.info("attention kernels, in order of preference: %s", ", ".join(names))
+    backends = {one.name.removesuffix("_ATTENTION").lower(): one for one in SDPBackend.__members__.values()}
+    with sdpa_kernel([backends[name] for name in names], set_priority=True):
         yield
+
+
+def attention_order(capability: tuple[int, int]) -> tuple[str, ...]:
+    """Return the attention kernels of a GPU of this compute capability, in order of preference."""
+    newest = ("cudnn", "flash") if capability >= (9, 0) else ("flash", "cudnn")  # torch's flash knows nothing new in Hopper
+    return (*newest, "efficient", "math")
 
 
 def backend_for(device: torch.device) -> str:
