@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from titan_simulate.cli.plan import as_json, conclude
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.hardware.read import read_machine
 from titan_simulate.plan.arithmetic import Arithmetic
-from titan_simulate.plan.candidates import Space
+from titan_simulate.plan.candidates import Candidate, Space
 from titan_simulate.plan.model_sizes import ModelSizes, sizes_of
 from titan_simulate.plan.recipe import write_recipe
 from titan_simulate.plan.search import INTERRUPTED, TIME_LIMIT, Plan, Search, describe
@@ -129,7 +130,7 @@ def test_if_nothing_fits_the_nearest_miss_is_named() -> None:
     assert plan.nearest is not None
     candidate, peak = plan.nearest
     assert peak > 0.5
-    assert "4" in describe(candidate)
+    assert candidate.workload.mesh.world_size == 4 and str(candidate.workload.mesh) in describe(candidate)
 
 
 def test_estimates_correct_the_arithmetic() -> None:
@@ -161,6 +162,28 @@ def test_the_written_recipe_passes_config_check(tmp_path: Path, capsys: pytest.C
     assert job.dump_folder == "outputs/planned"
     with pytest.raises(UserError, match="cannot be written"):
         write_recipe(file, config, "titan plan", "fast")
+
+
+def test_every_switch_of_a_parallelism_is_varied_and_each_candidate_is_a_valid_job() -> None:
+    planner = _Planner("llama3_debug", 8, SMALL)
+    degrees = {f"parallelism.{name}_parallel_degree": 2 for name in ("pipeline", "tensor", "context")}
+    degrees |= {"parallelism.data_parallel_replicate_degree": 1, "parallelism.data_parallel_shard_degree": 1}
+    values = {**degrees, "training.global_batch_size": 32, "training.local_batch_size": 32}
+    found = list(planner.space.variants(planner.space.assumed(degrees, 32), values))
+    valid = [one for one in found if isinstance(one, Candidate)]
+    tried: dict[str, set[Any]] = defaultdict(set)
+    for one in valid:
+        for key, value in one.values.items():
+            tried[key].add(value)
+    assert tried["compile.enable"] == {True, False}
+    assert tried["parallelism.enable_async_tensor_parallel"] == {True, False}
+    assert tried["parallelism.context_parallel_rotate_method"] == {"allgather", "alltoall"}
+    assert len(tried["parallelism.pipeline_parallel_layers_per_stage"]) > 1
+    assert {one.workload.overlaps_matmuls for one in valid} == {one.workload.passes_keys for one in valid} == {True, False}
+    for one in valid[:: max(1, len(valid) // 8)]:
+        planner.job(one.overrides)
+    split = [one for one in valid if "ZeroBubble" in one.values["parallelism.pipeline_parallel_schedule"]]
+    assert split and not any(one.values["compile.enable"] for one in split)
 
 
 def test_a_search_that_stops_early_has_no_winner() -> None:

@@ -13,10 +13,12 @@ from titan_core.api.planning import PipelineCosts
 
 arithmetic = pytest.importorskip("titan_simulate.plan.arithmetic")
 
+from titan_simulate.hardware.machine import Allocator, Attention, Host, Link, Links, Machine, Matmul, MemoryRates  # noqa: E402
 from titan_simulate.hardware.read import read_machine  # noqa: E402
 from titan_simulate.plan.arithmetic import STATE, Arithmetic, Guess, Workload  # noqa: E402
 from titan_simulate.plan.candidates import divisors, factorisations  # noqa: E402
-from titan_simulate.plan.model_sizes import ModelSizes, sizes_of  # noqa: E402
+from titan_simulate.plan.model_sizes import Matrix, ModelSizes, Unit, sizes_of  # noqa: E402
+from titan_simulate.plan.search import _reason, _slower_by, corrected  # noqa: E402
 
 DIM, HIDDEN, VOCABULARY, BLOCKS, EXPERTS, CHOSEN = 1024, 4096, 32_000, 8, 8, 2
 VIEW = MeshView("ep", "x.ep")
@@ -146,3 +148,257 @@ def test_factorisations_are_complete(number: int) -> None:
     expected = [(a, b, number // a // b) for a in divisors(number) for b in divisors(number // a)]
     assert found == expected
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
+
+
+# A machine of round figures, and a model of one kind of block with one matrix, so that each term is computed by hand.
+TEN = read_machine("h100").model_copy(
+    update={
+        "memory_gib": 100.0,
+        "context_gib": 0.0,
+        "ranks_per_node": 4,
+        "matmul": {
+            kind: Matmul(peak_tflops=2.0 * rate, achievable_tflops=rate, half_depth=0.0)
+            for kind, rate in (("bf16", 10.0), ("fp32", 1.0))
+        },
+        "attention": Attention(forward_tflops=4.0, backward_tflops=5.0, causal=0.5),
+        "memory": MemoryRates(bandwidth_gb_s=1000.0, efficiency=0.5),
+        "host": Host(operator_us=0.0, compiled_kernel_us=0.0, optimizer_gb_s=20.0),
+        "links": Links(
+            start_us=0.0,
+            node=Link(bandwidth_gb_s=100.0, latency_us=0.0),
+            network=Link(bandwidth_gb_s=10.0, latency_us=0.0),
+        ),
+        "allocator": Allocator(caching=False),
+    }
+)
+WIDTH, UP, WORDS, LAYERS, LENGTH = 1000, 4000, 50_000, 4, 1000
+KEYS = 500
+TABLE = WORDS * WIDTH
+
+
+def _plain() -> ModelSizes:
+    unit = Unit(
+        divided=WIDTH * UP, matrices=[Matrix(WIDTH, UP, Column())], regions=1, shared=WIDTH, split=UP + 4 * WIDTH, keys=KEYS
+    )
+    blocks = {f"blocks.{index}": replace(unit) for index in range(LAYERS)}
+    outer = {
+        name: Unit(divided=TABLE, matrices=[Matrix(WIDTH, WORDS, None)] if name == "out" else [])
+        for name in ("embed", "out")
+    }
+    units = {"embed": outer["embed"], **blocks, "out": outer["out"]}
+    flops = 6.0 * (LAYERS * WIDTH * UP + TABLE)
+    return ModelSizes(units, WIDTH, WORDS, tuple(blocks), (), flops, mixer_flops=6e6)
+
+
+PLAIN = _plain()
+
+
+def _with_links(node: float, network: float, ranks_per_node: int = 4) -> Machine:
+    """Return the machine with other bandwidths, in GB/s."""
+    node_link, network_link = (Link(bandwidth_gb_s=one, latency_us=0.0) for one in (node, network))
+    links = Links(start_us=0.0, node=node_link, network=network_link)
+    return TEN.model_copy(update={"links": links, "ranks_per_node": ranks_per_node})
+
+
+def _by_hand(mesh: MeshPlan, microbatches: int = 1, machine: Machine = TEN, **changes: object) -> Guess:
+    job = Workload(mesh, LENGTH, 1, microbatches, parameter_bytes=2, reduce_bytes=4, matmul_type="bf16", wide_type="bf16")
+    return Arithmetic(PLAIN, machine).guess(replace(job, **changes))  # type: ignore[arg-type]
+
+
+BLOCK_MATMULS = 3 * 2 * LENGTH * WIDTH * UP / 10e12  # forward, and twice in backward
+HEAD_MATMULS = 6 * LENGTH * TABLE / 10e12
+ATTENTION = 6e6 / 6 * LENGTH * (1 / (4e12 * 0.5) + 2.5 / (5e12 * 0.5))
+POINTWISE = 8 * LENGTH * (UP + 5 * WIDTH) * LAYERS * 2 / 500e9  # eight passes over activations of two bytes
+COMPUTE = LAYERS * BLOCK_MATMULS + HEAD_MATMULS + ATTENTION + POINTWISE
+
+
+def test_compute_is_the_time_of_matmuls_attention_and_traffic() -> None:
+    found = _by_hand(_mesh())
+    assert found.seconds["compute"] == pytest.approx(COMPUTE)
+    assert found.seconds["recomputation"] == pytest.approx(0.0)
+    assert found.seconds["update"] == pytest.approx(28 * (LAYERS * WIDTH * UP + 2 * TABLE) / 500e9)
+    assert found.step_seconds == pytest.approx(sum(found.seconds.values()))
+    assert _by_hand(_mesh(), 3).seconds["compute"] == pytest.approx(3 * COMPUTE)
+    offloaded = _by_hand(_mesh(), offloads=True)
+    assert offloaded.seconds["update"] == pytest.approx(16 * (LAYERS * WIDTH * UP + 2 * TABLE) / 20e9)
+    assert offloaded.memory[STATE] == 0.0
+
+
+def test_recomputation_repeats_the_forward_pass_of_blocks() -> None:
+    found = _by_hand(_mesh(), kept=0.0, recomputed=1.0).seconds
+    again = LAYERS * BLOCK_MATMULS * 4 / 3 + HEAD_MATMULS + ATTENTION + 1e9 / 2e12 + POINTWISE * 4 / 3
+    assert found["compute"] + found["recomputation"] == pytest.approx(again)
+    assert found["recomputation"] == pytest.approx(again / 4)  # four passes, of which one is repeated
+
+
+def test_a_compiler_moves_three_eighths_of_the_bytes() -> None:
+    assert _by_hand(_mesh(), fused=True).seconds["compute"] == pytest.approx(COMPUTE - POINTWISE * 5 / 8)
+
+
+def test_a_host_that_is_slower_than_the_device_is_waited_for() -> None:
+    slow = TEN.model_copy(update={"host": Host(operator_us=1000.0, compiled_kernel_us=500.0)})
+    job = Workload(_mesh(), LENGTH, 1, 1, parameter_bytes=2, matmul_type="bf16", wide_type="bf16")
+    found = Arithmetic(PLAIN, slow).guess(job).seconds
+    assert found["host"] == pytest.approx(LAYERS * 160 * 1e-3 - COMPUTE)
+    fused = Arithmetic(PLAIN, slow).guess(replace(job, fused=True)).seconds
+    assert fused["compute"] + fused["host"] == pytest.approx(LAYERS * 160 * 0.1e-3)
+
+
+def test_regions_gather_and_scatter_their_positions() -> None:
+    """Four passes (forward and backward of a gather and of a scatter) for each region and for one outside of blocks."""
+    found = _by_hand(_mesh(tp=2)).seconds
+    calls = 4 * (LAYERS + 1)
+    assert found["tp"] == pytest.approx(calls * LENGTH * WIDTH * 2 / 2 / 100e9)
+    again = _by_hand(_mesh(tp=2), recomputed=0.5).seconds
+    assert again["tp"] == pytest.approx(found["tp"] * 5 / 4)
+    overlapped = _by_hand(_mesh(tp=2), overlaps_matmuls=True).seconds
+    assert overlapped["tp"] == pytest.approx(found["tp"] / 2)  # one share of two has nothing to overlap with
+    four = _by_hand(_mesh(tp=4), overlaps_matmuls=True).seconds["tp"]
+    assert four == pytest.approx(_by_hand(_mesh(tp=4)).seconds["tp"] / 4)
+
+
+def test_no_more_than_the_time_of_the_matmuls_is_hidden() -> None:
+    far = _with_links(100.0, 0.1, ranks_per_node=1)
+    whole = _by_hand(_mesh(tp=2), machine=far).seconds["tp"]
+    assert whole == pytest.approx(4 * (LAYERS + 1) * LENGTH * WIDTH * 2 / 2 / 0.1e9)
+    matmuls = (LAYERS * BLOCK_MATMULS + HEAD_MATMULS) / 2
+    assert whole > matmuls
+    found = _by_hand(_mesh(tp=2), machine=far, overlaps_matmuls=True).seconds["tp"]
+    assert found == pytest.approx(whole - matmuls / 2)
+
+
+FEATURES, SECONDS = 1_000_000, 0.0015
+"""Of keys and values, and of attention."""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "passes_keys", "links", "expected"),
+    [
+        # Keys twice in bf16, for forward and backward, beside attention to a rank's own; then their gradients once in fp32.
+        (4, False, (10.0, 10.0), FEATURES * 4 * 4 * 3 / 4 / 10e9 - SECONDS / 4 + FEATURES * 4 * 4 * 3 / 4 / 10e9),
+        (4, False, (1e4, 10.0), FEATURES * 4 * 4 * 3 / 4 / 1e13),
+        # A hop for each further rank, beside attention to others.
+        (4, True, (10.0, 10.0), FEATURES * (4 + 4) * 3 / 10e9 - SECONDS * 3 / 4),
+        (4, True, (1e4, 10.0), 0.0),
+        # Over two nodes, a ring is as slow as its slowest hop; a gather uses the network cards of a node's four ranks.
+        (8, False, (1e3, 1.0), FEATURES * 8 * 4 * 7 / 8 / 4e9 - SECONDS / 8 + FEATURES * 8 * 4 * 7 / 8 / 4e9),
+        (8, True, (1e3, 1.0), FEATURES * (4 + 4) * 7 / 1e9 - SECONDS * 7 / 8),
+    ],
+)
+def test_keys_are_gathered_before_attention_or_passed_on_beside_it(
+    ranks: int, passes_keys: bool, links: tuple[float, float], expected: float
+) -> None:
+    arithmetic, mesh = Arithmetic(PLAIN, _with_links(*links)), _mesh(cp=ranks)
+    job = Workload(mesh, LENGTH, 1, 1, parameter_bytes=2, passes_keys=passes_keys)
+    found = arithmetic._exchange(job, arithmetic._group(mesh, ["cp"]), FEATURES, 1, SECONDS)
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_all_blocks_and_microbatches_exchange_keys() -> None:
+    """What data parallelism does over the same ranks is hidden here."""
+    fast, far = _with_links(1e4, 1e4), _with_links(1e4, 1e4, ranks_per_node=1)
+    for machine in (fast, far):
+        one, three = (_by_hand(_mesh(cp=4), count, machine=machine).seconds["cp"] for count in (1, 3))
+        assert one == pytest.approx(LENGTH / 4 * KEYS * LAYERS * 4 * 4 * 3 / 4 / 1e13)
+        assert three == pytest.approx(3 * one)
+
+
+def test_gathered_keys_and_their_gradients_take_memory_for_all_positions_and_passed_ones_for_those_of_two_ranks() -> None:
+    gathered, passed = (_by_hand(_mesh(cp=4), passes_keys=which).memory["activations"] for which in (False, True))
+    assert gathered - passed == pytest.approx(LENGTH / 4 * KEYS * (2 + 4) * (4 - 2))
+    alone = LENGTH / 4 * 2 * LAYERS * (WIDTH + UP + 5 * WIDTH)
+    assert passed == pytest.approx(alone + LENGTH / 4 * KEYS * (2 + 4) * 2)
+
+
+def test_stages_send_hidden_states_and_their_gradients() -> None:
+    names = list(PLAIN.units)
+    stages = tuple(tuple(part) for part in (names[:2], names[2:3], names[3:4], names[4:]))
+    costs = PipelineCosts(
+        stages=stages, rank_of=(0, 1, 0, 1), microbatch_size=1, microbatches=6, alive=(2.0, 1.0), idle=0.5
+    )  # fmt: skip
+    found = _by_hand(_mesh(pp=2), 6, pipeline=costs).seconds
+    assert found["pp"] == pytest.approx(2 * 2 * 6 * LENGTH * WIDTH * 2 / 100e9)  # two stages a rank, there and back
+    assert found["idle"] == pytest.approx((found["compute"] + found["recomputation"] + found["host"] + found["pp"]) / 2)
+
+
+def test_data_parallelism_hides_behind_computation_and_waits_for_the_rest() -> None:
+    slow, whole = _with_links(2.0, 0.25), LAYERS * WIDTH * UP + 2 * TABLE
+    shard = _by_hand(_mesh(dp_shard=4), machine=slow).seconds
+    assert shard["dp_shard"] == pytest.approx(whole * (2 * 2 + 4) * 3 / 4 / 2e9 - COMPUTE)
+    assert "dp_shard" not in _by_hand(_mesh(dp_shard=4)).seconds  # all of it is hidden by faster links
+    stay = _by_hand(_mesh(dp_shard=4), 4, machine=slow, parameters_stay=True, gradients_stay=True).seconds
+    assert stay["dp_shard"] == pytest.approx(whole * (2 + 4) * 3 / 4 / 2e9 - 4 * COMPUTE)
+    replicate = _by_hand(_mesh(dp_replicate=4), machine=slow).seconds
+    assert replicate["dp_replicate"] == pytest.approx(2 * whole * 4 * 3 / 4 / 2e9 - COMPUTE)
+    far = _by_hand(_mesh(dp_shard=8), machine=slow).seconds["dp_shard"]  # over two nodes of four network cards each
+    assert far == pytest.approx(whole * 8 * 7 / 8 / 1e9 - COMPUTE)
+
+
+def test_the_memory_of_a_rank() -> None:
+    found = _by_hand(_mesh(dp_shard=4)).memory
+    whole = LAYERS * WIDTH * UP + 2 * TABLE
+    assert found[STATE] == pytest.approx(16 * whole / 4)
+    assert found["gathered"] == pytest.approx(2 * TABLE * 2 + TABLE * 4)  # two units' parameters, one unit's gradients
+    assert found["activations"] == pytest.approx(LENGTH * 2 * LAYERS * (WIDTH + UP + 5 * WIDTH))
+    assert found["logits and loss"] == pytest.approx(LENGTH * WORDS * (4 + 2 * 2))
+    assert found["allocator"] == 0.0 and found["context"] == 0.0
+    full = _by_hand(_mesh(dp_shard=4), kept=0.0, recomputed=1.0).memory["activations"]
+    assert full == pytest.approx(LENGTH * 2 * (LAYERS * WIDTH + UP + 5 * WIDTH))  # the inputs, and one block at work
+    fused = _by_hand(_mesh(dp_shard=4), kept=0.0, recomputed=1.0, fused=True).memory["activations"]
+    assert fused == pytest.approx(LENGTH * 2 * (LAYERS * WIDTH + 0.75 * (UP + 5 * WIDTH)))
+    stay = _by_hand(_mesh(dp_shard=4), parameters_stay=True, gradients_stay=True).memory["gathered"]
+    assert stay == pytest.approx(whole * 2 + whole * 4)
+    caching = TEN.model_copy(update={"allocator": Allocator(), "context_gib": 1.0})
+    job = Workload(_mesh(), LENGTH, 1, 1, parameter_bytes=4)
+    found = Arithmetic(PLAIN, caching).guess(job).memory
+    others = sum(size for kind, size in found.items() if kind not in ("allocator", "context"))
+    assert (found["allocator"], found["context"]) == (pytest.approx(0.12 * others), 2**30)
+    guess = Arithmetic(PLAIN, caching).guess(job)
+    assert guess.peak_gib == pytest.approx((others * 1.12 + 2**30) / 2**30)
+    assert guess.least_gib == pytest.approx((found[STATE] + 2**30) / 2**30)
+
+
+def test_the_logits_of_a_chunk_are_no_more_than_a_gibibyte() -> None:
+    rows = 2**30 / 4 / WORDS
+    long = Workload(_mesh(), 10_000, 1, 1, parameter_bytes=2, matmul_type="bf16", wide_type="bf16")
+    assert rows < 10_000
+    assert Arithmetic(PLAIN, TEN).guess(long).memory["logits and loss"] == pytest.approx(2**30 / 4 * (4 + 2 * 2))
+
+
+@pytest.mark.parametrize(
+    ("guess_gib", "activations", "factor", "exact", "expected"),
+    [
+        (100.0, 40.0, None, False, 80.0),
+        (100.0, 40.0, None, True, 100.0),
+        (100.0, 40.0, 1.0, False, 100.0),
+        (100.0, 40.0, 1.5, True, 120.0),
+        (100.0, 40.0, 0.5, False, 80.0),
+    ],
+)
+def test_the_memory_that_estimates_correct(
+    guess_gib: float, activations: float, factor: float | None, exact: bool, expected: float
+) -> None:
+    memory = {STATE: (guess_gib - activations) * 2**30, "activations": activations * 2**30}
+    assert corrected(Guess(memory, {}), factor, exact) == pytest.approx(expected)
+
+
+def test_the_reason_of_a_loser_is_where_it_takes_most_more_time() -> None:
+    best = Guess({}, {"compute": 10.0, "recomputation": 2.0, "tp": 1.0})
+    assert _reason(Guess({}, {"compute": 10.5, "recomputation": 2.0, "tp": 3.0}), best) == "network: tp"
+    assert _reason(Guess({}, {"compute": 10.0, "recomputation": 4.0, "cp": 1.0}), best) == "recomputation"
+    assert _reason(Guess({}, {"compute": 9.0, "recomputation": 2.0, "idle": 1.0}), best) == "pipeline bubble"
+    assert _reason(Guess({}, {"compute": 12.0}), best) == "computation: small matmuls or an uneven pipeline"
+    assert _reason(Guess({}, {"host": 2.0}), best) == "the host: small microbatches"
+    assert _reason(Guess({}, {"update": 2.0}), best) == "optimizer step"
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (0.25, "about 25% slower than the best"),
+        (-0.1, "about 10% faster, not estimated"),
+        (0.004, "about as fast, not estimated"),
+    ],
+)
+def test_how_much_slower_a_loser_is(share: float, words: str) -> None:
+    assert _slower_by(share) == words

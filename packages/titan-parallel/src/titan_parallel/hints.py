@@ -39,7 +39,7 @@ def problems(facts: JobFacts, *rules: Rule) -> Iterator[Problem]:
     there are none, values that pass the rule that refused."""
     for rule in rules:
         for one in rule(facts):
-            options = list(one.options)
+            options = list(one.options) if facts.fixes else []
             fix = _fix(facts, rules, options) or _fix(facts, (rule,), options) or one.otherwise
             yield facts.config.problem(one.key, one.why, fix)
 

@@ -63,8 +63,8 @@ def _stages(facts: JobFacts) -> Iterator[Refusal]:
     keys = facts.section(PipelineKeys)
     split_points = keys.pipeline_parallel_split_points
     key = _SPLIT_POINTS if split_points else _LAYERS if keys.pipeline_parallel_layers_per_stage else DEGREE
-    units = [*layout.embedding, *(f"{layout.blocks}.{index}" for index in range(layout.num_blocks)), *layout.head]
     if split_points:
+        units = [*layout.embedding, *(f"{layout.blocks}.{index}" for index in range(layout.num_blocks)), *layout.head]
         unknown = [name for name in split_points if name not in units[1:]]
         if unknown:
             why = f"no stage can begin with {unknown[0]!r}"
@@ -90,9 +90,10 @@ def _stages(facts: JobFacts) -> Iterator[Refusal]:
         why = f"{name} needs {per_rank} stage(s) on each of {ranks} ranks, and the config requests {number} stages"
     else:
         why = f"{number} stages do not divide evenly over {ranks} ranks"
-    possible = [count for count in range(ranks, len(units) + 1) if stages_fit(count, ranks, per_rank)]
+    most = len(layout.embedding) + layout.num_blocks + len(layout.head)
+    possible = [count for count in range(ranks, most + 1) if split_points and stages_fit(count, ranks, per_rank)]
     otherwise = "use a model with more blocks"
-    if split_points and possible:
+    if possible:
         nearest = min(possible, key=lambda count: abs(count - number))
         otherwise = f"name {nearest - 1} modules, for {nearest} stages"
     yield Refusal(key, why, _other_stages(facts), otherwise)

@@ -14,12 +14,23 @@ from titan_core.api.build_context import JobContext
 from titan_core.api.job_facts import JobFacts
 from titan_core.api.planning import Costs, PipelineCosts
 from titan_core.api.sections import TrainingSection
-from titan_parallel.config import ActivationCheckpointSection, CompileSection, FSDPKeys, PipelineKeys, TensorParallelKeys
-from titan_parallel.pipeline_plan import SCHEDULES, plan_pipeline, schedule_table, splits_backward
+from titan_parallel.config import (
+    ActivationCheckpointSection,
+    CompileSection,
+    ContextParallelKeys,
+    FSDPKeys,
+    PipelineKeys,
+    TensorParallelKeys,
+)
+from titan_parallel.pipeline_plan import SCHEDULES, plan_pipeline, schedule_table, splits_backward, stages_of_layers
 
 Choices = Mapping[str, Sequence[Any]]
 
 _LARGEST_MICROBATCH = 8
+_MOST_STAGES = 5
+"""Stages per rank. More of them idle less and send more."""
+_NODE = 8
+"""Ranks whose memory symmetric memory maps into each other: those of a node, as most have them."""
 
 
 def fsdp_choices(context: JobContext[FSDPKeys]) -> Choices:
@@ -48,29 +59,74 @@ def _gathers_blocks_together(context: JobContext[FSDPKeys]) -> bool:
     return block < 4 * context.section.fsdp_group_mib * 2**20  # the embedding is in the mean, too
 
 
+def tensor_choices(context: JobContext[TensorParallelKeys]) -> Choices:
+    """Return whether matmuls and collectives overlap, which compiled blocks can on ranks of a node."""
+    degree = context.facts.mesh.degree("tp")
+    if degree == 1:
+        return {}
+    overlap = _compiles_blocks(context.facts) and degree <= _NODE and not context.section.disable_sequence_parallel
+    return {"parallelism.enable_async_tensor_parallel": (True, False) if overlap else (False,)}
+
+
 def tensor_costs(context: JobContext[TensorParallelKeys]) -> Costs:
     """Return whether collectives and matmuls overlap. The mesh dimension says what else changes."""
     return Costs(overlaps_matmuls=context.section.enable_async_tensor_parallel)
 
 
+def context_choices(context: JobContext[ContextParallelKeys]) -> Choices:
+    """Return how keys and values are exchanged, if the sequence is divided."""
+    divided = context.facts.mesh.degree("cp") > 1
+    return {"parallelism.context_parallel_rotate_method": ("allgather", "alltoall")} if divided else {}
+
+
+def context_costs(context: JobContext[ContextParallelKeys]) -> Costs:
+    """Return how keys and values are exchanged."""
+    return Costs(passes_keys=context.section.context_parallel_rotate_method == "alltoall")
+
+
 def pipeline_choices(context: JobContext[PipelineKeys]) -> Choices:
-    """Return schedules that no other one dominates, and sizes of microbatches that leave enough of them."""
-    facts = context.facts
-    degree = facts.mesh.degree("pp")
-    if degree == 1 or context.section.pipeline_parallel_schedule_csv is not None:
+    """Return schedules that no other one dominates, numbers of stages, and sizes of microbatches that leave enough of
+    them."""
+    facts, keys = context.facts, context.section
+    degree, blocks = facts.mesh.degree("pp"), facts.model.layout.num_blocks
+    if degree == 1 or keys.pipeline_parallel_schedule_csv is not None:
         return {}
-    compiled = facts.section(CompileSection).enable and "model" in facts.section(CompileSection).components
-    schedules = [name for name, schedule in SCHEDULES.items() if not (compiled and schedule.splits_backward)]
+    compiled = _compiles_blocks(facts)
+    # The plan also tries compiled blocks, which are faster, unless the command line forbids it.
+    only_split = not compiled and "compile.enable" not in facts.config.overridden
     local = facts.section(TrainingSection).local_batch_size
     total = facts.batch.microbatches * local
     sizes = [size for size in range(1, min(local, _LARGEST_MICROBATCH) + 1) if local % size == 0 and total >= degree * size]
-    return {
+    offered: dict[str, Sequence[Any]] = {
         # GPipe and LoopedBFS idle as 1F1B and Interleaved1F1B do, and keep more activations.
         "parallelism.pipeline_parallel_schedule": [
-            name for name in schedules if name not in ("GPipe", "LoopedBFS", "DualPipeV")
+            name
+            for name, schedule in SCHEDULES.items()
+            if name not in ("GPipe", "LoopedBFS", "DualPipeV")
+            and not (schedule.splits_backward if compiled else only_split and not schedule.splits_backward)
+            and degree * (schedule.stages_per_rank or 2) <= blocks
         ],
         "parallelism.pipeline_parallel_microbatch_size": sizes or [1],
     }
+    if not keys.pipeline_parallel_split_points:
+        offered["parallelism.pipeline_parallel_layers_per_stage"] = [None, *_layers_of_more_stages(facts)]
+    return offered
+
+
+def _layers_of_more_stages(facts: JobFacts) -> list[int]:
+    """Return the numbers of layers per stage that give each rank more stages than the two of the default."""
+    degree, blocks = facts.mesh.degree("pp"), facts.model.layout.num_blocks
+    layers: dict[int, int] = {}
+    for number in range(blocks, 0, -1):
+        stages = stages_of_layers(facts, number)
+        if stages % degree == 0 and 2 < stages // degree <= _MOST_STAGES and stages <= blocks:
+            layers.setdefault(stages, number)
+    return list(layers.values())
+
+
+def _compiles_blocks(facts: JobFacts) -> bool:
+    section = facts.section(CompileSection)
+    return section.enable and "model" in section.components
 
 
 def pipeline_costs(context: JobContext[PipelineKeys]) -> Costs:
@@ -128,6 +184,11 @@ def recomputation_costs(context: JobContext[ActivationCheckpointSection]) -> Cos
         return Costs(kept=0.45, recomputed=0.4)
     whole = 1 / int(section.selective_ac_option)
     return Costs(kept=1.0 - whole, recomputed=whole, blocks_alike=whole == 1.0)
+
+
+def compile_choices(context: JobContext[CompileSection]) -> Choices:
+    """Return whether to compile. It costs nothing but the schedules that it excludes."""
+    return {"compile.enable": (True, False) if context.facts.mesh.degree("pp") > 1 else (True,)}
 
 
 def compile_costs(context: JobContext[CompileSection]) -> Costs:

@@ -73,6 +73,7 @@ def titan_parallelisms() -> list[Transform]:
             check_model=Ref("titan_parallel.model_checks:check_tensor"),
             apply=Ref("titan_parallel.tensor_parallel:apply"),
             observe=Ref("titan_parallel.partial_gradients:observe"),
+            choices=Ref("titan_parallel.planning:tensor_choices"),
             costs=Ref("titan_parallel.planning:tensor_costs"),
         ),
         Transform(
@@ -85,6 +86,8 @@ def titan_parallelisms() -> list[Transform]:
             check=Ref("titan_parallel.context_parallel_check:check"),
             check_model=Ref("titan_parallel.model_checks:check_context"),
             apply=Ref("titan_parallel.context_parallel:apply"),
+            choices=Ref("titan_parallel.planning:context_choices"),
+            costs=Ref("titan_parallel.planning:context_costs"),
         ),
         Transform(
             name="activation_checkpoint",
@@ -105,6 +108,7 @@ def titan_parallelisms() -> list[Transform]:
             active=lambda context: context.section.enable,
             apply=Ref("titan_parallel.compile:apply"),
             observe=Ref("titan_parallel.compile_cache:observe"),
+            choices=Ref("titan_parallel.planning:compile_choices"),
             costs=Ref("titan_parallel.planning:compile_costs"),
         ),
     ]

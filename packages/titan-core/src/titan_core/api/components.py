@@ -149,8 +149,9 @@ class Transform(Component):
     observe: Ref[Callable[[Sequence[ModelPart], TrainingContext[Any]], object]] | None = None
     """Builds an object with lifecycle hooks for work between steps, such as a periodic exchange of weights."""
     choices: Ref[Callable[[JobContext[Any]], Mapping[str, Sequence[Any]]]] | None = None
-    """Config keys besides degrees, and the values that are worth trying in a job with this mesh and batch. Called even if
-    the transform is inactive; must not import torch. See :mod:`titan_core.api.planning`."""
+    """Config keys besides degrees, and the values that are worth trying in a job with this mesh and batch, best first. The
+    config has the values that transforms of later phases try. Called even if the transform is inactive; must not import
+    torch. See :mod:`titan_core.api.planning`."""
     costs: Ref[Callable[[JobContext[Any]], Costs]] | None = None
     """Returns what the transform changes about the memory and the time of a step. Called if active; must not import torch.
     A transform without it, apart from its mesh dimensions and views, changes neither."""

@@ -24,6 +24,8 @@ class JobFacts:
     model: ModelDefinition
     trains: bool = True
     """Whether the job trains; otherwise it computes sequences of any length, such as the next token of a text."""
+    fixes: bool = True
+    """Whether checks should look for values that work. A plan, which tries thousands of jobs, reads no fix."""
 
     def section(self, cls: type[S]) -> S:
         """Return the config section of class ``cls``."""

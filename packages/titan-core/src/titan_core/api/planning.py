@@ -43,6 +43,9 @@ class Costs:
     """Whether those of the loss do."""
     overlaps_matmuls: bool = False
     """Whether the collectives around the matmuls of a block run beside them, piece by piece."""
+    passes_keys: bool = False
+    """Whether ranks of a dimension that divides the sequence pass keys and values on, from one to the next beside the
+    computation. Otherwise they gather those of all ranks."""
     blocks_alike: bool = True
     """Whether equal blocks remain equal, so that an estimate may simulate a few of them. ``False`` if the transform treats
     blocks by their number, or several of them together."""

@@ -246,7 +246,7 @@ def _row(one: Finalist) -> tuple[str, ...]:
     chosen = [
         f"{short(key)} {str(value).lower() if isinstance(value, bool) else value}"
         for key, value in candidate.values.items()
-        if key not in keys and not key.startswith(f"{TrainingSection.section}.")
+        if key not in keys and value is not None and not key.startswith(f"{TrainingSection.section}.")
     ]
     return (
         f"{figures.peak_gib:.1f}", f"{figures.tokens_per_second_per_gpu:,.0f}", f"{figures.mfu:.1%}",

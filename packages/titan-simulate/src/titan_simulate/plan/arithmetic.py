@@ -8,14 +8,16 @@ Memory, with P the rank's parameters after all divisions, in bytes::
     state        P (4 weights + 4 gradients + 8 optimizer), on the device unless offloaded
     gathered     weights (and gradients in the type of their reduction) that data parallelism shards: of two blocks, or of
                  the whole rank if they stay gathered
-    activations  tokens x (input of the block + kept x features) x microbatches alive, and one block entirely
+    activations  tokens x (input of the block + kept x features) x microbatches alive, one block entirely, and the keys and
+                 values of other positions that it attends to
     logits       a chunk in fp32 and its gradient
 
 Time of a step::
 
     compute      matmul and mixer operations / rates, x (1 + recomputed / 3) + pointwise traffic / bandwidth; at least the
                  host's time to issue the operators
-    waits        collectives that nothing hides: of weights, sequences and experts
+    waits        collectives that nothing hides: of weights and sequences, as far as matmuls or attention do not, of experts
+                 and of stages
     idle         (compute + waits) x the pipeline's idle share
     hidden       collectives of data parallelism, as far as they take longer than compute
     update       traffic of the optimizer / bandwidth
@@ -70,6 +72,8 @@ class Workload:
     """Type of all other matmuls."""
     parameters_stay: bool = False
     gradients_stay: bool = False
+    overlaps_matmuls: bool = False
+    passes_keys: bool = False
     pipeline: PipelineCosts | None = None
 
 
@@ -105,6 +109,13 @@ class _Group:
     ranks: int
     bandwidth: float
     latency: float
+
+    hop: float
+    """Bandwidth between neighbours that are farthest apart."""
+
+    def passing(self, size: float, calls: float) -> float:
+        """Return the time to pass ``size`` bytes on to the next rank."""
+        return size / self.hop + calls * self.latency / self.ranks if self.ranks > 1 else 0.0
 
     def seconds(self, size: float, calls: float) -> float:
         """Return the time to gather tensors of ``size`` bytes in all, or to reduce and scatter them."""
@@ -201,12 +212,15 @@ class Arithmetic:
         inputs = sum(count for _, count in rank.blocks) * self._sizes.dim / weights
         kept = rank.alive * (inputs + job.kept * sum(count * features[kind] for kind, count in rank.blocks))
         working = max(features.values(), default=0.0) * (1.0 - job.kept) * (0.75 if job.fused else 1.0)
+        sequence = divided(mesh, "sequence")
+        keys = max((self._kinds[kind].keys for kind, _ in rank.blocks), default=0) / weights
+        exchanged = 0.0 if sequence == 1 else keys * (width + 4) * (2 if job.passes_keys else sequence)
         vocabulary = self._sizes.vocab_size / weights
         chunk = min(tokens, max(1.0, _CHUNK / 4 / vocabulary))
         found = {
             STATE: 0.0 if job.offloads else held * 16,
             "gathered": (parameters + gradients) if sharded else 0.0,
-            "activations": tokens * width * (kept + working),
+            "activations": tokens * (width * (kept + working) + exchanged),
             "logits and loss": chunk * vocabulary * (4 + 2 * width) if rank.head else 0.0,
         }
         fragments = _FRAGMENTS if machine.allocator.caching else 0.0
@@ -231,8 +245,9 @@ class Arithmetic:
         mixers = sizes.mixer_flops * rows * laps / max(1, len(sizes.blocks))
         # Of a triangle, a third forward, and 2.5 times that backward.
         forward = mixers / 6
-        attention = forward * (1 + job.recomputed) / (machine.attention.forward_tflops * 1e12)
-        attention += 2.5 * forward / (machine.attention.backward_tflops * 1e12)
+        rates = machine.attention
+        attention = forward * (1 + job.recomputed) / (rates.forward_tflops * rates.causal * 1e12)
+        attention += 2.5 * forward / (rates.backward_tflops * rates.causal * 1e12)
         traffic = sum((unit.shared + unit.split / weights) * number for unit, number in blocks) * tokens * count * width
         traffic *= (3.0 if job.fused else 8.0) * again
         bandwidth = machine.memory.bandwidth_gb_s * 1e9 * machine.memory.efficiency
@@ -253,10 +268,14 @@ class Arithmetic:
                 passes = (4 + 2 * job.recomputed) * count
                 calls = passes * (regions + 1)
                 found[dim.name] = group.seconds(tokens * sizes.dim * width * calls, calls)
+                if job.overlaps_matmuls:  # all but the share of one rank
+                    found[dim.name] -= min(found[dim.name], matmuls) * (1 - 1 / degree)
             elif dim.divides == "sequence":
                 keys = sum(unit.keys * number for unit, number in blocks) / weights
-                passes = (3 + job.recomputed) * count
-                found[dim.name] = group.seconds(tokens * degree * keys * width * passes, passes * laps)
+                found[dim.name] = self._exchange(job, group, tokens * keys * count, laps * count, attention)
+            elif dim.divides == "layers" and job.pipeline is not None:
+                crossings = 2 * len(job.pipeline.stages) / degree * count
+                found[dim.name] = group.passing(tokens * sizes.dim * width * crossings, crossings)
         for view in mesh.views:
             degree = mesh.view_degrees[view.name]
             if degree > 1:
@@ -292,6 +311,22 @@ class Arithmetic:
             found["update"] = 16 * whole / _shards(mesh) / (machine.host.optimizer_gb_s * 1e9)
         return found
 
+    def _exchange(self, job: Workload, group: _Group, features: float, exchanges: float, attention: float) -> float:
+        """Return the time of exchanging keys and values that attention does not hide. Their gradients are summed in fp32.
+
+        Args:
+            features: of the keys and values of a rank's positions, of all blocks and microbatches.
+            exchanges: forward passes of a block.
+            attention: seconds, in all passes.
+        """
+        ranks, passes = group.ranks, 2 + job.recomputed
+        forward, sums = features * job.parameter_bytes * passes, features * 4
+        if job.passes_keys:
+            hops = (ranks - 1) * (passes + 1) * exchanges
+            return max(0.0, group.passing((forward + sums) * (ranks - 1), hops) - attention * (ranks - 1) / ranks)
+        gathered = group.seconds(forward * ranks, passes * exchanges)
+        return max(0.0, gathered - attention / ranks) + group.seconds(sums * ranks, exchanges)
+
     def _matmul_seconds(self, kind: int, matmul_type: str, weights: int, tokens: float) -> float:
         """Return the time of a block's matmuls for one microbatch. A small inner dimension is slower."""
         rates = self._machine.matmul_of(matmul_type)
@@ -322,10 +357,13 @@ class Arithmetic:
         node, network = machine.links.node, machine.links.network
         start = machine.links.start_us * 1e-6
         if together == ranks:
-            return _Group(ranks, node.bandwidth_gb_s * 1e9, start + ranks * node.latency_us * 1e-6)
+            return _Group(
+                ranks, node.bandwidth_gb_s * 1e9, start + ranks * node.latency_us * 1e-6, node.bandwidth_gb_s * 1e9
+            )
         bandwidth = together * network.bandwidth_gb_s
         bandwidth = min(bandwidth, node.bandwidth_gb_s) if together > 1 else bandwidth
-        return _Group(ranks, bandwidth * 1e9, start + ranks / together * network.latency_us * 1e-6)
+        hops = start + ranks / together * network.latency_us * 1e-6
+        return _Group(ranks, bandwidth * 1e9, hops, network.bandwidth_gb_s * 1e9)
 
 
 def divided(mesh: MeshPlan, what: Literal["layers", "batch", "sequence", "weights"]) -> int:

@@ -39,7 +39,7 @@ class Candidate:
     @property
     def overrides(self) -> list[Override]:
         """The values as overrides."""
-        return [Override(key, value if isinstance(value, str) else show(value)) for key, value in self.values.items()]
+        return [Override(key, _text(value)) for key, value in self.values.items()]
 
 
 @dataclass(frozen=True)
@@ -141,25 +141,36 @@ class Space:
             self.facts.batch, global_size=self.global_batch, local_size=local, ranks=ranks,
             microbatches=max(1, self.global_batch // (local * ranks)),
         )  # fmt: skip
-        return replace(self.facts, config=config, mesh=mesh, batch=batch)
+        return replace(self.facts, config=config, mesh=mesh, batch=batch, fixes=False)
 
     def variants(self, facts: JobFacts, values: Mapping[str, Any]) -> Iterator[Candidate | Refused]:
         """Yield the candidates on one mesh and batch: all combinations of the choices of transforms that their checks
         accept."""
-        choices: dict[str, Sequence[Any]] = {}
         varied = [transform for transform in self.transforms if transform.choices is not None]
-        for transform in varied:
-            assert transform.choices is not None
-            offered = transform.choices.load()(transform.context(facts))
-            choices |= {key: options for key, options in offered.items() if self.searched(key)}
-        for chosen in itertools.product(*choices.values()):
-            more = dict(zip(choices, chosen, strict=True))
-            each = replace(facts, config=facts.config.changed(more))
+        latest_first = sorted(varied, key=lambda transform: -transform.phase)
+        for each, more in self._settings(latest_first, facts):
             problem = next(self._problems(varied, each), None)
             if problem is not None:
                 yield refusal(problem, str(each.mesh))
             else:
                 yield Candidate({**values, **more}, self.workload(each))
+
+    def _settings(
+        self, transforms: Sequence[Transform], facts: JobFacts
+    ) -> Iterator[tuple[JobFacts, dict[str, Any]]]:  # fmt: skip
+        """Yield all combinations of what ``transforms`` offer. Each sees the choices of those before it."""
+        if not transforms:
+            yield facts, {}
+            return
+        transform, *others = transforms
+        assert transform.choices is not None
+        offered = transform.choices.load()(transform.context(facts))
+        choices = {key: options for key, options in offered.items() if self.searched(key)}
+        for chosen in itertools.product(*choices.values()):
+            values = dict(zip(choices, chosen, strict=True))
+            changed = replace(facts, config=facts.config.changed(values)) if values else facts
+            for each, more in self._settings(others, changed):
+                yield each, {**values, **more}
 
     def _problems(self, transforms: Sequence[Transform], facts: JobFacts) -> Iterator[Problem]:
         for transform in transforms:
@@ -185,6 +196,8 @@ class Space:
                 matmul_type=costs.matmul_type or work.matmul_type,
                 parameters_stay=work.parameters_stay or costs.parameters_stay,
                 gradients_stay=work.gradients_stay or costs.gradients_stay,
+                overlaps_matmuls=work.overlaps_matmuls or costs.overlaps_matmuls,
+                passes_keys=work.passes_keys or costs.passes_keys,
                 pipeline=costs.pipeline or work.pipeline,
             )
         return work
@@ -214,6 +227,10 @@ def divisors(number: int) -> list[int]:
     """Return the divisors of ``number``, in order."""
     small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
     return small + [number // divisor for divisor in reversed(small) if divisor * divisor != number]
+
+
+def _text(value: Any) -> str:
+    return "none" if value is None else value if isinstance(value, str) else show(value)
 
 
 def _bytes(dtype: str) -> int:

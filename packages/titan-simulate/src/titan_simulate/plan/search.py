@@ -346,7 +346,9 @@ def describe(candidate: Candidate) -> str:
     """Return a candidate in one line: its mesh, its batch, and the choices of transforms."""
     mesh = candidate.workload.mesh
     keys = {dim.degree_key for dim in mesh.dims} | {view.degree_key for view in mesh.views} | {GLOBAL_BATCH, LOCAL_BATCH}
-    chosen = [f"{short(key)} {_shown(value)}" for key, value in candidate.values.items() if key not in keys]
+    chosen = [
+        f"{short(key)} {_shown(value)}" for key, value in candidate.values.items() if key not in keys and value is not None
+    ]
     work = candidate.workload
     batch = f"batch {work.local_batch}" + (f" x {work.microbatches}" if work.microbatches > 1 else "")
     return ", ".join([str(mesh), batch, *chosen])
