@@ -172,7 +172,7 @@ def test_the_core_stays_small() -> None:
     lines = {file: lines_of_code(file) for file in (CORE / "src").rglob("*.py")}
     contract = sum(count for file, count in lines.items() if "api" in file.parts)
     assert contract < 3700  # with Config.changed, which tries the values that a fix names
-    assert sum(lines.values()) < 9400
+    assert sum(lines.values()) < 9450  # with fixes of meshes and batches that were tried
 
 
 def test_the_core_names_no_plugin() -> None:

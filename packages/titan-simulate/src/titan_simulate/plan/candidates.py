@@ -150,10 +150,10 @@ class Space:
         latest_first = sorted(varied, key=lambda transform: -transform.phase)
         for each, more in self._settings(latest_first, facts):
             problem = next(self._problems(varied, each), None)
-            if problem is not None:
-                yield refusal(problem, str(each.mesh))
-            else:
+            if problem is None:
                 yield Candidate({**values, **more}, self.workload(each))
+            elif (refused := refusal(problem, str(each.mesh))).key not in more:  # else two choices exclude each other
+                yield refused
 
     def _settings(
         self, transforms: Sequence[Transform], facts: JobFacts
