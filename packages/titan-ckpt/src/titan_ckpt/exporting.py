@@ -26,7 +26,9 @@ from titan_ckpt.hf_export import (
     export_generation_config,
     warn_without_end_id,
     write_json,
+    write_tokenizer,
 )
+from titan_ckpt.model_card import write_card
 from titan_ckpt.stored import MODEL, Manifest, StoredTensor
 from titan_ckpt.stored_model import model_of
 from titan_core.api.errors import UserError
@@ -80,7 +82,8 @@ def to_hf(source: str, target: Path, registry: ComponentRegistry, dtype: torch.d
     if generation:
         write_json(target / "generation_config.json", generation)
     warn_without_end_id({**config, **generation})
-    _export_tokenizer(found, tokenizer, target)
+    _export_tokenizer(found, tokenizer, target, registry)
+    write_card(target, manifest)
 
 
 def to_dcp(source: str, target: Path, registry: ComponentRegistry, dtype: torch.dtype | None) -> None:
@@ -138,8 +141,9 @@ def _require_all_exported(
             raise UserError.one(name.removeprefix(f"{MODEL}."), why, "is this a checkpoint of a training run?")
 
 
-def _export_tokenizer(found: Entry, given: str | None, target: Path) -> None:
-    """Copy the ``given`` tokenizer; by default the one in the checkpoint's folder, or else the run's.
+def _export_tokenizer(found: Entry, given: str | None, target: Path, registry: ComponentRegistry) -> None:
+    """Copy the ``given`` tokenizer; by default the one in the checkpoint's folder, or else the run's. If that has no file
+    for ``transformers``, it writes one itself.
 
     Raises:
         UserError: there is no tokenizer at ``given``.
@@ -153,10 +157,10 @@ def _export_tokenizer(found: Entry, given: str | None, target: Path) -> None:
     else:
         candidates = [path] if (path := found.folder.local_path) is not None else []
         candidates += [Path(of_run).expanduser()] if of_run else []
-        if not any(copy_tokenizer(path, target) for path in candidates) and of_run:
-            warning = f"the run's tokenizer {of_run} does not exist: exported without a tokenizer; "
-            warning += "pass one with --tokenizer (`titan tokenizer download OWNER/NAME` downloads one)"
-            print(f"titan: warning: {warning}", file=sys.stderr)
+        any(copy_tokenizer(path, target) for path in candidates)
+        if not (target / "tokenizer.json").is_file() and (why := write_tokenizer(about, target, registry)):
+            fix = "pass one with --tokenizer (`titan tokenizer download OWNER/NAME` downloads one)"
+            print(f"titan: warning: exported without a tokenizer that transformers reads: {why}; {fix}", file=sys.stderr)
     complete_tokenizer(target, about)
 
 

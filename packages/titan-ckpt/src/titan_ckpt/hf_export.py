@@ -13,7 +13,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from titan_ckpt.foreign_config import read_args
+from titan_core.api.components import Tokenizer
 from titan_core.api.errors import UserError
+from titan_core.api.registry import ComponentRegistry
+from titan_core.api.tokenizer import ExportsTokenizer, TokenizerContext
 from titan_core.api.weights import WeightFormat
 
 _TOKENIZER = ("tokenizer.json", "tokenizer.model")
@@ -89,6 +92,30 @@ def copy_tokenizer(given: Path, target: Path) -> bool:
             if (folder / name).is_file():
                 shutil.copy(folder / name, target / name)
     return bool(found)
+
+
+def write_tokenizer(about: Mapping[str, Any], target: Path, registry: ComponentRegistry) -> str | None:
+    """Write the files of the run's tokenizer for ``transformers``.
+
+    Returns:
+        Why it has none; ``None`` if they are written.
+    """
+    model = about.get("config", {}).get("model", {})
+    name, path = model.get("tokenizer"), model.get("tokenizer_path")
+    component = next((one for one in registry.all(Tokenizer) if one.name == name), None)
+    if component is None:
+        return f"no installed plugin has the run's tokenizer {name!r}"
+    try:
+        section = component.config and component.config(**about["config"].get(component.config.section, {}))
+        tokenizer = component.build.load()(TokenizerContext(path, section=section))
+        if not isinstance(tokenizer, ExportsTokenizer):
+            return f"the run's tokenizer {name!r} cannot be written in the format of Hugging Face"
+        files = tokenizer.tokenizer_files()
+    except UserError as error:
+        return str(error)
+    for file, contents in files.items():
+        (target / Path(file).name).write_text(contents, encoding="utf-8")
+    return None
 
 
 def tokenizer_in(folder: Path) -> dict[str, str]:

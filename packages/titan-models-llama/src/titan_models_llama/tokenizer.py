@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from titan_core.api.errors import UserError
 from titan_core.api.tokenizer import TokenizerContext, without_surrogates
+from titan_core.api.tools.byte_level import tokenizer_files
 from titan_core.api.tools.plain_json import read_object
 
 if TYPE_CHECKING:
@@ -62,13 +63,15 @@ _LONG_RUN = re.compile(rf"\s{{{_LONGEST_RUN}}}|\S{{{_LONGEST_RUN}}}")
 class TiktokenTokenizer:
     """A ``tiktoken.Encoding`` that puts special tokens around documents."""
 
-    def __init__(self, encoding: tiktoken.Encoding, begin: str, end: str) -> None:
+    def __init__(self, encoding: tiktoken.Encoding, pattern: str, begin: str, end: str) -> None:
         """
         Args:
+            pattern: of the encoding, which has no public name for it.
             begin: the special token that begins a document.
             end: the special token that ends it.
         """
         self._encoding = encoding
+        self._pattern, self._names = pattern, (begin, end)
         self._begin = encoding.encode_single_token(begin)
         self._end = encoding.encode_single_token(end)
 
@@ -105,6 +108,13 @@ class TiktokenTokenizer:
     def encode_with_special_tokens(self, text: str) -> list[int]:
         """Return the ids of ``text``. Names of special tokens stand for those tokens."""
         return self._encoding.encode(text, allowed_special="all")
+
+    def tokenizer_files(self) -> dict[str, str]:
+        """See :class:`~titan_core.api.tokenizer.ExportsTokenizer`."""
+        encoding = self._encoding
+        ranks = {token: encoding.encode_single_token(token) for token in encoding.token_byte_values()}
+        special = {name: encoding.encode_single_token(name) for name in encoding.special_tokens_set}
+        return tokenizer_files(ranks, special, self._pattern, *self._names)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ``ids``, with U+FFFD for bytes that are not UTF-8."""
@@ -151,7 +161,7 @@ def build(context: TokenizerContext[None]) -> TiktokenTokenizer:
         for offset in range(_LLAMA3_NUM_SPECIAL)
     }
     encoding = tiktoken.Encoding("llama3", pat_str=LLAMA3_PATTERN, mergeable_ranks=ranks, special_tokens=special)
-    return TiktokenTokenizer(encoding, BEGIN_OF_TEXT, END_OF_TEXT)
+    return TiktokenTokenizer(encoding, LLAMA3_PATTERN, BEGIN_OF_TEXT, END_OF_TEXT)
 
 
 def build_described(context: TokenizerContext[None]) -> TiktokenTokenizer:
@@ -176,7 +186,7 @@ def build_described(context: TokenizerContext[None]) -> TiktokenTokenizer:
         mergeable_ranks=ranks,
         special_tokens=description.special_tokens,
     )
-    return TiktokenTokenizer(encoding, description.begin, description.end)
+    return TiktokenTokenizer(encoding, description.pattern, description.begin, description.end)
 
 
 class _Description(BaseModel):

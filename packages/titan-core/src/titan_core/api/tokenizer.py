@@ -130,6 +130,15 @@ class DescribesSpecialTokens(Protocol):
         """Return one line for the begin token and one for the end token."""
 
 
+@runtime_checkable
+class ExportsTokenizer(Protocol):
+    """A tokenizer that ``transformers`` can read, in files that it need not have been read from."""
+
+    def tokenizer_files(self) -> Mapping[str, str]:
+        """Return the contents of ``tokenizer.json`` and ``tokenizer_config.json``, by file name. There a text has the ids of
+        :meth:`TextTokenizer.encode_document` without those that end a document."""
+
+
 @dataclass(frozen=True)
 class TokenizerSpec:
     """A tokenizer that can be built in another process."""

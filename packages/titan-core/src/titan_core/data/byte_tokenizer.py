@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from titan_core.api.errors import UserError
 from titan_core.api.tokenizer import TokenizerContext, without_surrogates
+from titan_core.api.tools.byte_level import tokenizer_files
 
 if TYPE_CHECKING:
     import numpy
@@ -41,6 +42,11 @@ class ByteTokenizer:
         ids = numpy.empty(len(data) + 2, numpy.uint32)
         ids[0], ids[1:-1], ids[-1] = 256, numpy.frombuffer(data, numpy.uint8), 257
         return ids
+
+    def tokenizer_files(self) -> dict[str, str]:
+        """See :class:`~titan_core.api.tokenizer.ExportsTokenizer`."""
+        special = {name: number for number, name in _MARKS.items()}
+        return tokenizer_files({bytes([byte]): byte for byte in range(256)}, special, None, _MARKS[256], _MARKS[257])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD."""

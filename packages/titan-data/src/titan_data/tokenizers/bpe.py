@@ -17,6 +17,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from titan_core.api.tools.byte_level import byte_characters
 from titan_data.hub.selection import TOKENIZER_FILES
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
@@ -106,11 +107,8 @@ def write(tokenizer: Tokenizer, special_tokens: Sequence[str], folder: Path) -> 
 
 
 def _bytes_by_character() -> dict[str, int]:
-    """Return the byte that each character of a byte-level token stands for: printable Latin-1 characters stand for
-    themselves, and characters from U+0100 for the remaining bytes, in order."""
-    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(NUM_BYTES) if byte not in own]
-    return {chr(byte): byte for byte in own} | {chr(0x100 + number): byte for number, byte in enumerate(others)}
+    """Return the byte that each character of a byte-level token stands for."""
+    return {character: byte for byte, character in enumerate(byte_characters())}
 
 
 def _pair(merge: str | Sequence[str]) -> Sequence[str]:
