@@ -280,12 +280,23 @@ def test_training_names_the_plugins_that_failed_to_load(
 def test_plugins_are_switched_off_by_variable_and_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_distribution(tmp_path, "one-data", GOOD.format(name="a"))
     write_distribution(tmp_path, "two-data", GOOD.format(name="b"))
-    monkeypatch.setenv("TITAN_DISABLE_PLUGINS", "one_data, unknown")
+    monkeypatch.setenv("TITAN_DISABLE_PLUGINS", "one_data, ")
     registry = Registry(found(tmp_path, monkeypatch))
     assert registry.names(Dataset) == ["b"]
     assert registry.without(["two_data"]).names(Dataset) == []
     with pytest.raises(UserError, match="no plugin is named 'two_dota'; did you mean 'two_data'"):
         registry.without(["two_dota"])
+
+
+def test_a_misspelt_name_in_the_variable_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plugin that it means would stay on."""
+    monkeypatch.setenv("TITAN_DISABLE_PLUGINS", "harnes,core, nothing-like-it")
+    assert main(["plugins"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "titan: error: environment: TITAN_DISABLE_PLUGINS: no plugin is named 'harnes'; did you mean 'harness'?"
+    assert "no plugin is named 'nothing-like-it'; available: " in second
 
 
 def test_titans_packages_are_found_and_sound() -> None:

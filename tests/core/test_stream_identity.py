@@ -10,7 +10,7 @@ import pytest
 
 from harness.letters import BYTE, letters, stream
 from harness.loaders import LENGTHS, MIXED, close, loaders, loaders_of, merged, plan
-from titan_core.api.dataset import DatasetSpec, StreamSpec
+from titan_core.api.dataset import DatasetSpec, FormatSpec, StreamSpec
 from titan_core.api.errors import UserError
 from titan_core.data.loader import DataLoader
 from titan_core.data.streams import open_sources
@@ -60,8 +60,8 @@ CHANGES: dict[str, tuple[Any, str]] = {
         r"its text_field = 'body'.* was 'text' when",
     ),
     "format": (
-        lambda spec: replace(spec, datasets=(with_request(spec, format="a:b"), MIXED[1])),
-        r"its format = 'a:b'.* was None when|its text_field = None",
+        lambda spec: replace(spec, datasets=(with_request(spec, format=FormatSpec("joined", "data.format")), MIXED[1])),
+        r"its format = 'joined'.* was None when|its text_field = None",
     ),
     "order": (lambda spec: replace(spec, datasets=spec.datasets[::-1]), r"datasets = .* was .* when"),
     "one dataset less": (lambda spec: replace(spec, datasets=spec.datasets[:1]), r"datasets = .* was .* when"),

@@ -13,10 +13,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from harness.chat_model import ANSWER, CHATS, MARKED, TEMPLATE, save_tokenizer, write_chats
-from titan_core.api.dataset import CorruptRecord, DatasetContext, ExcludedRecord, WeightedTokens
+from titan_core.api.components import RecordFormat
+from titan_core.api.dataset import CorruptRecord, DatasetContext, ExcludedRecord, FormatSpec, WeightedTokens
 from titan_core.api.errors import UserError
 from titan_core.api.ref import Ref
 from titan_core.api.tokenizer import TokenizerContext, TokenizerSpec
+from titan_core.plugins.registry import Registry
 from titan_data.chat.config import ChatSection
 from titan_data.chat.source import ChatReader, check_chats, open_chats
 
@@ -300,10 +302,16 @@ def test_a_template_that_ends_no_turn_is_reported(tmp_path: Path, caplog: pytest
     assert "the model cannot learn where to stop" in caplog.text
 
 
-def test_a_function_may_convert_records(tmp_path: Path) -> None:
+def test_a_format_may_convert_records(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
-    read = ChatReader(context(tmp_path))
-    made = replace(context(tmp_path), format="harness.formats:to_chat")
-    assert ChatReader(made)({"instruction": "a", "output": "b"}, "").ids.tolist() == read(FORMS["messages"], "").ids.tolist()
-    with pytest.raises(CorruptRecord, match="KeyError"):
-        ChatReader(made)({"instruction": "a"}, "here")
+    ids = ChatReader(context(tmp_path))(FORMS["messages"], "").ids.tolist()
+    function = FormatSpec("to_chat", "data.format", Registry.from_installed().get(RecordFormat, "to_chat").convert)
+    template = FormatSpec('{"prompt": {{ instruction|tojson }}, "completion": {{ output|tojson }}}', "data.format")
+    for spec, why in ((function, "KeyError"), (template, "data.format: 'output' is undefined")):
+        read = ChatReader(replace(context(tmp_path), format=spec))
+        assert read({"instruction": "a", "output": "b"}, "").ids.tolist() == ids
+        with pytest.raises(CorruptRecord, match=why):
+            read({"instruction": "a"}, "here")
+    text = ChatReader(replace(context(tmp_path), format=FormatSpec("{{ output }}", "data.format")))
+    with pytest.raises(CorruptRecord, match=r"the template in data\.format made a text that is not JSON"):
+        text({"output": "b"}, "here")

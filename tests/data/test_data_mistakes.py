@@ -42,6 +42,37 @@ MISTAKES = {
         {"training.dataset": "json", "training.dataset_path": "good.jsonl", "data.text_field": "body"},
         "good.jsonl:1: no field 'body' (fields: text); set data.text_field, or data.format",
     ),
+    "a function": (
+        {"training.dataset": "json", "training.dataset_path": "good.jsonl", "data.format": "os:system"},
+        'command line: data.format = "os:system": names code, and a recipe runs none but that of plugins; register the '
+        "function as a format in a file, and start `titan --plugin FILE ...` (docs/data.md); or a template of fields looks "
+        'like "{{ question }} {{ answer }}"',
+    ),
+    "a function in a mixture": (
+        {"data.mixture": "[{dataset = 'json', dataset_path = 'good.jsonl', format = 'harness.formats:joined'}]"},
+        'data.mixture[0].format = "harness.formats:joined": names code',
+    ),
+    "a function for validation": (
+        {
+            "validation.enable": "true",
+            "validation.dataset": "json",
+            "validation.dataset_path": "good.jsonl",
+            "validation.format": "os:system",
+        },
+        'validation.format = "os:system": names code',
+    ),
+    "no such format": (
+        {"training.dataset": "json", "training.dataset_path": "good.jsonl", "data.format": "joinde"},
+        "data.format = \"joinde\": no installed plugin provides this format; did you mean 'joined'?; a template of fields",
+    ),
+    "not a template": (
+        {"training.dataset": "json", "training.dataset_path": "good.jsonl", "data.format": "{{ text"},
+        "data.format = '{{ text': is not a template: ",
+    ),
+    "a template of another field": (
+        {"training.dataset": "json", "training.dataset_path": "good.jsonl", "data.format": "{{ txet }}"},
+        "good.jsonl:1: data.format: 'txet' is undefined in the record (fields: text); correct the template",
+    ),
     "no path": (
         {"training.dataset": "tokenized"},
         "training.dataset_path: dataset 'tokenized' needs the path to its folder; set training.dataset_path",

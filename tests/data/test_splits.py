@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -260,13 +261,18 @@ def test_the_requested_split_of_a_hub_dataset_is_streamed(
 ) -> None:
     loaded: list[object] = []
 
-    def load_dataset(path: str, configuration: str | None, *, split: str, streaming: bool) -> object:
-        loaded.append((path, configuration, split))
-        if split == "extra":
-            raise ValueError("Bad split: extra. Available splits: ['train']")
-        return object()
+    class Builder:
+        def __init__(self, path: str, configuration: str | None) -> None:
+            self.named = path, configuration
+            self.config = SimpleNamespace(data_files={"train": [f"hf://datasets/{path}@abc/train.jsonl"]})
 
-    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+        def as_streaming_dataset(self, split: str) -> object:
+            loaded.append((*self.named, split))
+            if split == "extra":
+                raise ValueError("Bad split: extra. Available splits: ['train']")
+            return object()
+
+    monkeypatch.setattr("datasets.load_dataset_builder", Builder)
     context = replace(request(name, "", split, default), path=path)
     if split == "extra":
         with pytest.raises(
@@ -278,6 +284,37 @@ def test_the_requested_split_of_a_hub_dataset_is_streamed(
     assert loaded == [expected]
     (problem,) = check_hub(replace(context, path="user/set", split="all"))
     assert "cannot stream all splits at once; name one split" in str(problem)
+
+
+@pytest.mark.parametrize(
+    "path", ["pandas", "json", "user", "../user/set", "./set", "/set", "user/..", "user/set/more", "a b/c"]
+)
+def test_only_names_of_the_hub_are_streamed(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers of ``datasets`` and folders of this machine have other names; the reader "pandas" unpickled files."""
+    monkeypatch.setattr("datasets.load_dataset_builder", lambda *_: pytest.fail("it was opened"))
+    context = replace(request("hub", "", None), path=path)
+    (problem,) = check_hub(context)
+    assert "is not the name of a dataset on the hub; write organisation/name" in str(problem)
+    with pytest.raises(UserError, match="is not the name of a dataset on the hub"):
+        open_hub(context)
+
+
+def test_a_folder_is_not_taken_for_a_dataset_of_the_hub(in_tmp: Path) -> None:
+    Path("user/set").mkdir(parents=True)
+    (problem,) = check_hub(replace(request("hub", "", None), path="user/set:en"))
+    assert "'user/set' is a file or folder here, and dataset 'hub' reads from the hub only" in str(problem)
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["/etc/passwd", "file:///etc/passwd", "hf://datasets/other/set@abc/x.jsonl", "hf://datasets/user/set@abc/../../x.jsonl",
+     "https://example.org/x.jsonl"],
+)  # fmt: skip
+def test_a_dataset_card_cannot_name_files_elsewhere(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = SimpleNamespace(config=SimpleNamespace(data_files={"train": ["hf://datasets/User/set@abc/good.jsonl", file]}))
+    monkeypatch.setattr("datasets.load_dataset_builder", lambda *_: builder)
+    with pytest.raises(UserError, match=r"its card names the file .*, which is not part of the dataset"):
+        open_hub(replace(request("hub", "", None), path="user/set"))
 
 
 JOBS: dict[str, tuple[dict[str, object], str]] = {

@@ -1,8 +1,6 @@
-"""A user's formatting functions."""
+"""Formats of records, as a plugin registers them."""
 
 from collections.abc import Mapping
-
-NUMBER = 3
 
 
 def joined(record: Mapping[str, str]) -> str:

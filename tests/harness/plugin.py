@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.noisy import NoisyArgs
 from harness.tiny import TinyArgs
-from titan_core.api.components import Dataset, Model, Recipe, recipes_in
+from titan_core.api.components import Dataset, Model, Recipe, RecordFormat, recipes_in
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.ref import Ref
 
@@ -21,6 +21,14 @@ def titan_models() -> list[Model]:
     return [
         Model(name="tiny", summary="a small decoder, for tests", flavors={"debug": TinyArgs()}, define=tiny),
         Model(name="noisy", summary="randomness and buffers, for tests", flavors={"tiny": NoisyArgs()}, define=noisy),
+    ]
+
+
+@hookimpl
+def titan_formats() -> list[RecordFormat]:
+    return [
+        RecordFormat(name=name, summary="for tests", convert=Ref(f"harness.formats:{name}"))
+        for name in ("joined", "to_chat")
     ]
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+import importlib_metadata
+
 from ci.workspace import packages, with_dependencies
+from titan_core.plugins.discovery import GROUP
 
 PARALLEL = "harness_parallel"
 """The plugin of :mod:`harness.parallel`."""
@@ -19,6 +22,10 @@ def disabled_in(path: Path) -> tuple[str, ...]:
     tested = next((package for package in everything if path.is_relative_to(package.suite)), None)
     if tested is None:
         return (PARALLEL,)
-    installed = {package.name for package in with_dependencies(tested.name)}
-    disabled = [plugin for package in everything if package.name not in installed for plugin in package.plugins]
+    wanted = {package.name for package in with_dependencies(tested.name)}
+    # `python -m ci PACKAGE` installs only some of them, and a name that no plugin has is an error.
+    installed = importlib_metadata.entry_points(group=GROUP).names
+    disabled = [
+        plugin for package in everything if package.name not in wanted for plugin in package.plugins if plugin in installed
+    ]
     return (*disabled, *((PARALLEL,) if tested.name == "titan-parallel" else ()))

@@ -111,13 +111,24 @@ def decode(value: Any, tensor: Callable[[Any], Tensor] | None = None) -> Any:
                 return kind({decode(key, tensor): decode(item, tensor) for key, item in inner})
         if tag == "$float":
             return float(inner)
-        if tag == "$dtype" and isinstance(getattr(torch, inner), torch.dtype):
-            return getattr(torch, inner)
+        if tag == "$dtype":
+            return _dtype(inner)
         if tag == "$tensor":
-            return torch.tensor(inner["elements"], dtype=getattr(torch, inner["dtype"])).reshape(inner["shape"])
+            return torch.tensor(inner["elements"], dtype=_dtype(inner["dtype"])).reshape(inner["shape"])
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{tag}: {error}") from None
     raise ValueError(f"{tag!r} is an unknown tag")
+
+
+def _dtype(name: str) -> torch.dtype:
+    """
+    Raises:
+        ValueError: torch has no such type.
+    """
+    found = vars(torch).get(name)  # not getattr(), which would import modules of torch by name
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name!r} is not a type of tensors")
+    return found
 
 
 def require_same_type(value: Any, present: Any, name: str) -> None:

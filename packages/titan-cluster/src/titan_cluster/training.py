@@ -15,6 +15,7 @@ from titan_core.api.command import CommandContext
 from titan_core.api.components import Recipe
 from titan_core.api.config import COMMAND_LINE
 from titan_core.api.errors import Problem, UserError
+from titan_core.api.tools.plugin_files import plugin_files
 from titan_core.api.tools.shown import shorten
 
 LONGEST_RECIPE = 100_000
@@ -74,6 +75,9 @@ def training_of(context: CommandContext, machines: Machines, missing_ok: bool) -
     Raises:
         UserError: the job is invalid on these machines, or a secret would be written to the rendered file.
     """
+    for file in plugin_files():
+        why = "stays on this machine, and the job would start without it"
+        raise UserError.one(file.where, why, "install the plugin as a package on the machines of the cluster")
     recipe, text = context.arguments.recipe, None
     name = job_name(context.arguments.name, recipe)
     # The config knows how each key is spelt and validates it; an elastic job must be valid at both ends of its range.

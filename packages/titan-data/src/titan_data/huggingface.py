@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,10 +14,11 @@ import datasets
 from titan_core.api.dataset import CorruptRecord, DatasetContext, Document, DocumentShard, DocumentSource, State
 from titan_core.api.errors import UserError
 from titan_core.api.tools.reading import is_transient
+from titan_core.api.tools.shown import shorten
 from titan_core.api.tools.shuffled import ShuffledDocuments
 from titan_data.compressed import decompressed
 from titan_data.json_lines import JsonRecords
-from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files, holds_lines
+from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files, holds_lines, require_hub_name
 from titan_data.records import FIELD_FIX, Reader, missing_field, reads_text
 
 PRESETS = {
@@ -113,9 +114,12 @@ def stream_hub(context: DatasetContext[Any], read: Reader) -> DocumentSource:
         path, _, configuration = (context.path or "").partition(":")
         split = context.default_split
     split = context.split or split
+    require_hub_name(path, context)
     try:
         with _without_retry_warnings():
-            stream = datasets.load_dataset(path, configuration or None, split=split, streaming=True)
+            builder = datasets.load_dataset_builder(path, configuration or None)
+            _require_own_files(path, builder.config.data_files or {})
+            stream = builder.as_streaming_dataset(split=split)
     except Exception as error:
         # The exception classes of the hub's HTTP client differ between its versions.
         if not (is_transient(error) or _of_hub(error) or isinstance(error, OSError | ValueError | RuntimeError)):
@@ -127,6 +131,18 @@ def stream_hub(context: DatasetContext[Any], read: Reader) -> DocumentSource:
             missing=is_transient(error),
         ) from error
     return StreamedDocuments(stream, context, read)
+
+
+def _require_own_files(path: str, data_files: Mapping[Any, Iterable[Any]]) -> None:
+    """
+    Raises:
+        UserError: the dataset's card names files outside of the dataset. ``datasets`` would read this machine's.
+    """
+    own = f"hf://datasets/{path}@".lower()  # the hub ignores the case of a name
+    for file in (str(file) for files in data_files.values() for file in files):
+        if not file.lower().startswith(own) or ".." in file.split("/"):
+            why = f"its card names the file {shorten(file)}, which is not part of the dataset"
+            raise UserError.one(f"dataset {path!r}", why, "use another dataset, or download the files that you trust")
 
 
 @contextmanager

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import glob
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from titan_core.api.dataset import ALL_SPLITS, DatasetContext
+from titan_core.api.dataset import ALL_SPLITS, CorruptRecord, DatasetContext
 from titan_core.api.errors import Problem, UserError
+from titan_core.api.tools.shown import shorten
 from titan_data.compressed import COMPRESSED, Damaged, damaged, decompress
-from titan_data.records import FIELD_FIX, check_format, missing_field
+from titan_data.records import FIELD_FIX, check_format, missing_field, text_of
 from titan_data.splits import files_of_split, without_caches
 
 ENDINGS = {
@@ -22,6 +24,7 @@ ENDINGS = {
 }
 
 
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 EMPTY, EMPTY_FIX = "the dataset is empty", "name a file that contains documents"
 
 
@@ -72,7 +75,7 @@ def check_files(context: DatasetContext[None]) -> list[Problem]:
         if not any(file.stat().st_size for file in files):
             return [_empty(context)]
         problems = check_format(context)
-        if context.name == "json":
+        if context.name == "json" and not problems:
             problems += _check_json(files, context)
         if context.name == "parquet":
             problems += _check_parquet(files, context)
@@ -87,9 +90,29 @@ def check_hub(context: DatasetContext[None]) -> list[Problem]:
     """Check the dataset's name and split without the network."""
     if context.name == "hub" and not context.path:
         return [Problem(context.where, "dataset 'hub' needs the name of a dataset", "set training.dataset_path")]
+    if context.path is not None:
+        try:
+            require_hub_name(context.path.partition(":")[0], context)
+        except UserError as error:
+            return list(error.problems)
     if context.split == ALL_SPLITS:
         return [Problem(f"{context.split_key} = {ALL_SPLITS!r}", "cannot stream all splits at once", "name one split")]
     return check_format(context)
+
+
+def require_hub_name(name: str, context: DatasetContext[Any]) -> None:
+    """Require that ``name`` is one of the hub. ``datasets`` would also open folders of this machine, and takes other names
+    for those of its readers, one of which unpickles files in some versions.
+
+    Raises:
+        UserError: it is not.
+    """
+    if not _HUB_NAME.fullmatch(name) or ".." in name:
+        why = f"{shorten(name)!r} is not the name of a dataset on the hub"
+        raise UserError.one(context.where, why, "write organisation/name, or organisation/name:configuration")
+    if Path(name).exists():
+        why = f"{name!r} is a file or folder here, and dataset {context.name!r} reads from the hub only"
+        raise UserError.one(context.where, why, "set training.dataset to the form of the files, or rename the folder")
 
 
 def holds_lines(file: Path) -> bool:
@@ -144,10 +167,19 @@ def _check_json(files: list[Path], context: DatasetContext[Any]) -> Iterator[Pro
             return
         if not isinstance(record, dict):
             yield Problem(f"{file}:{number}", "not a JSON object", 'each line must be an object like {"text": "..."}')
-        elif context.format is None and context.text_field not in record:
+        elif context.format is not None:
+            yield from _check_formatted(record, context, f"{file}:{number}")
+        elif context.text_field not in record:
             yield _no_field(f"{file}:{number}", context.text_field, list(record))
         return
     yield _empty(context)
+
+
+def _check_formatted(record: Any, context: DatasetContext[Any], place: str) -> Iterator[Problem]:
+    try:
+        text_of(record, context, place)
+    except CorruptRecord as error:
+        yield Problem(error.place, error.why, error.fix)
 
 
 def _check_parquet(files: list[Path], context: DatasetContext[Any]) -> Iterator[Problem]:

@@ -1,15 +1,18 @@
-"""Extracts the text of a record: one of its fields, or the result of the user's formatting function."""
+"""Extracts the text of a record: one of its fields, or what ``data.format`` (a template, or a plugin's function) makes."""
 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from titan_core.api.dataset import CorruptRecord, DatasetContext, Document
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.ref import Ref
+from titan_core.api.dataset import CorruptRecord, DatasetContext, Document, FormatSpec
+from titan_core.api.errors import PluginFailure, Problem, UserError
 from titan_core.api.tools.plain_json import json_kind
+
+if TYPE_CHECKING:
+    from titan_data.record_template import RecordTemplate
 
 Reader: TypeAlias = Callable[[Any, str], Document]
 """(record, its place for error messages) -> document; raises :class:`~titan_core.api.dataset.CorruptRecord`."""
@@ -36,10 +39,14 @@ def text_of(record: Any, context: DatasetContext[Any], place: str) -> str:
     Raises:
         CorruptRecord: the record has no text.
     """
-    if not isinstance(record, Mapping):
-        raise CorruptRecord(place, f"a record must be a JSON object, not {json_kind(record)}")
+    _require_object(record, place)
     if context.format is not None:
-        return _formatted(record, context.format, place)
+        text = _formatted(record, context.format, place)
+        if not isinstance(text, str):
+            raise CorruptRecord(
+                place, f"{_named(context.format)} returned {type(text).__name__}, not text", "fix the format"
+            )
+        return text
     text = record.get(context.text_field)
     if isinstance(text, str):
         return text
@@ -49,50 +56,66 @@ def text_of(record: Any, context: DatasetContext[Any], place: str) -> str:
 
 
 def converted(record: Any, context: DatasetContext[Any], place: str) -> Any:
-    """Return ``record``, or the record that the formatting function makes of it.
+    """Return ``record``, or the record that the format makes of it; a template writes it as JSON.
 
     Raises:
-        CorruptRecord: the function raised an error.
+        CorruptRecord: the format cannot convert it.
     """
     if context.format is None:
         return record
-    return _called(record, context.format, place)
+    _require_object(record, place)
+    made = _formatted(record, context.format, place)
+    if context.format.convert is not None:
+        return made
+    try:
+        return json.loads(made)
+    except (ValueError, RecursionError) as error:
+        fix = 'write a JSON object, such as {"prompt": {{ question | tojson }}, "completion": {{ answer | tojson }}}'
+        raise CorruptRecord(place, f"{_named(context.format)} made a text that is not JSON: {error}", fix) from None
 
 
 def check_format(context: DatasetContext[Any]) -> list[Problem]:
-    """Check that the formatting function can be loaded and called."""
+    """Check that the format's function can be loaded, or that its template is one."""
     if context.format is None:
         return []
-    where = f"format {context.format!r}"
     try:
-        function = Ref[Any](context.format).load()
-    except ValueError as error:
-        return [Problem(where, str(error), 'write "package.module:function"')]
+        if context.format.convert is None:
+            _template(context.format)
+        else:
+            context.format.convert.load()
     except UserError as error:
         return list(error.problems)
-    if callable(function):
-        return []
-    return [Problem(where, "not a function", "name a function that takes a record and returns text")]
+    return []
+
+
+def _require_object(record: Any, place: str) -> None:
+    if not isinstance(record, Mapping):
+        raise CorruptRecord(place, f"a record must be a JSON object, not {json_kind(record)}")
+
+
+def _formatted(record: Mapping[str, Any], spec: FormatSpec, place: str) -> Any:
+    if spec.convert is None:
+        return _template(spec).text(record, place)
+    try:
+        return _function(spec)(record)
+    except PluginFailure as error:  # the cause may be the record or the function
+        problem = error.problems[0]
+        raise CorruptRecord(place, f"{problem.where}: {problem.why}", problem.fix) from error
+
+
+def _named(spec: FormatSpec) -> str:
+    return f"the template in {spec.key}" if spec.convert is None else f"format {spec.text!r}"
 
 
 @functools.cache
-def _loaded(function: str) -> Callable[[Mapping[str, Any]], Any]:
+def _function(spec: FormatSpec) -> Callable[[Mapping[str, Any]], Any]:
     """Import the function once, not for each record."""
-    call: Callable[[Mapping[str, Any]], Any] = Ref[Any](function).load()
-    return call
+    assert spec.convert is not None
+    return spec.convert.load()
 
 
-def _called(record: Mapping[str, Any], function: str, place: str) -> Any:
-    call = _loaded(function)
-    try:
-        return call(record)
-    except Exception as error:
-        # The user's function may raise anything, and the cause may be the record or the function.
-        raise CorruptRecord(place, f"{function} raised {type(error).__name__}: {error}", "fix the function") from error
+@functools.cache
+def _template(spec: FormatSpec) -> RecordTemplate:
+    from titan_data.record_template import RecordTemplate  # imports jinja2
 
-
-def _formatted(record: Mapping[str, Any], function: str, place: str) -> str:
-    text = _called(record, function, place)
-    if not isinstance(text, str):
-        raise CorruptRecord(place, f"{function} returned {type(text).__name__}, not text", "fix the function")
-    return text
+    return RecordTemplate(spec.text, spec.key)

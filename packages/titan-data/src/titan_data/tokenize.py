@@ -11,10 +11,11 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy
 
-from titan_core.api.dataset import DatasetSpec, DocumentSource, StreamSpec, WeightedTokens
+from titan_core.api.dataset import DatasetContext, DatasetSpec, DocumentSource, StreamSpec, WeightedTokens
 from titan_core.api.errors import UserError
 from titan_core.api.tokenizer import TextTokenizer, fingerprint, token_ids
 from titan_core.api.tools.reading import DocumentReader
@@ -59,7 +60,7 @@ def tokenize(
     mark, dtype = fingerprint(tokenizer), token_dtype(tokenizer.vocab_size)
     context = dataset.context
     plan = {"dataset": context.name, "path": context.path, "split": context.split, "text_field": context.text_field,
-            "format": context.format,
+            "format": _format_of(context),
             "tokenizer": mark, "documents": source.num_documents, "parts": parts}  # fmt: skip
     _begin(folder, plan)
     names = [f"part-{number:05d}" for number in range(parts)]
@@ -86,6 +87,12 @@ def tokenize(
     ]
     TokenizedIndex(dtype, tokenizer_name, mark, tuple(complete)).write(folder)
     (folder / PLAN).unlink()
+
+
+def _format_of(context: DatasetContext[Any]) -> str | None:
+    """Return the format with the version of its code: parts that different code wrote do not belong together."""
+    spec = context.format
+    return None if spec is None else spec.text if spec.convert is None else f"{spec.text}, {spec.convert.origin}"
 
 
 def _begin(folder: Path, plan: Mapping[str, object]) -> None:

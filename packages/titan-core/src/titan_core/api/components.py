@@ -190,6 +190,17 @@ class Dataset(Component):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecordFormat(Component):
+    """A conversion of records of a dataset, selected by ``data.format``."""
+
+    kind = "format"
+    keys = ("data.format", "validation.format")
+    convert: Ref[Callable[[Mapping[str, Any]], Any]]
+    """Record -> its text; for dataset ``chat``, a record with a chat. An exception makes the record corrupt
+    (``data.on_corrupt``). Must not import torch."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tokenizer(Component):
     """A conversion of text to token ids, selected by ``model.tokenizer``."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -68,6 +68,17 @@ class ExcludedRecord(Exception):
 
 
 @dataclass(frozen=True)
+class FormatSpec:
+    """The value of ``data.format``: the name of a registered format, or a template of the record's fields."""
+
+    text: str
+    key: str
+    """Config key of the value, for error messages."""
+    convert: Ref[Callable[[Mapping[str, Any]], Any]] | None = None
+    """:attr:`titan_core.api.components.RecordFormat.convert` of the registered format; ``None`` for a template."""
+
+
+@dataclass(frozen=True)
 class DatasetContext(BuildContext[S]):
     """The context with which a dataset is checked and opened. It is sent to worker processes."""
 
@@ -80,8 +91,8 @@ class DatasetContext(BuildContext[S]):
     """Origin of ``path``, for error messages."""
     split_key: str = "training.dataset_split"
     """Key that sets ``split``, for error messages."""
-    format: str | None = None
-    """``"package.module:function"``, from a record (a mapping) to its text; replaces ``text_field``."""
+    format: FormatSpec | None = None
+    """How a record (a mapping) becomes its text; replaces ``text_field``."""
     split: str | None = None
     """The requested split of a dataset that has several; :data:`ALL_SPLITS` requests all of them. ``None`` requests
     :attr:`default_split`; if it is unclear which split that is, the dataset is refused."""

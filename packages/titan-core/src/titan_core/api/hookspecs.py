@@ -35,6 +35,7 @@ from titan_core.api.components import (
     Objective,
     Optimizer,
     Recipe,
+    RecordFormat,
     Tokenizer,
     Transform,
 )
@@ -94,6 +95,11 @@ def titan_debuggers() -> Sequence[Debugger]:  # type: ignore[empty-body]
 @hookspec
 def titan_datasets() -> Sequence[Dataset]:  # type: ignore[empty-body]
     """Sources of documents (``training.dataset``)."""
+
+
+@hookspec
+def titan_formats() -> Sequence[RecordFormat]:  # type: ignore[empty-body]
+    """Conversions of a dataset's records (``data.format``)."""
 
 
 @hookspec

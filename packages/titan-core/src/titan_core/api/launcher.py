@@ -24,6 +24,7 @@ from titan_core.api.ref import Ref
 from titan_core.api.runs.files import LOGS
 from titan_core.api.runs.folder_lock import FolderLock
 from titan_core.api.tools.phases import ERASE, hide_all
+from titan_core.api.tools.plugin_files import OPTION, plugin_options
 from titan_core.api.tools.rank_names import ranks
 from titan_core.api.tools.secrets import redact_arguments
 
@@ -176,7 +177,11 @@ def user_command() -> tuple[list[str], list[str] | None]:
     program = ["python", "-m", "titan_core"] if Path(sys.argv[0]).name == "__main__.py" else ["titan"]
     if "UV_RUN_RECURSION_DEPTH" in os.environ:  # set by `uv run`, without which the shell may not find the program
         program = ["uv", "run", *program]
-    return program, None if "RANK" in os.environ else redact_arguments(sys.argv[1:])
+    options = plugin_options()
+    arguments = sys.argv[1:]
+    while options and arguments and arguments[0].partition("=")[0] == OPTION:
+        del arguments[: 1 if "=" in arguments[0] else 2]
+    return [*program, *options], None if "RANK" in os.environ else redact_arguments(arguments)
 
 
 def shell_command(arguments: Iterable[str]) -> str:

@@ -163,7 +163,8 @@ class DataSection(Section):
     text_field: str = Field(default="text", min_length=1)
     """Record field that holds the text."""
     format: str | None = None
-    """Function "package.module:function" that converts a record (a mapping) to its text; replaces text_field."""
+    """Makes the text of a record, in place of text_field: a template of its fields, such as "{{ question }} {{ answer }}",
+    or the name of a plugin's format."""
     mixture: list[MixtureEntry] | None = None
     """Datasets to mix instead of training.dataset, each with its own weight, path, and field or format."""
     document_mask: bool = False

@@ -139,5 +139,7 @@ def overview(commands: Iterable[Command], group: str = "") -> str:
         lines += textwrap.wrap(command.summary, columns(), initial_indent=name.ljust(width), subsequent_indent=" " * width)
     lines += ["", "See `titan COMMAND --help`. TITAN_TRACEBACK=1 shows the tracebacks of errors."]
     if not group:
-        lines.append("`titan --version` lists the installed packages.")
+        lines.append(
+            "`titan --version` lists the installed packages. `titan --plugin FILE COMMAND ...` loads a plugin from a file."
+        )
     return "\n".join(lines)

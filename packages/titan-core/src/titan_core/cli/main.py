@@ -13,6 +13,8 @@ from titan_core.api.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER_
 from titan_core.api.launcher import reported_by_launcher
 from titan_core.api.tools.arguments import parse_overrides
 from titan_core.api.tools.exit_status import exit_status
+from titan_core.api.tools.plugin_files import OPTION as PLUGIN_OPTION
+from titan_core.api.tools.plugin_files import using_plugin_files
 from titan_core.api.tools.secrets import redact_text
 from titan_core.api.tools.shown import shorten
 from titan_core.cli.help import CommandParser, overview, parser_of
@@ -38,7 +40,9 @@ _FILE_FIXES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``titan`` with ``argv`` (default: the arguments of the process) and return the exit status."""
     try:
-        status = _run(list(sys.argv[1:] if argv is None else argv))
+        files, rest = _plugin_files(list(sys.argv[1:] if argv is None else argv))
+        with using_plugin_files(files):
+            status = _run(rest)
         sys.stdout.flush()  # reports a full disk here, not while Python exits
         return status
     except UserError as error:
@@ -92,6 +96,23 @@ def report(error: UserError) -> None:
         print(
             line.encode(errors="backslashreplace").decode(), file=sys.stderr
         )  # arguments may contain bytes that are not text
+
+
+def _plugin_files(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Return the files of the options ``--plugin`` at the beginning of ``argv``, and the arguments after these.
+
+    Raises:
+        UserError: the option has no value.
+    """
+    files = []
+    while argv and (argv[0] == PLUGIN_OPTION or argv[0].startswith(f"{PLUGIN_OPTION}=")):
+        option, equals, file = argv.pop(0).partition("=")
+        if not equals:
+            file = argv.pop(0) if argv else ""
+        if not file or file.startswith("-"):
+            raise UserError.one(f"command line: {option}", "needs a value", f"write titan {option} FILE COMMAND ...")
+        files.append(file)
+    return files, argv
 
 
 def _run(argv: list[str]) -> int:
@@ -148,7 +169,10 @@ def _unknown(
     see = f"see `{parser.prog} --help`"
     for argument in [one for one in arguments if one.startswith("-")] or arguments:
         where = f"command line: {shorten(argument)}"
-        if not argument.startswith("-"):
+        if argument.partition("=")[0] == PLUGIN_OPTION:
+            fix = f"write it before the command: titan {PLUGIN_OPTION} FILE {command.name} ..."
+            yield Problem(where, f"is not an option of `{parser.prog}`", fix)
+        elif not argument.startswith("-"):
             fix = without_dashes(argument, registry.sections()) if command.overrides else ""
             yield Problem(where, f"`{parser.prog}` does not expect this argument", fix or see)
         elif "." in argument.partition("=")[0] and not command.overrides:
@@ -173,7 +197,7 @@ def _find(commands: dict[str, Command], argv: list[str], registry: Registry) -> 
             raise UserError.one(f"titan {argv[0]}", "needs a subcommand", f"use one of {', '.join(group)}")
         raise UserError.one(f"titan {argv[0]} {subcommand}", "no such command", nearest(subcommand, group))
     if argv[0].startswith("-"):
-        raise UserError.one(f"titan {argv[0]}", "no such option", nearest(argv[0], [*_HELP, "--version"]))
+        raise UserError.one(f"titan {argv[0]}", "no such option", nearest(argv[0], [*_HELP, "--version", PLUGIN_OPTION]))
     _require_installed(argv[0], provider_of_group(argv[0]), registry)
     first_words = list(dict.fromkeys(name.split()[0] for name in commands))
     raise UserError.one(f"titan {argv[0]}", "no such command", nearest(argv[0], first_words))

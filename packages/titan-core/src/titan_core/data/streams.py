@@ -45,7 +45,7 @@ def stream_identity(spec: StreamSpec, sources: Sequence[DocumentSource], tokeniz
             f"dataset.{number}.weight": dataset.weight,
             f"dataset.{number}.split": dataset.context.split,
             f"dataset.{number}.text_field": None if dataset.context.format else dataset.context.text_field,
-            f"dataset.{number}.format": dataset.context.format,
+            f"dataset.{number}.format": dataset.context.format.text if dataset.context.format else None,
             f"dataset.{number}.documents": source.num_documents,
             f"dataset.{number}.content": content,
         }

@@ -9,8 +9,9 @@ from typing import Any, Literal
 from titan_core.api.batch_plan import BatchPlan
 from titan_core.api.components import Dataset, Tokenizer
 from titan_core.api.config import Config
-from titan_core.api.dataset import DatasetContext, DatasetSpec, ReadPolicy, StreamSpec
+from titan_core.api.dataset import DatasetContext, DatasetSpec, FormatSpec, ReadPolicy, StreamSpec
 from titan_core.api.errors import Problem, UserError
+from titan_core.api.record_format import format_of
 from titan_core.api.sections import DataSection, MixtureEntry, ModelSection, TrainingSection, ValidationSection
 from titan_core.api.tokenizer import TextTokenizer, TokenizerContext, TokenizerSpec, fingerprint
 from titan_core.plugins.registry import Registry
@@ -102,6 +103,16 @@ def tokenizer_context(config: Config, tokenizer: Tokenizer) -> TokenizerContext[
     return TokenizerContext(section=tokenizer.section_in(config), path=config.section(ModelSection).tokenizer_path)
 
 
+def _format(config: Config, registry: Registry, entry: MixtureEntry, table: str) -> FormatSpec | None:
+    """
+    Raises:
+        UserError: the format does not exist.
+    """
+    if entry.format is not None:
+        return format_of(config, registry, f"{table}.format", entry.format)
+    return None if entry.text_field else format_of(config, registry, "data.format", config.section(DataSection).format)
+
+
 def _pick(
     config: Config,
     registry: Registry,
@@ -130,7 +141,7 @@ def _pick(
         split_key=f"{table}.dataset_split",
         split=entry.dataset_split,
         default_split=default_split,
-        format=entry.format or (None if entry.text_field else data.format),
+        format=_format(config, registry, entry, table),
         skip_corrupt=data.on_corrupt == "skip",
         tokenizer=fingerprint(tokenizer) if tokenizer is not None and dataset.holds_tokens else "",
         vocab_size=tokenizer.vocab_size if tokenizer is not None and dataset.holds_tokens else None,

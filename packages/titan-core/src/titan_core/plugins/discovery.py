@@ -27,15 +27,18 @@ from titan_core.api.components import (  # fmt: skip
     Objective,
     Optimizer,
     Recipe,
+    RecordFormat,
     Tokenizer,
     Transform,
 )
+from titan_core.api.errors import Problem, UserError, nearest
 from titan_core.api.health import HealthCheck
 from titan_core.api.launcher import Launcher
 from titan_core.api.mesh import MeshDim, MeshView
 from titan_core.api.metric_log import MetricLogger  # fmt: skip
 from titan_core.api.sections import CORE_SECTIONS
 from titan_core.api.tools.phases import StatusDisplay
+from titan_core.api.tools.plugin_files import PluginFile, load_plugin_files
 from titan_core.plugins.component_checks import PluginError, components_from, with_origin
 from titan_core.plugins.guard import Origin
 
@@ -45,6 +48,8 @@ CORE = "core"
 DISABLE_VARIABLE = "TITAN_DISABLE_PLUGINS"
 SLOW_SECONDS = 5.0
 """Time after which a plugin that is still loading is named."""
+_SHOWN = len("sha256:") + 12
+"""Length of a version in errors. That of a plugin file is the hash of the file."""
 
 REGISTRATION_HOOKS: dict[str, type[Component]] = {
     "titan_models": Model,
@@ -53,6 +58,7 @@ REGISTRATION_HOOKS: dict[str, type[Component]] = {
     "titan_checkpoints": Checkpoint,
     "titan_debuggers": Debugger,
     "titan_datasets": Dataset,
+    "titan_formats": RecordFormat,
     "titan_tokenizers": Tokenizer,
     "titan_model_hubs": ModelHub,
     "titan_optimizers": Optimizer,
@@ -87,7 +93,7 @@ class Plugin(InstalledPlugin):
     @property
     def origin(self) -> Origin:
         """The origin that errors in calls into this plugin report."""
-        return Origin(self.name, self.distribution, self.version, removable=self.name != CORE)
+        return Origin(self.name, self.distribution, self.version[:_SHOWN], removable=self.name != CORE)
 
 
 @dataclass(frozen=True)
@@ -108,10 +114,16 @@ class Discovery:
 
 
 def discover(entry_points: Iterable[importlib_metadata.EntryPoint] | None = None) -> Discovery:
-    """Load all installed plugins (or ``entry_points``), except those that ``TITAN_DISABLE_PLUGINS`` names."""
+    """Load all installed plugins (or ``entry_points``) and the plugin files of the command line, except those that
+    ``TITAN_DISABLE_PLUGINS`` names.
+
+    Raises:
+        UserError: a plugin file cannot be used, or ``TITAN_DISABLE_PLUGINS`` contains a name that no plugin has.
+    """
+    everything = entry_points is None
     if entry_points is None:
         entry_points = importlib_metadata.entry_points(group=GROUP)
-    switched_off = {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",")}
+    switched_off = {name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(",") if name.strip()}
     plugins: list[Plugin] = []
     broken: list[BrokenPlugin] = []
     disabled: list[InstalledPlugin] = []
@@ -135,6 +147,14 @@ def discover(entry_points: Iterable[importlib_metadata.EntryPoint] | None = None
             )
         except PluginError as error:
             broken.append(BrokenPlugin(entry_point.name, distribution, version, str(error)))
+    for file, module in load_plugin_files():
+        plugin = _from_file(file, module)
+        if plugin.name in switched_off:
+            disabled.append(InstalledPlugin(plugin.name, plugin.distribution, plugin.version))
+        else:
+            plugins.append(plugin)
+    if everything:
+        _require_known(switched_off, [plugin.name for plugin in (*plugins, *broken, *disabled)])
     return Discovery(tuple(plugins), tuple(broken), tuple(disabled))
 
 
@@ -152,6 +172,33 @@ def _named_if_slow(plugin: str, name: str) -> Iterator[None]:
     finally:
         timer.cancel()
         timer.join()
+
+
+def _require_known(switched_off: Iterable[str], names: list[str]) -> None:
+    """
+    Raises:
+        UserError: ``TITAN_DISABLE_PLUGINS`` contains a name that no plugin has: a misspelt one would stay on.
+    """
+    if unknown := [name for name in sorted(switched_off) if name not in names]:
+        where = f"environment: {DISABLE_VARIABLE}"
+        raise UserError(*(Problem(where, f"no plugin is named {name!r}", nearest(name, names)) for name in unknown))
+
+
+def _from_file(file: PluginFile, module: ModuleType) -> Plugin:
+    """Return the plugin in ``file``.
+
+    Raises:
+        UserError: it breaks the contract, or has no hooks. The user asked for this file, so the command cannot do without.
+    """
+    try:
+        components = components_of(module)
+    except PluginError as error:
+        raise UserError.one(file.where, str(error), "fix the file (see docs/plugins.md)") from error
+    if not components and not any(hasattr(value, f"{hookspecs.PROJECT}_impl") for value in vars(module).values()):
+        why = "has no hooks, so it would do nothing"
+        raise UserError.one(file.where, why, "define one, such as titan_formats, with @hookimpl (see docs/plugins.md)")
+    plugin = Plugin(file.name, file.path.name, f"sha256:{file.sha256}", module, components)
+    return replace(plugin, components=tuple(with_origin(component, plugin.origin) for component in components))
 
 
 def _distribution_of(entry_point: importlib_metadata.EntryPoint) -> tuple[str, str]:

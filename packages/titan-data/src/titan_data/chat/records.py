@@ -60,7 +60,7 @@ def chat_of(record: Any, last_only: bool, place: str) -> Chat:
             messages, first = [*before, *_messages(completion, "completion", place)], len(before)
     else:
         why = f"has neither of the fields {FIELDS} (fields: {', '.join(map(str, record))})"
-        raise CorruptRecord(place, why, "rename its fields, or set data.format to a function that does")
+        raise CorruptRecord(place, why, "rename its fields, or set data.format to a template or a plugin's format that does")
     trained = [
         index
         for index, message in enumerate(messages)

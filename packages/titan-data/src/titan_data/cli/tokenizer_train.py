@@ -133,6 +133,7 @@ def _check_special_tokens(tokens: Sequence[str], num_default: int) -> None:
 def _corpus(context: CommandContext) -> Corpus:
     """Return the text of ``--corpus``, or else that of the recipe's dataset."""
     from titan_core.api.dataset import ReadPolicy
+    from titan_core.api.record_format import format_of
     from titan_core.api.sections import DataSection
     from titan_data.tokenizers.corpus import Corpus, datasets_of
 
@@ -143,8 +144,10 @@ def _corpus(context: CommandContext) -> Corpus:
     for override in context.overrides:
         if override.key.startswith("training.dataset") or override.key == "data.mixture":
             raise UserError.one(f"--{override.key}", "conflicts with --corpus, which names the text", "drop one of them")
-    data = context.config().section(DataSection)
-    datasets = datasets_of(arguments.corpus, data.text_field, data.format, data.on_corrupt == "skip")
+    config = context.config()
+    data = config.section(DataSection)
+    form = format_of(config, context.registry, "data.format", data.format)
+    datasets = datasets_of(arguments.corpus, data.text_field, form, data.on_corrupt == "skip")
     return Corpus(datasets, ReadPolicy(data.on_corrupt, data.retries, data.retry_seconds), arguments.max_bytes)
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from titan_core.api.errors import UserError
 from titan_core.api.tokenizer import Message, RenderedChat
-from titan_core.api.tools.plain_json import read_object
+from titan_core.api.tools.plain_json import json_kind, read_object
+from titan_data.bounded_templates import BoundedEnvironment
 
 CONFIG = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
@@ -41,19 +41,19 @@ class _Generation(Extension):
 
 
 class ChatTemplate:
-    """A template as ``transformers`` writes it, beside a tokenizer's files. It runs in jinja2's sandbox: a downloaded
-    template must not run code."""
+    """A template as ``transformers`` writes it, beside a tokenizer's files. It runs in a bounded sandbox: a downloaded
+    template must neither run code nor stop a job."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], where: str) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        environment = BoundedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
         )
-        environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+        environment.add_filter("tojson", _json)
         environment.globals["raise_exception"] = _refuse
         self._special_tokens, self._where = dict(special_tokens), where
         self._marks = "endgeneration" in source
         try:
-            self._template = environment.from_string(source)
+            self._template = environment.read(source)
         except TemplateError as error:
             raise UserError.one(where, f"the chat template is not a Jinja template: {error}", "download it again") from None
 
@@ -68,14 +68,19 @@ class ChatTemplate:
         config = read_object(file, "download it again") if file.exists() else {}
         source = config.get("chat_template")
         if isinstance(source, list):  # several by name
-            source = next((one["template"] for one in source if one.get("name") == "default"), None)
+            named = [one for one in source if isinstance(one, Mapping)]
+            source = next((one.get("template") for one in named if one.get("name") == "default"), None)
         if (folder / TEMPLATE).exists():
             source, file = (folder / TEMPLATE).read_text(encoding="utf-8"), folder / TEMPLATE
         if not isinstance(source, str):
             why = f"has no chat template (neither {TEMPLATE} nor chat_template in {CONFIG})"
             fix = f"use the tokenizer of an instruction-tuned model (`titan tokenizer download`), or write {TEMPLATE}"
             raise UserError.one(str(folder), why, fix)
-        special = {name: _content(value) for name, value in config.items() if name.endswith("_token") and value}
+        special = {
+            name: _content(name, value, file)
+            for name, value in config.items()
+            if name.endswith("_token") and not isinstance(value, bool | None)
+        }
         return cls(source, special, str(file))
 
     def render(
@@ -96,15 +101,17 @@ class ChatTemplate:
             raise UserError.one(self._where, why, "remove them")
         now = datetime.datetime.combine(date, datetime.time()) if date is not None else datetime.datetime.now()
         try:
-            marked = self._template.render(
-                messages=list(messages),
-                add_generation_prompt=add_generation_prompt,
-                tools=list(tools) if tools else None,
-                strftime_now=now.strftime,
+            values: dict[str, Any] = {
+                "messages": list(messages),
+                "add_generation_prompt": add_generation_prompt,
+                "tools": list(tools) if tools else None,
+                "strftime_now": now.strftime,
                 **self._special_tokens,
-            )
-        except (TemplateError, TypeError, ValueError) as error:
-            raise UserError.one(self._where, f"the chat template refuses the messages: {error}", "") from None
+            }
+            marked = BoundedEnvironment.text(self._template, values)
+        except Exception as error:  # noqa: BLE001 - a template may raise anything
+            why = f"the chat template refuses the messages: {str(error) or type(error).__name__}"
+            raise UserError.one(self._where, why, "") from None
         return _unmarked(marked) if self._marks else RenderedChat(marked)
 
 
@@ -119,8 +126,15 @@ def _unmarked(marked: str) -> RenderedChat:
     return RenderedChat(text, tuple(ranges))
 
 
-def _content(value: Any) -> str:
-    return str(value["content"]) if isinstance(value, Mapping) else str(value)
+def _content(name: str, value: Any, file: Path) -> str:
+    text = value.get("content") if isinstance(value, Mapping) else value
+    if not isinstance(text, str):
+        raise UserError.one(str(file), f"{name} contains {json_kind(text)}, not the text of a token", "download it again")
+    return text
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def _refuse(message: str) -> None:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from titan_core.api.dataset import DatasetContext, DatasetSpec, ReadPolicy
+from titan_core.api.dataset import DatasetContext, DatasetSpec, FormatSpec, ReadPolicy
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.ref import Ref
 from titan_core.api.tokenizer import without_surrogates
@@ -65,7 +65,7 @@ class Corpus:
         self.corrupt += reader.corrupt
 
 
-def datasets_of(paths: Iterable[str], text_field: str, format: str | None, skip_corrupt: bool) -> list[DatasetSpec]:
+def datasets_of(paths: Iterable[str], text_field: str, format: FormatSpec | None, skip_corrupt: bool) -> list[DatasetSpec]:
     """Return datasets for local files, folders and globs. The names of the files tell their format.
 
     Raises:

@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from titan_core.api.processes import end_with_parent, environment_of_child
+from titan_core.api.tools.plugin_files import load_plugin_files
 from titan_simulate.engine import stub_libraries
 
 T = TypeVar("T")
@@ -94,6 +95,7 @@ class ForkServer:
 def load(preload: Sequence[str] = ()) -> None:
     """Make this process simulate devices, and import what every simulation needs, before it forks."""
     stub_libraries.load()
+    load_plugin_files()
     for name in (*PRELOADED, *preload):
         importlib.import_module(name)
     gc.freeze()  # a collection in a child would copy every page with an object

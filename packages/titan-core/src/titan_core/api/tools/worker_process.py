@@ -11,6 +11,9 @@ import threading
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import wait
 
+from titan_core.api.errors import UserError
+from titan_core.api.tools.plugin_files import load_plugin_files
+
 ENDED = "it ended unexpectedly (killed, or out of memory?)"
 
 
@@ -34,6 +37,11 @@ def _begin() -> None:
     logging.getLogger("titan_core").setLevel(logging.INFO)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    try:
+        load_plugin_files()  # before tasks refer to them
+    except UserError as error:  # the pool would log a traceback
+        logging.error("%s", error)
+        os._exit(1)
     parent = multiprocessing.parent_process()
     assert parent is not None
 

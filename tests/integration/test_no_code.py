@@ -1,0 +1,289 @@
+"""No string of a recipe, a checkpoint, a dataset or a folder of a model reaches an import, a process or code, except through
+the entry points of installed plugins and the files of ``titan --plugin``."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci.workspace import ROOT
+
+PLUGIN_CODE = "names come from plugins: what a component registers, which discovery has loaded"
+OWN_NAMES = "the names are constants of the same package"
+DTYPE = "the name is checked against a list of types before"
+FIELD = "the name is a field of a dataclass or of a section class, which Titan iterates over"
+CHILD = "its own command with a list of arguments, without a shell; the user started it"
+CONSENT = "titan --plugin: the user's consent"
+PIPE = "what this process, or one that it has started, has written itself"
+
+KNOWN: dict[tuple[str, str], tuple[int, str]] = {
+    # file (below packages/), call: number of sites, reason
+    ("titan-core/src/titan_core/api/ref.py", "importlib.import_module"): (1, PLUGIN_CODE),
+    ("titan-core/src/titan_core/api/ref.py", "getattr"): (1, PLUGIN_CODE),
+    ("titan-core/src/titan_core/api/tools/plugin_files.py", "spec_from_file_location"): (
+        1,
+        CONSENT,
+    ),
+    ("titan-core/src/titan_core/api/tools/plugin_files.py", "module_from_spec"): (1, CONSENT),
+    ("titan-core/src/titan_core/api/tools/plugin_files.py", "compile"): (1, CONSENT),
+    ("titan-core/src/titan_core/api/tools/plugin_files.py", "exec"): (1, CONSENT),
+    ("titan-core/src/titan_core/api/tools/plugin_files.py", "find_spec"): (
+        1,
+        "imports none",
+    ),
+    ("titan-core/src/titan_core/api/dropout.py", "find_spec"): (1, OWN_NAMES),
+    ("titan-debug/src/titan_debug/doctor/software.py", "find_spec"): (1, OWN_NAMES),
+    ("titan-inference/src/titan_inference/evaluate.py", "find_spec"): (1, OWN_NAMES),
+    ("titan-report/src/titan_report/loggers/libraries.py", "find_spec"): (1, OWN_NAMES),
+    ("titan-simulate/src/titan_simulate/engine/stub_libraries.py", "importlib.util.find_spec"): (2, OWN_NAMES),
+    ("titan-simulate/src/titan_simulate/engine/fork_server.py", "importlib.import_module"): (1, OWN_NAMES),
+    ("titan-debug/src/titan_debug/doctor/software.py", "run_path"): (
+        1,
+        "torch's version.py, which importing torch runs",
+    ),
+    # Processes
+    ("titan-core/src/titan_core/api/runs/child_runs.py", "subprocess.Popen"): (1, CHILD),
+    ("titan-cluster/src/titan_cluster/submission.py", "subprocess.run"): (1, CHILD),
+    ("titan-debug/src/titan_debug/doctor/computing.py", "subprocess.Popen"): (1, CHILD),
+    ("titan-simulate/src/titan_simulate/engine/fork_server.py", "subprocess.Popen"): (1, CHILD),
+    ("titan-simulate/src/titan_simulate/engine/stub_libraries.py", "subprocess.run"): (1, CHILD),
+    # Pickles
+    ("titan-core/src/titan_core/api/world.py", "pickle.loads"): (
+        1,
+        "from ranks of the job (docs/security.md)",
+    ),
+    ("titan-simulate/src/titan_simulate/engine/fork_server.py", "pickle.loads"): (3, PIPE),
+    ("titan-debug/src/titan_debug/torch_private.py", "pickle.loads"): (1, PIPE),
+    ("titan-ckpt/src/titan_ckpt/dcp_metadata.py", "_Unpickler"): (1, "resolves the names of a fixed list only"),
+    ("titan-ckpt/src/titan_ckpt/dcp_files.py", "torch.load"): (1, "weights_only=True, with the user's consent"),
+    ("titan-ckpt/src/titan_ckpt/foreign_files.py", "torch.load"): (1, "weights_only=True"),
+    ("titan-ft/src/titan_ft/run_state.py", "torch.load"): (1, "weights_only=True"),
+    # Libraries of C
+    ("titan-core/src/titan_core/api/processes.py", "ctypes.CDLL"): (1, "this process itself"),
+    ("titan-simulate/src/titan_simulate/engine/stub_libraries.py", "ctypes.CDLL"): (2, "built by this user: _require_own"),
+    # Attributes by name
+    **{
+        (f"titan-ckpt/src/titan_ckpt/{name}.py", "getattr"): (number, DTYPE)
+        for name, number in (
+            ("chunks", 2),
+            ("convert", 1),
+            ("dcp_export", 1),
+            ("dcp_files", 1),
+            ("exporting", 1),
+            ("foreign_reader", 1),
+            ("optimizer_restore", 1),
+            ("reader", 1),
+            ("saving", 1),
+        )
+    },
+    ("titan-debug/src/titan_debug/mfu.py", "getattr"): (1, DTYPE),
+    ("titan-parallel/src/titan_parallel/fsdp.py", "getattr"): (3, DTYPE),
+    ("titan-parallel/src/titan_parallel/pipeline.py", "getattr"): (1, DTYPE),
+    ("titan-cluster/src/titan_cluster/slurm.py", "getattr"): (1, OWN_NAMES),
+    ("titan-completion/src/titan_completion/recipe_copy.py", "getattr"): (1, FIELD),
+    ("titan-core/src/titan_core/api/batch.py", "getattr"): (3, FIELD),
+    ("titan-core/src/titan_core/api/config.py", "getattr"): (1, "reads a key of a config that was validated, for a message"),
+    ("titan-core/src/titan_core/api/model_part.py", "setattr"): (1, "parameters of a model, by their names"),
+    ("titan-core/src/titan_core/api/run_folder.py", "getattr"): (1, FIELD),
+    ("titan-core/src/titan_core/config/problems.py", "getattr"): (2, OWN_NAMES),
+    ("titan-core/src/titan_core/job/assemble.py", "getattr"): (1, OWN_NAMES),
+    ("titan-core/src/titan_core/job/data_plan.py", "getattr"): (1, OWN_NAMES),
+    ("titan-core/src/titan_core/model/layout_check.py", "getattr"): (4, OWN_NAMES),
+    ("titan-core/src/titan_core/model/materialise.py", "setattr"): (1, "buffers of a model, by their names"),
+    ("titan-core/src/titan_core/model/preserved.py", "setattr"): (1, "buffers of a model, by their names"),
+    ("titan-core/src/titan_core/model/stand_in.py", "setattr"): (2, "parameters of a model, by their names"),
+    ("titan-core/src/titan_core/plugins/component_checks.py", "getattr"): (2, FIELD),
+    ("titan-core/src/titan_core/plugins/discovery.py", "getattr"): (1, OWN_NAMES),
+    ("titan-debug/src/titan_debug/torch_private.py", "getattr"): (1, OWN_NAMES),
+    ("titan-ft/src/titan_ft/torchft_api.py", "getattr"): (1, "a wrapper that passes on what its callers name"),
+    ("titan-inference/src/titan_inference/evaluate.py", "getattr"): (1, OWN_NAMES),
+    ("titan-launch/src/titan_launch/status_line.py", "getattr"): (3, OWN_NAMES),
+    ("titan-launch/src/titan_launch/status_line.py", "setattr"): (3, OWN_NAMES),
+    ("titan-models-llama/src/titan_models_llama/tokenizer.py", "getattr"): (2, OWN_NAMES),
+    ("titan-parallel/src/titan_parallel/activation_checkpoint.py", "getattr"): (
+        3,
+        "operators that a layout names",
+    ),
+    ("titan-parallel/src/titan_parallel/torch_private.py", "getattr"): (2, OWN_NAMES),
+    ("titan-parallel/src/titan_parallel/vocabulary_shards.py", "getattr"): (1, OWN_NAMES),
+    ("titan-simulate/src/titan_simulate/calibrate/fit.py", "getattr"): (1, OWN_NAMES),
+    ("titan-simulate/src/titan_simulate/estimate/pipeline.py", "getattr"): (2, OWN_NAMES),
+    ("titan-simulate/src/titan_simulate/estimate/pipeline.py", "setattr"): (1, OWN_NAMES),
+    ("titan-simulate/src/titan_simulate/torch_private.py", "getattr"): (1, OWN_NAMES),
+    ("titan-simulate/src/titan_simulate/estimate/work.py", "attrgetter"): (1, FIELD),
+    # Libraries that could load code
+    ("titan-data/src/titan_data/huggingface.py", "datasets.load_dataset"): (1, "its readers, by constant names"),
+    ("titan-data/src/titan_data/huggingface.py", "datasets.load_dataset_builder"): (
+        1,
+        "names and files of the hub",
+    ),
+}
+"""Every call that could import, execute or unpickle what a string names, with the reason why none of a stranger does."""
+
+_BUILTINS = {"eval", "exec", "compile", "__import__", "breakpoint"}
+_ATTRIBUTES = {"getattr", "setattr", "delattr"}
+_LAST = {
+    "import_module", "find_spec", "run_path", "run_module", "exec_module", "spec_from_file_location", "module_from_spec",
+    "load_module", "resolve_name", "Popen", "popen", "CDLL", "load_library", "attrgetter", "methodcaller", "load_dataset",
+    "load_dataset_builder", "from_pretrained", "extractall", "unpack_archive", "Unpickler", "_Unpickler",
+    "SandboxedEnvironment", "NativeEnvironment",
+}  # fmt: skip
+_WHOLE = {
+    "pickle.loads", "pickle.load", "marshal.loads", "marshal.load", "shelve.open", "torch.load", "yaml.load",
+    "yaml.unsafe_load", "yaml.full_load", "os.system", "jinja2.Environment", "Environment", "Template",
+}  # fmt: skip
+_STARTS = ("subprocess.", "os.exec", "os.spawn", "os.posix_spawn", "dill.", "cloudpickle.", "joblib.")
+
+
+def calls() -> Iterator[tuple[str, str, ast.Call]]:
+    """Yield file, name and node of every call that could run what a string names."""
+    for file in sorted((ROOT / "packages").glob("*/src/**/*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            name = ast.unparse(node.func)
+            last = name.rpartition(".")[2]
+            by_name = name in _ATTRIBUTES and not isinstance(node.args[1], ast.Constant)
+            if by_name or name in _BUILTINS | _WHOLE or last in _LAST or name.startswith(_STARTS):
+                yield str(file.relative_to(ROOT / "packages")), name, node
+
+
+def test_every_call_that_can_run_code_is_known() -> None:
+    """A new call needs a line in KNOWN with the reason why no string of a stranger reaches it."""
+    found = Counter((file, name) for file, name, _ in calls())
+    assert found == {site: number for site, (number, _) in KNOWN.items()}
+
+
+def test_no_call_goes_through_a_shell_or_trusts_remote_code() -> None:
+    for file, name, node in calls():
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        assert not {"shell", "trust_remote_code"} & set(given), (file, name)
+        if name == "torch.load":
+            assert ast.unparse(given["weights_only"]) == "True", file
+
+
+def test_jinja_is_used_through_the_bounded_sandbox_alone() -> None:
+    files = [
+        file
+        for file in (ROOT / "packages").glob("*/src/**/*.py")
+        if any(
+            isinstance(node, ast.ImportFrom) and node.module in ("jinja2", "jinja2.sandbox")
+            and {"Environment", "SandboxedEnvironment", "ImmutableSandboxedEnvironment"} & {one.name for one in node.names}
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        )
+    ]  # fmt: skip
+    assert [file.name for file in files] == ["bounded_templates.py"]
+
+
+HOSTILE = (
+    "os:system",
+    "../../../../tmp/x",
+    "__import__('os').system('touch owned')",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "evil_module",
+    "evil_module:owned",
+    "evil_module.owned",
+    "$(touch owned)",
+    "; touch owned",
+)
+EVIL = "import pathlib\npathlib.Path(__file__).with_name('owned').touch()\ndef owned(*_, **__): return ''\n"
+
+WATCH = r"""
+import json, os, sys
+from titan_core.api.config import Override
+from titan_core.api.errors import UserError
+from titan_core.api.tools.fields import models_in
+from titan_core.config.load import load_config
+from titan_core.job.assemble import assemble
+from titan_core.plugins.registry import Registry
+import titan_data.huggingface, titan_data.record_template, titan_data.chat.source, titan_data.tokenizers.chat_template
+
+registry = Registry.from_installed()
+here = os.getcwd()
+found = []
+
+def hook(event, arguments):
+    if event == "import" and arguments[0].partition(".")[0] in ("evil_module", "os:system"):
+        found.append(("import", arguments[0]))
+    elif event == "exec" and str(arguments[0].co_filename).startswith(here):
+        found.append(("exec", str(arguments[0])))
+    elif event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "pty.spawn"):
+        found.append((event, repr(arguments)))
+    elif event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        found.append(("open", repr(arguments)))
+    elif event in ("pickle.find_class", "ctypes.dlopen", "socket.connect") and active:
+        found.append((event, repr(arguments)))
+
+active = False
+sys.addaudithook(hook)
+keys = [f"{name}.{key}" for name, owners in registry.sections().items() for cls in owners for key in cls.model_fields]
+chosen = json.loads(sys.argv[1])
+base = json.loads(sys.argv[3])
+reached = 0
+for number, key in enumerate(keys):
+    if number % int(sys.argv[4]) != int(sys.argv[5]):
+        continue
+    for text in chosen:
+        values = [text, f"[{text!r}]", "{evil = %r}" % text]
+        if key == "data.mixture":
+            values = ["[{dataset = 'json', dataset_path = 'x.jsonl', %s = %s}]" % (name, json.dumps(text))
+                      for name in ("format", "text_field", "name", "dataset", "dataset_split", "dataset_path")]
+        for value in values:
+            overrides = [Override(name, one) for name, one in base.items() if name != key]
+            before = len(found)
+            active = True
+            try:
+                config, used = load_config(sys.argv[2], [*overrides, Override(key, value)], registry)
+                assemble(config, used, 1)
+                reached += 1
+            except UserError:
+                pass
+            finally:
+                active = False
+            found[before:] = [(key, value, *one) for one in found[before:]]
+print(json.dumps({"keys": len(keys), "reached": reached, "found": found}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("share", "shares"), [pytest.param(0, 16), *(pytest.param(n, 16, marks=pytest.mark.full) for n in range(1, 16))]
+)
+def test_no_key_of_a_recipe_runs_code(share: int, shares: int, in_tmp: Path) -> None:
+    """Each key of each section with hostile values, watched by an audit hook: assembling the job imports nothing, starts no
+    process and writes no file."""
+    (in_tmp / "evil_module.py").write_text(EVIL)
+    (in_tmp / "x.jsonl").write_text(json.dumps({"text": "text"}) + "\n")
+    base = {"training.dataset": "json", "training.dataset_path": "x.jsonl"}
+    result = watched(in_tmp, json.dumps(HOSTILE), "tiny", json.dumps(base), str(shares), str(share))
+    assert result["keys"] > 100
+    assert result["reached"] > 0  # some keys, such as job.description, may have any value
+    assert result["found"] == []
+    assert not (in_tmp / "owned").exists()
+
+
+def test_the_watch_sees_code_that_runs(in_tmp: Path) -> None:
+    """A format that is a template is rendered; the old form, a function, would be imported."""
+    (in_tmp / "evil_module.py").write_text(EVIL)
+    script = WATCH.replace("assemble(config, used, 1)", "__import__('evil_module'); os.system('true')")
+    result = watched(in_tmp, json.dumps(["text"]), "tiny", "{}", "1000", "0", script=script)
+    kinds = {one[2] for one in result["found"]}
+    assert {"import", "exec", "os.system", "open"} <= kinds
+    assert (in_tmp / "owned").exists()
+
+
+def watched(folder: Path, *arguments: str, script: str = WATCH) -> Any:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(folder)])}
+    environment |= {"PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
