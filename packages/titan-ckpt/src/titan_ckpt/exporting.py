@@ -33,6 +33,7 @@ from titan_ckpt.stored import MODEL, Manifest, StoredTensor
 from titan_ckpt.stored_model import model_of
 from titan_core.api.errors import UserError
 from titan_core.api.registry import ComponentRegistry
+from titan_core.api.tools.atomic_write import atomic_write
 from titan_core.api.weights import ForeignTensor
 
 FILE_BYTES = 5 * 10**9
@@ -70,7 +71,8 @@ def to_hf(source: str, target: Path, registry: ComponentRegistry, dtype: torch.d
                 whole = their_rows(read_whole(found.folder, manifest, f"{MODEL}.{tensor.parameter}"), tensor)
                 shard[tensor.name] = to_dtype(whole, dtype, tensor.parameter).contiguous()
                 advance(1)
-            save_file(shard, target / name, metadata={"format": "pt"})
+            with atomic_write(target / name) as part:
+                save_file(shard, part, metadata={"format": "pt"})
             weight_map |= dict.fromkeys(shard, name)
             total += sum(exported.numel() * exported.element_size() for exported in shard.values())
     if len(files) > 1:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import bz2
 import hashlib
 import lzma
-import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Protocol
 import zstandard
 
 from titan_core.api.errors import UserError
+from titan_core.api.tools.atomic_write import atomic_write
 
 COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
 """Names of the formats, by file suffix."""
@@ -112,18 +112,13 @@ def _copy(file: Path) -> Path:
     copy = Path(datasets.config.HF_DATASETS_CACHE) / "decompressed" / f"{key}-{file.stem}"
     if copy.exists():
         return copy
-    partial = copy.with_name(f"{copy.name}.{uuid.uuid4().hex}.partial")  # several ranks may make the copy at once
     try:
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as plain:
+        with atomic_write(copy) as part, part.open("wb") as plain:  # several ranks may make the copy at once
             for piece in decompress(file):
                 plain.write(piece)
-        partial.replace(copy)
     except Damaged as error:
         raise damaged(file, error) from None
     except OSError as error:
         why = f"cannot be decompressed to {copy.parent}: {error.strerror or error}"
         raise UserError.one(str(file), why, "free disk space, or set HF_DATASETS_CACHE") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return copy

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from titan_core.api.dataset import CorruptRecord, DatasetContext, DocumentSource
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.tokenizer import token_ids
+from titan_core.api.tools.atomic_write import atomic_write
 from titan_core.api.tools.shuffled import ShuffledDocuments
 
 FORMAT = 1
@@ -51,9 +52,8 @@ class TokenizedIndex:
 
     def write(self, folder: Path) -> None:
         """Write the index. This must come last: it marks the dataset as complete."""
-        partial = folder / f"{INDEX}.partial"
-        partial.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
-        partial.replace(folder / INDEX)
+        with atomic_write(folder / INDEX) as part:
+            part.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
 
 
 def token_dtype(vocab_size: int) -> str:

@@ -18,6 +18,7 @@ from titan_core.api.run_folder import PREVIOUS, run_folders
 from titan_core.api.runs.files import CONFIG, DEBUG, EVENTS, LOGS, METRICS, PLUGINS
 from titan_core.api.runs.folder_lock import FolderLock
 from titan_core.api.runs.json_lines import read_lines
+from titan_core.api.tools.atomic_write import atomic_write
 from titan_core.config.render import to_toml
 from titan_core.runlog.other_runs import require_own_run, warn_of_other_recipe
 
@@ -114,9 +115,8 @@ class RunDirectory:
             else:
                 self._archive([name for name, text in documents.items() if self._differs(name, text)], shutil.copy2)
             for name, text in documents.items():
-                part = self.path / f".{name}.part"
-                part.write_text(text, encoding="utf-8")
-                part.replace(self.path / name)
+                with atomic_write(self.path / name) as part:
+                    part.write_text(text, encoding="utf-8")
         except OSError as error:
             where = f"job.dump_folder = {str(self.path)!r}"
             why = f"{error.filename or 'a file in it'} cannot be read or written: {error.strerror or error}"

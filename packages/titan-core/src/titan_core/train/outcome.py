@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 import sys
-import tempfile
 import time
 import traceback
 from dataclasses import asdict, replace
@@ -18,6 +17,7 @@ from titan_core.api.errors import PluginFailure, RunStopped, UserError
 from titan_core.api.events import RunStart, StepReport, TrainEnd
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.launcher import OUTCOMES, Outcome, rank_log, report_lines
+from titan_core.api.tools.atomic_write import atomic_write
 from titan_core.api.tools.error_chain import caused_by_peer
 from titan_core.api.tools.exit_status import exit_status
 from titan_core.api.tools.secrets import redact_text
@@ -122,9 +122,8 @@ class OutcomeRecorder:
         if folder is None:
             return
         try:
-            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as file:
-                json.dump(asdict(self.outcome), file)
-            os.replace(file.name, Path(folder) / f"rank-{self.outcome.rank}.json")
+            with atomic_write(Path(folder) / f"rank-{self.outcome.rank}.json") as part:
+                part.write_text(json.dumps(asdict(self.outcome)), encoding="utf-8")
         except OSError as failure:
             log.error("cannot write this rank's outcome for the launcher: %s", failure)
             self.print()

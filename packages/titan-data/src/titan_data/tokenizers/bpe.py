@@ -17,6 +17,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from titan_core.api.tools.atomic_write import atomic_write
 from titan_core.api.tools.byte_level import byte_characters
 from titan_data.hub.selection import TOKENIZER_FILES
 
@@ -101,9 +102,8 @@ def write(tokenizer: Tokenizer, special_tokens: Sequence[str], folder: Path) -> 
         if name not in contents:
             (folder / name).unlink(missing_ok=True)
     for name, content in contents.items():
-        partial = folder / f".{name}.partial"
-        partial.write_bytes(content)
-        partial.replace(folder / name)
+        with atomic_write(folder / name) as part:
+            part.write_bytes(content)
 
 
 def _bytes_by_character() -> dict[str, int]:

@@ -16,9 +16,9 @@ from titan_core.api.errors import PluginFailure, RunStopped, UserError
 from titan_core.api.events import RunStart
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.runs.files import DEBUG, METRICS
+from titan_core.api.tools.atomic_write import atomic_write
 from titan_core.api.tools.error_chain import caused_by_peer
 from titan_core.api.tools.secrets import redact, redact_text
-from titan_debug.atomic_write import atomic_write
 from titan_debug.config import CommTraceSection
 from titan_debug.crash.environment import command_line, describe_environment
 from titan_debug.crash.page import Context, RankCrash, first_crashes, page

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from titan_debug.atomic_write import atomic_write
+from titan_core.api.tools.atomic_write import atomic_write
 
 RANK_FILE = "rank-{}.json"
 STACKS_FILE = "rank-{}.stacks.txt"

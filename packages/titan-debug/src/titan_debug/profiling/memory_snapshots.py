@@ -10,7 +10,7 @@ import torch
 from titan_core.api.build_context import JobContext
 from titan_core.api.events import Finding, RunStart, StepReport
 from titan_core.api.hookspecs import hookimpl
-from titan_debug.atomic_write import atomic_write
+from titan_core.api.tools.atomic_write import atomic_write
 from titan_debug.config import ProfilingSection
 from titan_debug.torch_private import CudaMemoryHistory
 

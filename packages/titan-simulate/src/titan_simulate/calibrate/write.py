@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 import tomli_w
 
+from titan_core.api.tools.atomic_write import atomic_write
 from titan_simulate.calibrate.fit import known_machine, machine_values
 from titan_simulate.calibrate.result import Calibration, CollectivePoint, MatmulPoint, Measured
 from titan_simulate.hardware.machine import Machine
@@ -84,22 +83,9 @@ def write_machine(text: str, path: Path) -> Machine:
         UserError: the reader does not accept it.
         OSError: the file cannot be written.
     """
-    handle, part = tempfile.mkstemp(suffix=".toml", prefix=f".{path.stem}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        machine = read_machine(part)
-        os.chmod(part, 0o666 & ~_umask())
-        os.replace(part, path)
-    finally:
-        Path(part).unlink(missing_ok=True)
-    return machine
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    with atomic_write(path.absolute()) as part:
+        part.write_text(text, encoding="utf-8")
+        return read_machine(str(part))
 
 
 def _matmul(kind: str, point: MatmulPoint) -> tuple[str, str, float]:
