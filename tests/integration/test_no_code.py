@@ -53,6 +53,7 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     # Processes
     ("titan-core/src/titan_core/api/runs/child_runs.py", "subprocess.Popen"): (1, CHILD),
     ("titan-cluster/src/titan_cluster/submission.py", "subprocess.run"): (1, CHILD),
+    ("titan-launch/src/titan_launch/rank_processes.py", "subprocess.Popen"): (1, CHILD),
     ("titan-debug/src/titan_debug/doctor/computing.py", "subprocess.Popen"): (1, CHILD),
     ("titan-simulate/src/titan_simulate/engine/fork_server.py", "subprocess.Popen"): (1, CHILD),
     ("titan-simulate/src/titan_simulate/engine/stub_libraries.py", "subprocess.run"): (1, CHILD),
@@ -106,6 +107,8 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-debug/src/titan_debug/torch_private.py", "getattr"): (1, OWN_NAMES),
     ("titan-ft/src/titan_ft/torchft_api.py", "getattr"): (1, "a wrapper that passes on what its callers name"),
     ("titan-inference/src/titan_inference/evaluate.py", "getattr"): (1, OWN_NAMES),
+    ("titan-launch/src/titan_launch/handler.py", "getattr"): (1, OWN_NAMES),
+    ("titan-launch/src/titan_launch/rendezvous.py", "getattr"): (1, OWN_NAMES),
     ("titan-launch/src/titan_launch/status_line.py", "getattr"): (3, OWN_NAMES),
     ("titan-launch/src/titan_launch/status_line.py", "setattr"): (3, OWN_NAMES),
     ("titan-models-llama/src/titan_models_llama/tokenizer.py", "getattr"): (2, OWN_NAMES),
