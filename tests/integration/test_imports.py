@@ -171,7 +171,7 @@ def test_the_core_stays_small() -> None:
     """What only some jobs need belongs in a package of its own."""
     lines = {file: lines_of_code(file) for file in (CORE / "src").rglob("*.py")}
     contract = sum(count for file, count in lines.items() if "api" in file.parts)
-    assert contract < 3850  # with Config.changed, which tries the values that a fix names, and plugins from files
+    assert contract < 3950  # with Config.changed, which tries the values that a fix names, and plugins from files
     assert sum(lines.values()) < 9700
 
 
