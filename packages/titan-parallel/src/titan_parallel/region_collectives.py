@@ -8,9 +8,13 @@ computes from these is an addend, in forward and in backward. Backward calls the
 where               :class:`ShardedPositions`     :class:`ReplicatedPositions`
 =================== ============================= =============================
 a region begins     gather, then reduce-scatter   copy, then all-reduce
-a region ends       reduce-scatter, then gather   all-reduce, then copy
+addends are summed  reduce-scatter, then gather   all-reduce, then copy
 ranks split a whole take own share, then gather   copy, then copy
 =================== ============================= =============================
+
+What a region computes after its sum, from a parameter or from its input, every rank computes in full if it has all
+positions. There, too, gradients are addends: :meth:`Positions.end` divides the gradient of the region's result by the number
+of ranks, and :meth:`Positions.within` multiplies that of the sum again.
 
 All tensors are ``[batch, seq, ...]``; ranks hold consecutive positions, in their order. Each collective is waited for at
 once, on CUDA by the stream and not by the host: the next operation needs its result, and a compiled block loses the gradient
@@ -67,6 +71,14 @@ class Positions(ABC):
         """Return the sum of the ranks' ``addend``, which has all positions, as it is held between regions."""
 
     @abstractmethod
+    def within(self, whole: Tensor) -> Tensor:
+        """Return the sum ``whole``, unchanged, for a region that computes further and then calls :meth:`end`."""
+
+    @abstractmethod
+    def end(self, result: Tensor) -> Tensor:
+        """Return the result of a region, unchanged. Ranks' gradients within the region are addends."""
+
+    @abstractmethod
     def split(self, whole: Tensor) -> Tensor:
         """Return ``whole``, which every rank has computed for all positions, as it is held between regions."""
 
@@ -85,6 +97,14 @@ class ShardedPositions(Positions):
     def leave(self, addend: Tensor) -> Tensor:
         """See :meth:`Positions.leave`."""
         result: Tensor = _Scatter.apply(addend, self.ranks.group, self.ranks.size)
+        return result
+
+    def within(self, whole: Tensor) -> Tensor:
+        """See :meth:`Positions.within`."""
+        return whole
+
+    def end(self, result: Tensor) -> Tensor:
+        """See :meth:`Positions.end`. Gradients of a rank's own positions are addends."""
         return result
 
     def split(self, whole: Tensor) -> Tensor:
@@ -108,6 +128,16 @@ class ReplicatedPositions(Positions):
         """See :meth:`Positions.leave`."""
         result: Tensor = _Sum.apply(addend, self.ranks.group)
         return result
+
+    def within(self, whole: Tensor) -> Tensor:
+        """See :meth:`Positions.within`."""
+        result: Tensor = _ScaledGradient.apply(whole, float(self.ranks.size))
+        return result
+
+    def end(self, result: Tensor) -> Tensor:
+        """See :meth:`Positions.end`."""
+        scaled: Tensor = _ScaledGradient.apply(result, 1.0 / self.ranks.size)
+        return scaled
 
     def split(self, whole: Tensor) -> Tensor:
         """See :meth:`Positions.split`."""
@@ -214,6 +244,17 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
+
+
+class _ScaledGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None
 
 
 class _GatherColumns(torch.autograd.Function):

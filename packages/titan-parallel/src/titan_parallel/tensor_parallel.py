@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,12 +80,17 @@ def _divide_embedding(part: ModelPart, mesh: DeviceMesh, positions: Positions) -
 def _divide_ruled(part: ModelPart, mesh: DeviceMesh, positions: Positions) -> None:
     """Divide the modules between the first and the last, by the layout's rules."""
     layout = part.layout
+    region: tuple[str, _Region] | None = None
     for name, module in _ruled_modules(part):
+        rules = {leaf: layout.rule(f"{name}.{leaf}") for leaf in _own(module)}
+        has_row = isinstance(rules.get("weight"), Row)
+        sums = has_row or matches(name, layout.sums)
         if matches(name, layout.regions):
             _gather_input(module, positions, part.entries(REGION_CASTS).get(name))
-        rules = {leaf: layout.rule(f"{name}.{leaf}") for leaf in _own(module)}
-        ends_region = isinstance(rules.get("weight"), Row)
-        late = ["bias"] if ends_region and "bias" in rules else []  # added once, after the sum
+            region = name, _Region(positions)
+            if not sums:
+                module.register_forward_hook(region[1].end)
+        late = ["bias"] if has_row and "bias" in rules else []  # added once, after the sum
         if rules:
             placements = {leaf: _placement(rule, leaf) for leaf, rule in rules.items()}
             divide_parameters(module, mesh, placements, hidden=late)
@@ -93,8 +99,41 @@ def _divide_ruled(part: ModelPart, mesh: DeviceMesh, positions: Positions) -> No
             replicated = tuple(leaf for leaf in addends if placements[leaf].is_replicate())
             if replicated:
                 part.entries(PARTIAL_GRADIENTS)[name] = replicated
-        if ends_region or matches(name, layout.sums):
-            _sum_output(module, positions, *late)
+        if sums:
+            within = region is not None and name.startswith(f"{region[0]}.")
+            _sum_output(module, region[1].sum if region is not None and within else partial(_sum, positions), *late)
+
+
+class _Region:
+    """The sum of a region whose code may compute further, with parameters of its own or with the region's input.
+
+    Without sequence parallelism every rank computes this in full. Its gradients must be addends nevertheless, like all
+    others within the region, because they are summed over ranks together. A region that returns its sum needs nothing.
+    """
+
+    def __init__(self, positions: Positions) -> None:
+        self._positions = positions
+        self._sum: tuple[Tensor, Tensor] | None = None  # the last sum of this forward pass, within the region and outside
+
+    def sum(self, addend: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return the sum of the ranks' ``addend``, plus ``bias``, for the region's further code."""
+        whole = _sum(self._positions, addend, bias)
+        within = self._positions.within(whole)
+        if not torch.compiler.is_compiling():  # the compiler fuses both factors with the operations around them
+            self._sum = within, whole
+        return within
+
+    def end(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
+        """Return the region's ``output``; a forward hook."""
+        summed, self._sum = self._sum, None
+        if summed is not None and output is summed[0]:
+            return summed[1]
+        return self._positions.end(output) if isinstance(output, Tensor) else output
+
+
+def _sum(positions: Positions, addend: Tensor, bias: Tensor | None = None) -> Tensor:
+    total = positions.leave(addend)
+    return total if bias is None else total + bias.to(total.dtype)
 
 
 def _own(module: nn.Module) -> list[str]:
@@ -115,22 +154,18 @@ def _gather_input(module: nn.Module, positions: Positions, cast: Callable[[Tenso
     module.register_forward_pre_hook(gather)
 
 
-def _sum_output(module: nn.Module, positions: Positions, bias: str | None = None) -> None:
+def _sum_output(module: nn.Module, sum_: Callable[[Tensor, Tensor | None], Tensor], bias: str | None = None) -> None:
     """Sum the outputs over ranks.
 
     Args:
+        sum_: (addend, bias) -> their sum.
         bias: the module's parameter to add to the sum, which the module's own code does not add.
     """
 
     def add(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-        return positions.leave(output)
+        return sum_(output, None if bias is None else local_shard(registered_parameter(module, bias)))
 
-    def add_with_bias(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-        total = positions.leave(output)
-        own = local_shard(registered_parameter(module, str(bias)))
-        return total if own is None else total + own.to(total.dtype)
-
-    module.register_forward_hook(add if bias is None else add_with_bias)
+    module.register_forward_hook(add)
 
 
 def _divide_head(part: ModelPart, mesh: DeviceMesh, positions: Positions, gathers: bool) -> None:

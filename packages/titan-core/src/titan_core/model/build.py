@@ -18,10 +18,12 @@ from titan_core.api.job_mesh import JobMesh
 from titan_core.api.model_part import ModelPart
 from titan_core.api.sections import ObjectiveSection, OptimizerSection, TrainingSection
 from titan_core.api.tools.patterns import matches
+from titan_core.api.world import World
 from titan_core.model.layout_check import check_layout
 from titan_core.model.layout_trial import try_model
 from titan_core.model.loss_head import attach
 from titan_core.model.materialise import materialise
+from titan_core.model.mesh_trial import try_division
 from titan_core.model.part_guard import PartGuard
 from titan_core.model.streams import begin_streams
 
@@ -39,11 +41,14 @@ def build_whole(job: Job) -> nn.Module:
     return model
 
 
-def build_parts(job: Job, mesh: JobMesh, device: torch.device, whole: nn.Module | None = None) -> list[ModelPart]:
+def build_parts(
+    job: Job, mesh: JobMesh, device: torch.device, whole: nn.Module | None = None, world: World | None = None
+) -> list[ModelPart]:
     """Return this rank's parts of the job's model, with weights. Without a pipeline there is one part.
 
     Args:
         whole: result of :func:`build_whole`, which is consumed (default: build it).
+        world: the job's ranks, on which to try the division first; ``None``: do not try it.
 
     Raises:
         UserError: the model contradicts its layout, or a transform cannot divide the model.
@@ -52,6 +57,8 @@ def build_parts(job: Job, mesh: JobMesh, device: torch.device, whole: nn.Module 
     model = build_whole(job) if whole is None else whole
     _check_param_groups(model, job.config)
     loss_in_head = try_model(model, job, mesh, device)
+    if world is not None:
+        try_division(model, job, world, loss_in_head)
     objective = job.objective.build.load()(job.objective.training_context(job.facts, mesh, device))
     parts = [ModelPart(model, definition.layout, objective)]
     guard = PartGuard(parts[0])

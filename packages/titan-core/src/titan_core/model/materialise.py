@@ -16,12 +16,7 @@ from titan_core.model.random_values import fill
 def materialise(part: ModelPart, device: torch.device, seed: int) -> None:
     """Allocate the part's parameters and buffers on ``device`` and fill them with their initial values."""
     module, layout = part.module, part.layout
-    module.to_empty(device=part.parameters_on or device)
-    part.retie()
-    if part.parameters_on is not None:
-        for owner in module.modules():
-            for name, buffer in owner.named_buffers(recurse=False):
-                setattr(owner, name, buffer.to(device))
+    allocate(part, device)
     with torch.no_grad():
         for name, parameter in module.named_parameters() if current_simulation() is None else ():
             value = layout.initial_value(name)
@@ -31,6 +26,17 @@ def materialise(part: ModelPart, device: torch.device, seed: int) -> None:
         for name, buffer in module.named_buffers():
             compute = next(compute for pattern, compute in layout.buffers.items() if matches(name, [pattern]))
             buffer.copy_(compute())
+
+
+def allocate(part: ModelPart, device: torch.device) -> None:
+    """Allocate the part's parameters and buffers, without values."""
+    module = part.module
+    module.to_empty(device=part.parameters_on or device)
+    part.retie()
+    if part.parameters_on is not None:
+        for owner in module.modules():
+            for name, buffer in owner.named_buffers(recurse=False):
+                setattr(owner, name, buffer.to(device))
 
 
 def local_box(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:

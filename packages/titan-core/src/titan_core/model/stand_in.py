@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from titan_core.api.layout import ModelLayout
+from titan_core.api.model_part import PrunedModule
 from titan_core.api.tools.patterns import matches
 from titan_core.api.torch_private import TorchDispatchMode, number_of_hooks
 
@@ -35,7 +36,7 @@ _aten = torch.ops.aten
 def stand_in(model: nn.Module, layout: ModelLayout, device: torch.device) -> nn.Module:
     """Return a copy of ``model`` with random weights on ``device``, in training mode. ``model`` is not changed."""
     generator = torch.Generator().manual_seed(0)
-    real = copy.deepcopy(model, _replaced_blocks(model, layout))
+    real = copy.deepcopy(model, replaced_blocks(model, layout))
     made: dict[int, nn.Parameter] = {}  # shared parameters stay shared
     for path, module in real.named_modules():
         for name, parameter in _parameters(module).items():
@@ -48,12 +49,18 @@ def stand_in(model: nn.Module, layout: ModelLayout, device: torch.device) -> nn.
     return real.train()
 
 
-class _Addition(nn.Module):
-    """Replaces a block that is built like an earlier one. Each adds a different number, so that a wrong order shows."""
+class Repeated(PrunedModule):
+    """Replaces a block that is built like an earlier one. Transforms treat it as a block of another rank. Each adds a
+    different number, so that a wrong order shows."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, block: nn.Module) -> None:
+        """
+        Args:
+            block: the replaced block. The model's code may read its plain attributes.
+        """
         super().__init__()
         self._number = number
+        vars(self).update({name: value for name, value in vars(block).items() if name[0] != "_" and _is_plain(value)})
 
     def forward(self, hidden: Tensor, *arguments: object, **keywords: object) -> Tensor:
         """Return ``hidden``, slightly changed."""
@@ -67,10 +74,11 @@ def first_alike(model: nn.Module, layout: ModelLayout) -> dict[str, str]:
     return {path: first.setdefault(_structure(block, path, layout), path) for path, block in blocks}
 
 
-def _replaced_blocks(model: nn.Module, layout: ModelLayout) -> dict[int, Any]:
+def replaced_blocks(model: nn.Module, layout: ModelLayout) -> dict[int, Any]:
     """Return the memo for ``copy.deepcopy``: id of each block that is built like an earlier one -> its replacement."""
-    alike = enumerate(first_alike(model, layout).items())
-    return {id(model.get_submodule(path)): _Addition(number) for number, (path, first) in alike if path != first}
+    repeated = [(number, path) for number, (path, first) in enumerate(first_alike(model, layout).items()) if path != first]
+    blocks = [(number, model.get_submodule(path)) for number, path in repeated]
+    return {id(block): Repeated(number, block) for number, block in blocks}
 
 
 def _structure(block: nn.Module, path: str, layout: ModelLayout) -> Any:
@@ -102,9 +110,13 @@ def _buffers(module: nn.Module) -> dict[str, Tensor]:
 
 def _plain(value: Any) -> Any:
     """Return a comparable form of ``value``: the value itself if it is plain, else its identity."""
-    if value is None or isinstance(value, bool | int | float | str | torch.dtype):
+    if _is_plain(value):
         return value
     return tuple(map(_plain, value)) if isinstance(value, tuple) else id(value)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | torch.dtype)
 
 
 def _random(like: Tensor, generator: torch.Generator) -> Tensor:

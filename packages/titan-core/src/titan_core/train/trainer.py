@@ -134,7 +134,7 @@ class Trainer:
         with phase("building the model"):
             whole = build_whole(job)
             self.size = size_of(whole, job)
-            parts = build_parts(job, world.mesh, world.device, whole)
+            parts = build_parts(job, world.mesh, world.device, whole, world)
         self.run_step = build_step_runner(job, world, parts)
         register_transform_observers(job, world, parts, lifecycle)
         named = [pair for part in parts for pair in part.module.named_parameters()]
