@@ -26,6 +26,7 @@ from titan_core.api.tools.open_files import allow_open_files
 from titan_core.api.tools.rank_names import ranks
 from titan_core.api.torch_private import forget_meshes, process_groups, reset_compiler
 from titan_core.api.world import World, gather_objects
+from titan_core.train.intraop_threads import only_this_thread_has_a_team
 
 
 @contextmanager
@@ -37,7 +38,11 @@ def join_world(job: Job) -> Iterator[World]:
     """
     simulation = current_simulation()
     try:
-        with _joined(job) if simulation is None else simulation.join(job) as world, attention_kernels(world.device):
+        with (
+            only_this_thread_has_a_team(),
+            _joined(job) if simulation is None else simulation.join(job) as world,
+            attention_kernels(world.device),
+        ):
             yield world
     finally:  # nothing of this job may affect the next job of this process
         reset_compiler()  # otherwise it takes sizes that differ from those of this job for dynamic sizes
