@@ -19,12 +19,11 @@ class GarbageCollection:
 
     def __init__(self, context: JobContext[GarbageKeys]) -> None:
         self._freq = context.section.gc_freq
-        self._was_enabled = self._frozen = False
+        self._frozen = False
 
     @hookimpl(trylast=True)
     def titan_train_start(self) -> None:
-        """Stop Python's own collections."""
-        self._was_enabled = gc.isenabled()
+        """Stop Python's own collections. When the job is over, the trainer starts them again and unfreezes everything."""
         gc.disable()
 
     @hookimpl(trylast=True)
@@ -35,11 +34,3 @@ class GarbageCollection:
         if not self._frozen:
             gc.freeze()
             self._frozen = True
-
-    @hookimpl
-    def titan_train_end(self) -> None:
-        """Leave collections to Python again."""
-        if self._frozen:
-            gc.unfreeze()
-        if self._was_enabled:
-            gc.enable()

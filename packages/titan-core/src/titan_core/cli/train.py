@@ -24,6 +24,7 @@ from titan_core.api.tools.secrets import redact_text
 from titan_core.api.tools.shown import printable
 from titan_core.plugins.registry import Registry
 from titan_core.runlog.run_directory import early_lock
+from titan_core.train.collector import collector_as_before
 
 if TYPE_CHECKING:
     from titan_core.api.events import TrainEnd
@@ -53,7 +54,7 @@ def run(context: CommandContext) -> int:
         for name in {module.__name__.partition(".")[0] for module, _ in job.registry.modules()}:
             logging.getLogger(name).setLevel(logging.INFO if rank == 0 else logging.ERROR)
 
-        with _early_lock(job, rank):
+        with collector_as_before(), _early_lock(job, rank):
             with phase("importing torch"):
                 gc.disable()  # loading modules leaves no garbage
                 first = "torch" not in sys.modules

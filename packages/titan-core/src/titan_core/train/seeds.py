@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from titan_core.api.sections import TrainingSection
 from titan_core.api.world import World
+
+
+@contextmanager
+def numerics_as_before() -> Iterator[None]:
+    """Undo, however the block ends, what :func:`prepare_numerics` has set for the whole process, except the seeds. A job
+    that is deterministic, or less precise, would otherwise make the next job of the process so."""
+    deterministic = torch.utils.deterministic
+    precision, benchmark = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
+    enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]  # as below
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch.use_deterministic_algorithms(enabled, warn_only=warns)
+        deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+        torch.backends.cudnn.benchmark = benchmark
 
 
 def prepare_numerics(training: TrainingSection, world: World) -> None:

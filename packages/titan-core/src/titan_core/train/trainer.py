@@ -39,6 +39,7 @@ from titan_core.train.build import (
     build_step_runner,
     register_transform_observers,
 )
+from titan_core.train.collector import collector_as_before
 from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
 from titan_core.train.guarded_steps import GuardedSteps
 from titan_core.train.interruption import Interruption
@@ -46,7 +47,7 @@ from titan_core.train.lookahead import Lookahead, StepTotals
 from titan_core.train.losses import LossSums
 from titan_core.train.missing_gradients import MissingGradients
 from titan_core.train.results import end_of_run, last_checkpoint, print_next_commands, warn_if_unsaved
-from titan_core.train.seeds import prepare_numerics
+from titan_core.train.seeds import numerics_as_before, prepare_numerics
 from titan_core.train.stored_models import load_pretrained
 from titan_core.train.timeouts import CollectiveTimeouts
 from titan_core.train.validation import Validation
@@ -57,6 +58,8 @@ log = logging.getLogger(__name__)
 
 def train(job: Job, observers: Iterable[object] = (), next_commands: bool = False) -> TrainEnd:
     """Train ``job`` on this rank until its last step, the end of its data, or an error.
+
+    The process is afterwards as before, but for torch's and Python's random generators, which the job has seeded.
 
     Args:
         observers: further objects with lifecycle hooks (:mod:`titan_core.api.hookspecs`).
@@ -72,7 +75,7 @@ def train(job: Job, observers: Iterable[object] = (), next_commands: bool = Fals
         lifecycle.register(debugger.build.load()(debugger.context(job.facts)), origin=job.registry.origin(debugger))
     for observer in observers:
         lifecycle.register(observer)
-    with ExitStack() as stack:
+    with collector_as_before(), numerics_as_before(), ExitStack() as stack:
         trainer: Trainer | None = None
         try:
             if job.missing:
