@@ -13,6 +13,8 @@ if sys.dont_write_bytecode:
     sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(Path(sys.prefix) / "bytecode")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch, which reads it once
+
 import signal
 from collections.abc import Iterator
 
@@ -22,13 +24,14 @@ from hypothesis import settings
 
 from harness.fake_cuda import FakeCuda, why_not
 from harness.gloo_pool import GlooPool
+from harness.leftovers import Leftovers, seed, settings_undone
+from harness.random_order import shuffle
 from harness.suites import disabled_in
 
 TESTS = Path(__file__).parent
 GPU_TESTS_DEVICE = "TITAN_GPU_TESTS_DEVICE"
 """Environment variable: "cpu" runs the tests marked `gpu` on the CPU, except those of what exists on GPUs only."""
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Processes that tests start find the harness too, whose plugin has the model that they train.
 os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]))
@@ -56,7 +59,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def gloo() -> Iterator[GlooPool]:
     """Living processes for multi-process tests."""
-    pool = GlooPool(once_more=True)
+    pool = GlooPool(stacks=True)
     yield pool
     pool.close()
 
@@ -73,7 +76,16 @@ def fake_cuda() -> Iterator[FakeCuda]:
     simulated.close()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    what = "run the test files, and the tests of each file, in the random order that this number gives"
+    parser.addoption("--random-order", type=int, metavar="SEED", help=what)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    order = config.getoption("random_order")
+    if order is not None:
+        shuffle(items, order)
     for item in items:
         if "fake_cuda" in getattr(item, "fixturenames", ()):
             item.add_marker("fake_cuda")
@@ -102,17 +114,21 @@ def cuda() -> torch.device:
 
 @pytest.fixture(autouse=True)
 def _own_process_state(pytestconfig: pytest.Config) -> Iterator[None]:
-    """A working directory, a variable that the launcher sets for ranks, or a run left in the repository would change tests
-    that follow by chance, or the same test when it runs again."""
+    """Nothing that a test does to its process reaches the tests after it, whichever they are: settings are undone; threads,
+    processes, variables that the launcher sets for ranks, and runs in the repository fail the test that leaves them."""
 
     def variables() -> dict[str, str]:
         return {name: value for name, value in os.environ.items() if name.startswith("TITAN_")}
 
     os.chdir(pytestconfig.rootpath)
-    before, runs = variables(), set(pytestconfig.rootpath.glob("*/config.toml"))
-    yield
-    assert variables() == before
+    seed()
+    before, runs, leftovers = variables(), set(pytestconfig.rootpath.glob("*/config.toml")), Leftovers()
+    with settings_undone():
+        yield
+        after = variables()
+    assert after == before
     assert set(pytestconfig.rootpath.glob("*/config.toml")) == runs, "a run in the repository: use `in_tmp`"
+    assert not (found := leftovers.found()), f"the test has ended, and these have not: {found}"
 
 
 @pytest.fixture

@@ -90,6 +90,7 @@ def test_targets_are_the_next_tokens() -> None:
     for batch in step.microbatches:
         assert batch.tokens[:, 1:].equal(batch.targets[:, :-1])
         assert bool((batch.targets != IGNORE).all())
+    loader.close()
 
 
 class OneToken:

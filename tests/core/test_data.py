@@ -35,6 +35,7 @@ def test_a_shard_may_provide_several_sequences_per_step() -> None:
     one, many = loaders(1, shards=2), loaders(2, microbatches=2, shards=2)
     for _ in range(30):
         assert global_batch(one) == global_batch(many)
+    close(one, many)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +175,7 @@ def test_a_dataset_that_ends_is_read_again_or_stops(caplog: pytest.LogCaptureFix
     for _ in range(count):
         assert global_batch(repeating) is not None
     assert "reading it again (epoch 2)" in caplog.text
+    close(repeating, stopping)
 
 
 def test_more_streams_than_documents_are_refused() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -67,6 +68,8 @@ def running(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHub
     try:
         yield hub
     finally:
+        if (client := sys.modules.get("huggingface_hub")) is not None:
+            client.close_session()  # it keeps connections, each of which has a thread of the hub
         for server in servers:
             server.shutdown()
             server.server_close()

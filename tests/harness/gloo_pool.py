@@ -10,8 +10,8 @@ import pickle
 import tempfile
 import time
 import traceback
-import warnings
 from collections.abc import Callable
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -31,39 +31,26 @@ _context.set_forkserver_preload(
 )
 
 
-class ProcessDied(RuntimeError):
-    """A rank's process ended without a result."""
-
-
 class GlooPool:
     """Calls a module-level function in ``n`` processes with torchrun's environment: ``run(n, function, ...)``."""
 
-    def __init__(self, once_more: bool = False) -> None:
+    def __init__(self, stacks: bool = False) -> None:
         """
         Args:
-            once_more: whether to retry a call once in new processes, with a warning, if a process died (not if the function
-                raised). The warning has the stacks of a process that crashed.
+            stacks: whether the error has the stacks of a process that crashed. Otherwise the processes leave Python's fault
+                handler to what they call.
         """
-        self._once_more = once_more
+        self._stacks = stacks
         self._workers: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
 
     def run(self, size: int, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         """Return the results of all ranks.
 
         Raises:
-            RuntimeError: a rank raised; the message is its traceback.
+            RuntimeError: a rank raised, and the message is its traceback; or its process died.
         """
-        try:
-            return self._run(size, function, *arguments, **keywords)
-        except ProcessDied as died:
-            if not self._once_more:
-                raise
-            warnings.warn(f"{function.__name__}: {died}; retrying in new processes", stacklevel=2)
-        return self._run(size, function, *arguments, **keywords)
-
-    def _run(self, size: int, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         while len(self._workers) < size:
-            self._workers.append(_start(stacks=self._once_more))
+            self._workers.append(_start(self._stacks))
         # The store listens on a port chosen by the system: a free port found beforehand may be taken before it is used.
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for rank, (_, pipe) in enumerate(self._workers[:size]):
@@ -104,7 +91,7 @@ class GlooPool:
                         died += f"\n{stacks.read_text(encoding='utf-8', errors='replace')}"
                     self.close()
                     failed = [text for ok, text in outcomes.values() if not ok]
-                    raise ProcessDied("\n".join([died, *failed])) from None
+                    raise RuntimeError("\n".join([died, *failed])) from None
             if not ready:
                 missing = sorted(set(range(size)) - set(outcomes))
                 self.close()
@@ -124,9 +111,21 @@ class GlooPool:
             process.join(max(0.0, deadline - time.monotonic()))
             process.kill()  # on SIGTERM, a rank in training first finishes its step, and may wait for another rank
             process.join()
+            _living.discard(process.pid)
             if process.pid is not None:
                 _stacks_of(process.pid).unlink(missing_ok=True)
         self._workers.clear()
+
+
+def pool_processes() -> set[int]:
+    """Return the ids of the processes that serve all pools of this process, and live as long as it: the one that forks, and
+    the one that multiprocessing starts with it."""
+    servers = (forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]
+    return {pid for pid in servers if pid is not None} | {pid for pid in _living if pid is not None}
+
+
+_living: set[int | None] = set()
+"""Ids of the processes of pools that are open."""
 
 
 def _stacks_of(pid: int) -> Path:
@@ -139,6 +138,7 @@ def _start(stacks: bool) -> tuple[multiprocessing.process.BaseProcess, Connectio
     here, there = _context.Pipe()
     process = _context.Process(target=_serve, args=(there, stacks), daemon=True)
     process.start()
+    _living.add(process.pid)
     there.close()
     return process, here
 

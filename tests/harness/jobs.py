@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -153,7 +152,6 @@ def run_job(job: Job, weights: bool = False, observers: Iterable[object] = ()) -
     """Train ``job``; return its record."""
     from titan_core.train import trainer
 
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     recorder = Recorder(weights)
 
     def global_norm(gradients: Any, world: Any) -> Tensor:

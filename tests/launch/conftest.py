@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from titan_core.api.launcher import OUTCOMES
-from titan_launch import restart_policy, status_line
+from titan_launch import handler, restart_policy, status_line
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +19,15 @@ def _no_status_line_is_left() -> Iterator[None]:
     yield
     if status_line._shown is not None:
         status_line._shown.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_machine_reports_any_more() -> Iterator[None]:
+    """A machine reports until its launcher ends, or closes the rendezvous."""
+    yield
+    for thread in threading.enumerate():
+        if isinstance(thread, handler._Reports):
+            thread.stop()
 
 
 @pytest.fixture

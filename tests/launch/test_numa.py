@@ -15,11 +15,14 @@ from titan_core.api.errors import UserError
 from titan_launch import numa
 
 EVERY_CORE = set(range(8))
+THREADS = ["11", "12", "13"]
+ENDED = 12
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Two NUMA nodes of four cores, with a GPU on each; ``bound`` maps a thread to its cores."""
+    """Two NUMA nodes of four cores, with a GPU on each, and a process of three threads, one of which ends before it can be
+    bound; ``bound`` maps a thread to its cores."""
     for node, cores in enumerate(("0-1,4-5", "2-3,6-7")):
         folder = tmp_path / f"devices/system/node/node{node}"
         folder.mkdir(parents=True)
@@ -32,10 +35,17 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def properties(device: torch.device) -> SimpleNamespace:
         return SimpleNamespace(pci_domain_id=0, pci_bus_id=26 + machine.local_rank, pci_device_id=0)
 
+    def bind_thread(thread: int, cores: set[int]) -> None:
+        if thread == ENDED:
+            raise ProcessLookupError
+        machine.bound[thread] = cores
+
     monkeypatch.setattr(numa, "choose_device", lambda choice: torch.device(machine.device, machine.local_rank))
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: machine.allowed)
-    monkeypatch.setattr(os, "sched_setaffinity", machine.bound.__setitem__)
+    monkeypatch.setattr(os, "sched_setaffinity", bind_thread)
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: THREADS if folder == "/proc/self/task" else listed(folder))
     return machine
 
 
@@ -51,7 +61,7 @@ def test_a_rank_is_bound_to_the_cores_near_its_gpu(
     machine.local_rank = rank
     with caplog.at_level("INFO"):
         bind(machine, **binding)
-    assert machine.bound == dict.fromkeys(map(int, os.listdir("/proc/self/task")), cores)
+    assert machine.bound == {11: cores, 13: cores}
     assert f"bound to the 4 cores of NUMA node {rank}, near cuda:{rank}" in caplog.text
 
 
