@@ -43,6 +43,7 @@ class StateTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
         self._host, self._seconds = host, timeout.total_seconds()
         self._changed = threading.Condition()
         self._offered: tuple[int, dict[str, Any]] | None = None
+        self._is_over = False
         self._server = _Server(self._serve, self._seconds)
         self._thread = threading.Thread(target=self._server.serve_forever, name="titan-ft state", daemon=True)
         self._thread.start()
@@ -86,7 +87,9 @@ class StateTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
 
     def shutdown(self, wait: bool = True) -> None:
         """Stop the server. Transfers that have begun are cut off when the process ends."""
-        self.disallow_checkpoint()
+        with self._changed:
+            self._offered, self._is_over = None, True
+            self._changed.notify_all()  # whoever waits for a step waits in vain
         self._server.shutdown()
         self._server.server_close()
         if wait:
@@ -99,7 +102,7 @@ class StateTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
             return
         # The receiver may ask before this rank has collected its state.
         with self._changed:
-            self._changed.wait_for(lambda: self._offered is not None and self._offered[0] == int(number), self._seconds)
+            self._changed.wait_for(lambda: self._is_over or (self._offered or (None,))[0] == int(number), self._seconds)
             offered = self._offered
         if offered is None or offered[0] != int(number):
             request.send_error(404, "this step is not offered")
