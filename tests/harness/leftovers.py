@@ -28,7 +28,11 @@ from titan_core.train.seeds import numerics_as_before
 GRACE = 30.0
 """Seconds that what is already ending may take. Only a test that fails waits for so long."""
 
-OF_LIBRARIES = re.compile(r"asyncio_\d+|fsspecIO|tqdm_monitor")  # the first two are the event loop of fsspec
+OF_LIBRARIES = re.compile(
+    r"asyncio_\d+|fsspecIO"  # the event loop of fsspec
+    r"|tqdm_monitor"
+    r"|Thread-\d+ \(_serve\)"  # multiprocessing's, which hands the memory of tensors to other processes
+)
 """Names of threads that a library starts once for the whole process and never ends."""
 
 _MARK = "STARTED_BY_A_TEST"

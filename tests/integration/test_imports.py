@@ -172,7 +172,7 @@ def test_the_core_stays_small() -> None:
     lines = {file: lines_of_code(file) for file in (CORE / "src").rglob("*.py")}
     contract = sum(count for file, count in lines.items() if "api" in file.parts)
     assert contract < 3950  # with Config.changed, which tries the values that a fix names, and plugins from files
-    assert sum(lines.values()) < 10200  # with the trial of gradients on the job's own mesh
+    assert sum(lines.values()) < 10260  # with the trial of gradients on the job's own mesh
 
 
 def test_the_core_names_no_plugin() -> None:
