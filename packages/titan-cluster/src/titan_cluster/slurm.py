@@ -16,6 +16,7 @@ from titan_cluster.submission import require_program, submit, write
 from titan_cluster.training import Training, no_option, training_of
 from titan_core.api.command import CommandContext
 from titan_core.api.errors import UserError
+from titan_core.api.processes import python
 from titan_core.api.tools.arguments import integer
 from titan_core.api.tools.shown import shorten
 
@@ -173,7 +174,7 @@ def _program(given: argparse.Namespace) -> list[str]:
     if given.image is not None:
         return ["titan"]
     program = Path(sys.executable).with_name("titan")  # the machines share the file system of this one
-    return [str(program)] if shutil.which(program) else [sys.executable, "-m", "titan_core"]
+    return [str(program)] if shutil.which(program) else python("-m", "titan_core")
 
 
 def _mounts(given: argparse.Namespace, training: Training, folder: Path) -> dict[str, Value]:

@@ -1,9 +1,14 @@
 """The ``titan`` command, also ``python -m titan_core`` for launchers that start a module."""
 
+import os
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path and sys.path[:1] in ([""], [os.getcwd()]):
+    del sys.path[0]  # `python -m` looks in the current folder first, and would import a random.py there
+
 import contextlib
 import gc
 import signal
-import sys
 import threading
 
 
@@ -14,6 +19,7 @@ def main() -> int:
     :func:`titan_core.cli.main.main` enables it before a command runs.
     """
     gc.disable()
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # for the Python processes that this one starts, and theirs
     try:
         from titan_core.cli.main import main as run
 

@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import socket
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -32,7 +31,7 @@ from titan_core.api.launcher import (
     resume_line,
     user_command,
 )
-from titan_core.api.processes import environment_of_child
+from titan_core.api.processes import environment_of_child, python
 from titan_core.api.runs.files import LOGS
 from titan_core.api.sections import CommSection
 from titan_core.api.tools.open_files import allow_open_files
@@ -113,7 +112,7 @@ def launch(
         outcomes = folder / "outcomes"
         with rendezvous_errors(options):
             environment = environment_of_ranks(settings, options, per_node, outcomes, log_folder)
-            command = (sys.executable, "-u", "-m", "titan_core", *rank_arguments)
+            command = python("-u", "-m", "titan_core", *rank_arguments)
             of_agent = (
                 command, per_node, environment, options, _handler(options), outcomes, logs, console,
                 lambda began: _diagnose(job, began), writes_run,
@@ -158,7 +157,7 @@ def environment_of_ranks(
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     ):
         found[name] = os.environ.get(name, value)
-    return {**environment_of_child(), **found}
+    return {**environment_of_child(), "PYTHONSAFEPATH": "1", **found}
 
 
 def _loopback_interface() -> str:

@@ -16,6 +16,12 @@ _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 1.0
 
 
+def python(*arguments: str) -> list[str]:
+    """Return the command that runs this Python. It imports nothing from the current folder, where a ``random.py`` would run
+    in place of Python's own."""
+    return [sys.executable, "-P", *arguments]
+
+
 def environment_of_child() -> dict[str, str]:
     """Return the environment variables for starting a process that must not outlive this one."""
     return {PARENT: str(os.getpid())}

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import math
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from titan_core.api.errors import UserError
 from titan_core.api.health import CheckResult, Health, HealthContext
+from titan_core.api.processes import python
 from titan_core.api.tools.shown import shorten
 
 _ALL_REDUCE = """
@@ -79,7 +79,7 @@ def _all_reduce(backend: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-c", _ALL_REDUCE, str(rank), f"{folder}/store", backend],
+                python("-c", _ALL_REDUCE, str(rank), f"{folder}/store", backend),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -22,7 +22,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-from titan_core.api.processes import end_with_parent, environment_of_child
+from titan_core.api.processes import end_with_parent, environment_of_child, python
 from titan_core.api.tools.plugin_files import load_plugin_files
 from titan_simulate.engine import stub_libraries
 
@@ -54,7 +54,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         environment.setdefault("OMP_NUM_THREADS", "1")
-        command = [sys.executable, "-m", "titan_simulate.engine.fork_server", str(theirs.fileno()), *preload]
+        command = python("-m", "titan_simulate.engine.fork_server", str(theirs.fileno()), *preload)
         with theirs:
             self._process = subprocess.Popen(
                 command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True

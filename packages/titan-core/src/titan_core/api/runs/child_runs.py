@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import NoReturn
 from titan_core.api.config import Override
 from titan_core.api.errors import EXIT_DATA_ENDED, UserError
 from titan_core.api.job import Job
-from titan_core.api.processes import environment_of_child
+from titan_core.api.processes import environment_of_child, python
 from titan_core.api.runs.folder_lock import FolderLock
 
 PATIENCE_SECONDS = 60.0
@@ -56,7 +55,7 @@ class ChildRun:
             UserError: the run failed, or another job is writing to the directory.
         """
         self._make_room()
-        command = [sys.executable, "-m", "titan_core", "train", self.recipe]
+        command = python("-m", "titan_core", "train", self.recipe)
         if self.processes > 1:
             command += ["--nproc-per-node", str(self.processes)]
         for override in (*self.overrides, Override("job.dump_folder", str(self.folder))):
