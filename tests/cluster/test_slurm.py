@@ -244,7 +244,8 @@ def test_submission_shows_the_command_its_output_and_the_job(
 ) -> None:
     assert main(["launch", "slurm", "tiny", *JOB, "--submit"]) == 0
     output = capsys.readouterr()
-    assert output.err == "titan: running: sbatch --parsable\n42;cluster\n"
+    warning, shown = output.err.split("\n", 1)
+    assert "the job saves nothing" in warning and shown == "titan: running: sbatch --parsable\n42;cluster\n"
     assert output.out == "submitted: Slurm job 42; its output: tiny-42.out; the ranks': outputs/tiny/logs\n"
     assert cluster.calls("sbatch") == [["--parsable"]]
     assert main(["launch", "slurm", "tiny", *JOB]) == 0

@@ -15,6 +15,26 @@ PAGE = ROOT / "docs/cluster.md"
 HOME = "/home/me/project"
 
 
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        (["--checkpoint.enable", "false"],
+         "the job saves nothing: whenever the cluster starts it again, all of its steps are lost; set checkpoint.enable = "),
+        (["--checkpoint.enable", "true", "--checkpoint.interval", "50"],
+         "checkpoint.interval = 50, and the job has 50 steps: after a failure, all of them are lost; set checkpoint."),
+        (["--checkpoint.enable", "true", "--checkpoint.interval", "49"], ""),
+    ],
+    ids=["never", "too late", "in time"],
+)  # fmt: skip
+def test_a_job_that_would_lose_its_steps_when_it_is_started_again_says_so(
+    options: list[str], warning: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = ["launch", "slurm", "llama3_debug", "--nodes", "1", "--nproc-per-node", "1", "--training.steps", "50"]
+    assert main([*job, *options]) == 0
+    error = capsys.readouterr().err
+    assert ("titan: warning: " in error) == bool(warning) and warning in error
+
+
 @pytest.mark.parametrize("cluster", ["slurm", "kubernetes", "skypilot"])
 def test_rendered_files_in_the_docs(cluster: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = PAGE.read_text(encoding="utf-8")

@@ -53,7 +53,7 @@ def run(context: CommandContext) -> int:
     manifests = render(given, machines, training, pod)
     if given.submit:
         require_program("kubectl", "Kubernetes")
-    write(to_yaml(manifests), given)
+    write(to_yaml(manifests), given, training.warning)
     if given.submit:
         kubectl = ["kubectl"] if given.namespace is None else ["kubectl", "--namespace", given.namespace]
         for manifest in manifests:

@@ -78,7 +78,7 @@ def run(context: CommandContext) -> int:
             problems = [Problem(f"--secret {name}", "is not set in this environment", f"export {name}") for name in missing]
             raise UserError(*problems)
         require_program("sky", "SkyPilot")
-    write(text, given)
+    write(text, given, training.warning)
     if given.submit:
         secrets = [word for name in given.secret for word in ("--secret", name)]
         with tempfile.TemporaryDirectory(prefix="titan-launch-") as folder:

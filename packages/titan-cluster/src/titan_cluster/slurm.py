@@ -82,7 +82,7 @@ def run(context: CommandContext) -> int:
     text = render(given, machines, training, directives, Path.cwd())
     if given.submit:
         require_program("sbatch", "Slurm")
-    write(text, given)
+    write(text, given, training.warning)
     if given.submit:
         file = given.output
         # Slurm copies the script: later changes of the file do not reach the job.

@@ -24,13 +24,18 @@ def require_program(program: str, what: str) -> None:
         raise UserError.one("--submit", f"{program} is not on the PATH", fix)
 
 
-def write(text: str, given: argparse.Namespace) -> None:
+def write(text: str, given: argparse.Namespace, warning: str) -> None:
     """Write ``text`` to ``--output``; print it if there is none and the job is not submitted.
+
+    Args:
+        warning: what the user should know about the job, if anything.
 
     Raises:
         UserError: the file exists or cannot be written.
     """
     file: Path | None = given.output
+    if warning:
+        print(f"titan: warning: {warning}", file=sys.stderr)
     if file is None:
         if not given.submit:
             print(text, end="")

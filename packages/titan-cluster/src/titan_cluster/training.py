@@ -11,10 +11,13 @@ from typing import Any
 
 from titan_cluster.options import Machines, job_name
 from titan_cluster.secrets import secrets_in_options, secrets_in_overrides, secrets_in_recipe
+from titan_core.api.checkpoint import Checkpoint
 from titan_core.api.command import CommandContext
 from titan_core.api.components import Recipe
 from titan_core.api.config import COMMAND_LINE
 from titan_core.api.errors import Problem, UserError
+from titan_core.api.job import Job
+from titan_core.api.sections import TrainingSection
 from titan_core.api.tools.plugin_files import plugin_files
 from titan_core.api.tools.shown import shorten
 
@@ -47,6 +50,8 @@ class Training:
     """``--section.key=VALUE``."""
     config: Mapping[str, Any]
     """The resolved config: sections, each of keys and plain values."""
+    warning: str
+    """What is lost when the cluster starts the job again; empty if it resumes."""
 
     def recipe_file(self, folder: PurePosixPath) -> str:
         """Return the path of the recipe in ``folder``, a path on the cluster; empty for a recipe that a plugin provides."""
@@ -106,7 +111,24 @@ def training_of(context: CommandContext, machines: Machines, missing_ok: bool) -
     if problems:
         raise UserError(*problems)
     embedded = None if text is None else RecipeText(f"{_plain(Path(recipe).stem)}.toml", text)
-    return Training(name, job.dump_folder, embedded, recipe, tuple(overrides), job.config.as_dict())
+    return Training(name, job.dump_folder, embedded, recipe, tuple(overrides), job.config.as_dict(), _loss_at_restart(job))
+
+
+def _loss_at_restart(job: Job) -> str:
+    """Return what is lost when the cluster starts the job again, and the line of the recipe that prevents it; empty if the
+    job resumes."""
+    if job.checkpoint is None:
+        sections = [one.config for one in job.registry.all(Checkpoint) if one.config is not None]
+        keys = [f"{section.section}.enable = true" for section in sections if "enable" in section.model_fields]
+        fix = f"set {' or '.join(keys)}" if keys else "install titan-ckpt, and set checkpoint.enable = true"
+        return f"the job saves nothing: whenever the cluster starts it again, all of its steps are lost; {fix}"
+    section = job.checkpoint.config
+    values = {} if section is None else job.config.as_dict().get(section.section, {})
+    interval, steps = values.get("interval", 0), job.config.section(TrainingSection).steps
+    if section is None or interval < steps:
+        return ""
+    where = f"{section.section}.interval = {interval}, and the job has {steps} steps"
+    return f"{where}: after a failure, all of them are lost; set {section.section}.interval to the work that may be repeated"
 
 
 def _plain(stem: str) -> str:

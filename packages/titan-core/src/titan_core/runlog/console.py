@@ -55,14 +55,15 @@ class ConsoleLog:
     def titan_train_end(self, end: TrainEnd) -> None:
         """Print how the run ended and where its files are."""
         self.close()
+        where = f"after step {end.step}" if end.step else "before the first step"
         if end.completed and 0 < end.step == self._run.step:
             ending = f"nothing to train: all {end.step} steps were done before"
         elif end.completed:
             ending = f"done: {end.step} steps"
         elif end.failed:  # the error is reported after this line
-            ending = f"stopped after step {end.step} of {self._run.steps}"
+            ending = f"stopped {where} of {self._run.steps}"
         else:
-            ending = f"ended after step {end.step} of {self._run.steps}: {end.reason}"
+            ending = f"ended {where} of {self._run.steps}: {end.reason}"
         self._print(f"{ending}; config, plugins and metrics are in {self._run.dump_folder}")
 
     def close(self) -> None:

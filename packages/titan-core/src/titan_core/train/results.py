@@ -42,9 +42,10 @@ def end_of_run(step: int, last_step: int, steps: int, interruption: Interruption
     elif step >= last_step:
         reason = "training.stop_at_step was reached"
     elif interruption.interrupt.agreed:
-        return TrainEnd(step, completed, reason="interrupted after a complete step", interrupted=True)
+        return TrainEnd(step, completed, reason=f"interrupted{' after a complete step' * bool(step)}", interrupted=True)
     elif interruption.stop.agreed:
-        return TrainEnd(step, completed, reason="SIGTERM: stopped after a complete step, to be resumed", preempted=True)
+        stopped = "stopped after a complete step, to be resumed" if step else "stopped, to be started again"
+        return TrainEnd(step, completed, reason=f"SIGTERM: {stopped}", preempted=True)
     else:
         return TrainEnd(step, completed, reason="the dataset has ended", data_ended=True)
     return TrainEnd(step, completed, reason)

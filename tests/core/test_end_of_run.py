@@ -1,0 +1,29 @@
+"""What is said of the step after which a run ended."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from titan_core.api.events import TrainEnd
+from titan_core.runlog.console import ConsoleLog
+from titan_core.train.results import end_of_run
+
+
+@pytest.mark.parametrize(("step", "reason"), [(0, "SIGTERM: stopped, to be started again"), (1, "SIGTERM: stopped after a")])
+def test_sigterm_before_the_first_step_ends_no_step(step: int, reason: str) -> None:
+    interruption: Any = SimpleNamespace(interrupt=SimpleNamespace(agreed=False), stop=SimpleNamespace(agreed=True))
+    end = end_of_run(step, 10, 10, interruption)
+    assert end.preempted and end.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(("step", "where"), [(0, "ended before the first step of 10"), (3, "ended after step 3 of 10")])
+def test_the_console_names_the_step(step: int, where: str) -> None:
+    printed: list[str] = []
+    console: Any = SimpleNamespace(
+        close=lambda: None, _run=SimpleNamespace(step=0, steps=10, dump_folder="run"), _print=printed.append
+    )
+    ConsoleLog.titan_train_end(console, TrainEnd(step, completed=False, reason="why"))
+    assert printed == [f"{where}: why; config, plugins and metrics are in run"]
