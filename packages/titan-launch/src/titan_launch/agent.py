@@ -314,9 +314,9 @@ class RankAgent:
             self._processes = RankProcesses(self._command, environments, streams, inherited)
             self._pids = self._processes.pids
             self._stop_listening()  # the ranks have it
-        if not self.logs.shows(self._ranks):
-            self.console.say(f"{ranks(self._ranks)} of {self._plan.ranks}: the output is in {self.logs.folder}")
-        self.logs.begin_attempt()
+            if not self.logs.shows(self._ranks):
+                self.console.say(f"{ranks(self._ranks)} of {self._plan.ranks}: the output is in {self.logs.folder}")
+            self.logs.begin_attempt()
 
     def _environment_of(self, rank: int) -> dict[str, str]:
         """Return the variables of a rank that torchrun would set too, and the socket for the store of the ranks."""
