@@ -33,7 +33,8 @@ def hostile(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *command: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    of_tests = ("PYTHONPATH", "PYTHONSAFEPATH", "TITAN_DISABLE_PLUGINS")
+    environment = {name: value for name, value in os.environ.items() if name not in of_tests}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE
