@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.odd_gpts import FUSED, OWN, Fused, OwnParameters
 from harness.own_mixers import WithMeans, twice, with_means
 from harness.small_gpt import DIM, LAYOUT, MLP, Attention, SmallGPT
 from titan_core.api.layout import ModelLayout
-from titan_core.api.layout_rules import Column, Replicate, Row
+from titan_core.api.layout_rules import Column, Replicate, Row, Shard
 
 TP, PP, CP, REPLICATE = (
     {f"parallelism.{name}_degree": 2}
@@ -335,6 +336,11 @@ PLANTS = [
     Plant("features of the wrong scale", NO_SP, r"'blocks.\d.mlp.up.bias' receives 0.5 times", lambda: InBlocks(ScaledByShard)),
     Plant("a detached branch", TP, r"'blocks.\d.norms.0.bias' receives no gradient", WithHalfDetached),
     Plant("logits gathered twice", GATHERED, r"'output.weight' receives 2 times", patch=logits_of_other_columns),
+    # -- rules that do not fit what a region computes
+    Plant("queries, keys and values in one layer", TP, r"module 'blocks.0.attention', before it calls 'blocks.0.attention.norm', computes another result.*receives", Fused, FUSED),
+    Plant("a dimension that is not divided", TP, r"raised \w+Error", OwnParameters, replace(OWN, rules={**OWN.rules, "blocks.*.mlp.down": Shard(2)})),
+    Plant("a whole parameter of divided features", TP, r"raised RuntimeError", OwnParameters, replace(OWN, rules={**OWN.rules, "blocks.*.mlp.down": Replicate()})),
+    Plant("sums of what is whole", NO_SP, r"module 'blocks.0.attention' computes another result", OwnParameters, replace(OWN, sums=("blocks.*.mlp", "blocks.*.attention"))),
     # -- context parallelism
     Plant("a mixer that keeps its addend", CP, r"backward pass of module 'blocks.0.mean' .*'embedding.token.weight' receives another gradient", WithMeans, with_means("own_addend")),
     Plant("a mixer that doubles", CP, r"backward pass of module 'blocks.0.mean' .*'embedding.token.weight' receives another gradient", WithMeans, with_means("doubled")),

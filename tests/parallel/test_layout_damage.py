@@ -15,7 +15,6 @@ from torch import nn
 from harness.model_trials import CP, DOCUMENTS, DP, NO_SP, ONE, PP, TP, job_on, require
 from harness.odd_gpts import (
     APART,
-    FUSED,
     OWN,
     BatchNorm,
     Between,
@@ -23,7 +22,6 @@ from harness.odd_gpts import (
     Convolution,
     CountsPositionsFromOne,
     DropoutBetween,
-    Fused,
     IgnoresDocuments,
     IgnoresPositions,
     KeptState,
@@ -48,7 +46,7 @@ from titan_core.api.build_context import JobContext
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.api.layout import ModelLayout
-from titan_core.api.layout_rules import Replicate, Rule, Shard, causal_attention
+from titan_core.api.layout_rules import Replicate, Rule, causal_attention
 from titan_core.api.model_part import ModelPart
 from titan_core.model.next_token import NextToken
 from titan_parallel import tensor_parallel
@@ -137,11 +135,7 @@ DAMAGES = [
     Damage("a region without a row", TP, r"regions names 'blocks\.0\.mlp', which has no layer with the rule Row", layout=ruled({"blocks.*.mlp.down.*": Replicate()})),
     Damage("a region without a column", TP, r"regions names 'blocks\.0\.mlp', which has no parameter with the rule Column", layout=ruled({"blocks.*.mlp.up.*": Replicate()})),
     Damage("a region within a region", TP, r"regions names 'blocks\.0\.attention', which is inside the region 'blocks\.0'", layout=replace(LAYOUT, regions=("blocks.[01]", *LAYOUT.regions))),
-    Damage("queries, keys and values in one layer", TP, r"region 'blocks\.0\.attention', sharded over 2 ranks by its rules, fails: its output differs", Fused, FUSED),
-    Damage("a dimension that is not divided", TP, r"region 'blocks\.0\.mlp', sharded over 2 ranks", OwnParameters, replace(OWN, rules={**OWN.rules, "blocks.*.mlp.down": Shard(2)})),
-    Damage("a whole parameter of divided features", TP, r"region 'blocks\.0\.mlp', sharded over 2 ranks by its rules, fails: RuntimeError", OwnParameters, replace(OWN, rules={**OWN.rules, "blocks.*.mlp.down": Replicate()})),
     Damage("sums that are not summed", TP, r"regions names 'blocks\.0\.mlp', which has no layer with the rule Row and no module in sums", OwnParameters, replace(OWN, sums=())),
-    Damage("sums of what is whole", TP, r"region 'blocks\.0\.attention', sharded over 2 ranks", OwnParameters, replace(OWN, sums=("blocks.*.mlp", "blocks.*.attention"))),
     Damage("a head that ends otherwise", TP, "head ends with 'output', and tensor parallelism needs an nn.Linear", WithWrappedHead),
     Damage("embeddings apart, TP", TP, "outside regions, .* does not take hidden states", PositionsApart, APART),
     Damage("a reversal, TP", TP, r"outside regions, module 'blocks\.1\.extra'", lambda: Mixed(lambda: Of(lambda x: x.flip(1)))),

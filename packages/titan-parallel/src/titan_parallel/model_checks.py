@@ -20,7 +20,6 @@ from titan_core.api.tools.patterns import matches
 from titan_parallel.config import ContextParallelKeys, PipelineKeys, TensorParallelKeys
 from titan_parallel.context_parallel import HeadAndTail
 from titan_parallel.pipeline_plan import plan_pipeline
-from titan_parallel.region_trial import region_faults
 
 _RANKS = 2
 """Number of ranks that a trial divides positions over."""
@@ -100,7 +99,8 @@ def _broken_link(trial: ModelTrial) -> str:
 
 
 def check_tensor(model: nn.Module, trial: ModelTrial, context: TrainingContext[TensorParallelKeys]) -> Iterator[Problem]:
-    """Report layers that are sharded outside regions, modules outside regions that mix positions, and wrong rules."""
+    """Report layers that are sharded outside regions, and modules outside regions that mix positions. Rules that do not fit
+    what a region computes show on the job's ranks (:mod:`titan_core.model.mesh_trial`)."""
     layout, keys = trial.layout, context.section
     mistakes = [trial.problem(*mistake) for mistake in _regions(model, layout)]
     mistakes += [trial.problem(*mistake) for mistake in _ends(model, layout)]
@@ -125,11 +125,6 @@ def check_tensor(model: nn.Module, trial: ModelTrial, context: TrainingContext[T
         if not keys.disable_sequence_parallel:
             fix += ", or set parallelism.disable_sequence_parallel = true"
         yield trial.problem(why, fix)
-    for name, fault in region_faults(trial, context.facts.mesh.degree("tp")).items():
-        ranks = context.facts.mesh.degree("tp")
-        why = f"region {name!r}, sharded over {ranks} ranks by its rules, fails: {fault}"
-        fix = "fix the rules of its parameters (a rank gets consecutive features, so keep one projection per parameter)"
-        yield trial.problem(why, f"{fix}, and use the sizes of tensors, not those of the model")
     if not keys.disable_loss_parallel:
         yield from _require_unchanged_logits(trial)
 

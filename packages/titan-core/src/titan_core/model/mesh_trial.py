@@ -79,7 +79,7 @@ def try_division(model: nn.Module, job: Job, world: World, loss_in_head: bool) -
         UserError: a gradient differs from one device's, or the divided copy raised an error; on every rank.
     """
     plan = job.facts.mesh
-    if plan.world_size == 1 or current_simulation() is not None or not job.facts.trains:
+    if plan.world_size == 1 or current_simulation() is not None:
         return
     layout = job.facts.model.layout
     layers = any(plan.degrees[dim.name] > 1 for dim in plan.dims if dim.divides == "layers")
@@ -386,7 +386,8 @@ def _when(order: dict[str, int], parameter: str) -> int:
 def _problem(job: Job, why: str) -> Problem:
     facts = job.facts
     by = [transform.name for transform in job.transforms if _divides(transform, facts)]
-    fix = "fix the rules and mixers of its layout, the model's code, or the plugin that divides it; or set " + " or ".join(
-        f"{part.degree_key} = 1" for part in _used(facts.mesh)
+    fix = (
+        "fix the rules and mixers of its layout (a rank gets consecutive features of a parameter), the model's code, "
+        f"or the plugin that divides it; or set {' or '.join(f'{part.degree_key} = 1' for part in _used(facts.mesh))}"
     )
     return Problem(f"model {job.model.name!r} on {facts.mesh} ({', '.join(by)})", why, fix)

@@ -37,7 +37,7 @@ def open_model(job: Job, stored: StoredModel) -> Iterator[LoadedModel]:
     with join_world(job) as world:
         try:
             prepare_numerics(job.config.section(TrainingSection), world)
-            (part,) = build_parts(job, world.mesh, world.device)
+            (part,) = build_parts(job, world.mesh, world.device, world=world)
             stored.load.load()(WeightsContext(job, world, [part], stored))
             part.module.eval()
             with torch.no_grad():
