@@ -86,7 +86,7 @@ from titan_core.data.stdlib import open_stdlib
 from titan_core.model.next_token import NextToken
 
 class Quiet:
-    def restore(self): pass
+    def restore(self): return False
     def after_step(self, last, requested): pass
     newest = None
     def before_update(self): pass

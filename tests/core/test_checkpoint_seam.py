@@ -13,6 +13,7 @@ import torch
 
 from harness.distributions import write_distribution
 from harness.jobs import TINY, run_recipe
+from titan_core.api.errors import PluginFailure
 from titan_core.api.hookspecs import hookimpl
 
 TOY_CHECKPOINT = '''
@@ -39,7 +40,7 @@ class Store:
     def restore(self):
         import os
         if not os.path.exists(self.section.path):
-            return
+            return False
         state, kept = self.context.state, torch.load(self.section.path, weights_only=False)
         state.parts[0].module.load_state_dict(kept["model"])
         state.optimizer.load_state_dict(kept["optimizer"])
@@ -48,6 +49,7 @@ class Store:
         state.step, state.tokens_seen = kept["step"], kept["tokens_seen"]
         self.context.lifecycle.restore_state(kept["observers"])
         self.newest = state.step, self.section.path
+        return True
     def before_update(self):
         pass
     def after_step(self, last, requested):
@@ -75,7 +77,7 @@ def test_a_checkpoint_plugin_resumes_bit_for_bit(in_tmp: Path, monkeypatch: pyte
     monkeypatch.delitem(sys.modules, "toy_checkpoint", raising=False)
     whole = run_recipe("tiny", {**TINY, "training.steps": 6}, weights=True)
     resumable = {**TINY, "training.steps": 6, "toy_checkpoint.path": "kept.pt", "job.dump_folder": "resumed"}
-    with pytest.raises(RuntimeError, match="power cut"):
+    with pytest.raises(PluginFailure, match="power cut"):
         run_recipe("tiny", {**resumable, "toy_checkpoint.stop": 3})
     record = run_recipe("tiny", resumable, weights=True)
     assert record.losses == whole.losses[3:]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pluggy
 import pytest
 import torch
 
@@ -69,7 +68,7 @@ def test_an_observer_with_a_misspelt_hook_is_refused() -> None:
         def titan_step_over(self) -> None:
             pass
 
-    with pytest.raises(pluggy.PluginValidationError, match="titan_step_over"):
+    with pytest.raises(ValueError, match="titan_step_over"):
         Lifecycle([Observer()])
 
 
@@ -106,7 +105,7 @@ def test_tensors_of_observers_are_merged() -> None:
     assert lifecycle.state_tensors() == {"a": first, "b": second}
     with pytest.raises(ValueError, match=r"KeepsTensors .* metric loggers are built after the restore"):
         lifecycle.register(KeepsTensors({}))
-    with pytest.raises(ValueError, match="two observers return the name 'a' from titan_state_tensors"):
+    with pytest.raises(ValueError, match="titan_state_tensors returned 'a', which is already in use: names must be unique"):
         Lifecycle([KeepsTensors({"a": first}), KeepsTensors({"a": first})]).state_tensors()
 
 
@@ -134,9 +133,9 @@ def test_figures_of_observers_are_merged() -> None:
     assert Lifecycle().figures({"step": 1}) == {}
 
 
-@pytest.mark.parametrize("figures", [["a"], 3.0, {"a": "text"}, {"step": 2}], ids=str)
+@pytest.mark.parametrize("figures", [["a"], 3.0, {"a": "text"}, {"step": 2}, {1: 2}], ids=str)
 def test_invalid_figures_are_refused_with_their_observer(figures: Any) -> None:
     with pytest.raises(
-        ValueError, match=r"titan_figures of <.*Counts .*(must return a mapping from names to numbers|returned 'step')"
+        ValueError, match=r"Counts .*(must return a mapping from names to numbers|titan_figures returned 'step')"
     ):
         Lifecycle([Counts(figures)]).figures({"step": 1})

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,9 @@ from titan_core.api.components import Model
 from titan_core.api.config import Override
 from titan_core.api.errors import PluginFailure, Problem, RunStopped, UserError
 from titan_core.api.hookspecs import hookimpl
-from titan_core.api.layout import ModelDefinition
+from titan_core.api.layout import ModelDefinition, ModelLayout
+from titan_core.api.layout_rules import Mixer
+from titan_core.api.ref import Ref
 from titan_core.api.tools.arguments import parse_overrides
 from titan_core.cli import main as command_line
 from titan_core.cli.main import main
@@ -24,9 +25,10 @@ from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.plugins.component_checks import RULES, components_from
 from titan_core.plugins.discovery import REGISTRATION_HOOKS, discover
-from titan_core.plugins.guard import Origin, checked_definition, checked_problems
+from titan_core.plugins.guard import Origin
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.plugins.registry import Registry
+from titan_core.plugins.results import RETURNS
 
 INSTALLED = discover()
 ORIGIN = Origin("odd", "titan-odd", "1.2", "transform 'odd'")
@@ -376,18 +378,31 @@ def test_the_path_of_a_model_is_the_users() -> None:
         ORIGIN.guard("find_model", find)(__file__)
 
 
-def test_a_definition_is_guarded_too() -> None:
+def definition(**changed: Any) -> ModelDefinition:
+    """Return a definition whose functions fail."""
 
     def fails(*_: object) -> Any:
         raise ZeroDivisionError
 
-    layout: Any = SimpleNamespace()
-    made = checked_definition(ORIGIN, ModelDefinition(layout=layout, build=fails, num_params=1, flops_per_token=fails))
-    for call in (made.build, lambda: made.flops_per_token(3)):
+    layout = ModelLayout(
+        num_blocks=1, dim=1, vocab_size=1, max_seq_len=1, embedding=(), blocks="blocks", head=(), buffers={"*": fails},
+        mixers={"m": Mixer(kind="odd", divided=Ref("odd:raises"))},
+    )  # fmt: skip
+    made = ModelDefinition(layout=layout, build=fails, num_params=1, flops_per_token=fails)
+    of_layout = {name: value for name, value in changed.items() if name in ModelLayout.__dataclass_fields__}
+    own = {name: value for name, value in changed.items() if name not in of_layout}
+    return replace(made, layout=replace(layout, **of_layout), **own)
+
+
+def test_a_definition_is_guarded_too() -> None:
+    made = RETURNS["Model.define"](ORIGIN, definition())
+    divided = made.layout.mixers["m"].divided
+    assert divided.origin is ORIGIN
+    for call in (made.build, lambda: made.flops_per_token(3), made.layout.buffers["*"]):
         with pytest.raises(PluginFailure, match="plugin 'odd'"):
             call()
 
 
 def test_problems_come_back_as_a_list() -> None:
-    found = ORIGIN.call("check", lambda: (Problem("a", "b") for _ in range(2)), (), checked_problems)
+    found = ORIGIN.call("check", lambda: (Problem("a", "b") for _ in range(2)), (), RETURNS["Transform.check"])
     assert [str(problem) for problem in found] == ["a: b", "a: b"]

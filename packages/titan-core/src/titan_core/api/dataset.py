@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from titan_core.api.batch_plan import BatchPlan
 from titan_core.api.build_context import BuildContext, S
+from titan_core.api.errors import PartOfContract
 from titan_core.api.ref import Ref
 from titan_core.api.tokenizer import TextTokenizer, TokenizerContext, TokenizerSpec
 
@@ -41,7 +42,7 @@ OnEnd = Literal["repeat", "stop", "once"]
 short and nothing after it (``once``)."""
 
 
-class CorruptRecord(Exception):
+class CorruptRecord(PartOfContract):
     """A record that does not contain a document. The next one can be read; ``data.on_corrupt`` decides whether to.
 
     Args:
@@ -54,7 +55,7 @@ class CorruptRecord(Exception):
         self.place, self.why, self.fix = place, why, fix
 
 
-class ExcludedRecord(Exception):
+class ExcludedRecord(PartOfContract):
     """A record that the dataset's settings exclude. It is skipped, counted and logged. The next one can be read.
 
     Args:

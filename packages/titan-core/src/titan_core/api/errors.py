@@ -119,6 +119,11 @@ def _folded(name: str) -> str:
     return name.casefold().replace("-", "_")
 
 
+class PartOfContract(Exception):
+    """An exception by which a plugin's function says something to the core, as its documentation states. All others are
+    failures of the plugin."""
+
+
 class PluginFailure(UserError):
     """A plugin's code raised an exception that is not meant for users, or returned a wrong result. The original exception is
     the ``__cause__``."""

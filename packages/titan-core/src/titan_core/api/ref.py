@@ -18,14 +18,17 @@ class CodeOrigin(Protocol):
     def failure(self, why: str) -> UserError:
         """Return an error that names the plugin, ``why`` and the fix."""
 
-    def guard_ref(self, purpose: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``function`` guarded. The component field in ``purpose`` selects the check of its result."""
+    def guard(
+        self, what: str, function: Callable[..., Any], check: Callable[[Any, Any], Any] | None = None
+    ) -> Callable[..., Any]:
+        """Return ``function`` guarded. Errors refer to it as ``what``. ``check`` receives the origin and the result, and
+        returns the result to use."""
 
-    def guard(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``function`` guarded. Errors refer to it as ``what``."""
+    def guard_ref(self, row: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``function`` guarded. The component field ``row`` (``Class.field``) selects the check of its result."""
 
-    def guard_wrapper(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a hook wrapper, which is a generator function, guarded. Errors refer to it as ``what``."""
+    def guard_hook(self, hook: str, function: Callable[..., Any], wraps: bool) -> Callable[..., Any]:
+        """Return a lifecycle hook guarded; ``wraps``: it is a wrapper, a generator function."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Ref(Generic[T]):
     origin: CodeOrigin | None = field(default=None, compare=False, kw_only=True)
     """The plugin of the component. Discovery sets it, which guards every call."""
     purpose: str = field(default="", compare=False, kw_only=True)
-    """The component field that holds the reference, such as ``check``. Discovery sets it."""
+    """The field that holds the reference, such as ``Dataset.check``. Discovery sets it."""
 
     def __post_init__(self) -> None:
         module, colon, attribute = self.target.partition(":")
@@ -53,7 +56,8 @@ class Ref(Generic[T]):
             UserError: the module cannot be imported, or lacks the attribute.
         """
         module_name, _, attribute = self.target.partition(":")
-        where = f"plugin code {self.target!r}" if self.origin is None else f"{self.origin}: {self.purpose} = {self.target!r}"
+        field = self.purpose.rpartition(".")[2]
+        where = f"plugin code {self.target!r}" if self.origin is None else f"{self.origin}: {field} = {self.target!r}"
         try:
             module = importlib.import_module(module_name)
         except (Exception, SystemExit) as error:
@@ -72,5 +76,5 @@ class Ref(Generic[T]):
         if self.origin is None:
             return cast(T, found)
         if not callable(found):
-            raise self.origin.failure(f"{self.purpose} = {self.target!r} is not a function, but {type(found).__name__}")
+            raise self.origin.failure(f"{field} = {self.target!r} is not a function, but {type(found).__name__}")
         return cast(T, self.origin.guard_ref(self.purpose, found))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from titan_core.api.batch import Batch
+from titan_core.api.errors import PartOfContract
 from titan_core.api.microbatch import AuxiliaryLosses, Microbatch
 from titan_core.api.model_part import ModelPart
 
@@ -55,7 +56,7 @@ class StepInput:
         return [Microbatch(batch, self.step, self.seed, self.auxiliary, weight) for batch in self.batches]
 
 
-class StepAbandoned(Exception):
+class StepAbandoned(PartOfContract):
     """A step runner raises it, on all ranks, to abandon the step. The trainer discards the gradients and starts again: with
     the same step, or with the one after :attr:`titan_core.api.events.RunStart.state` if the runner has replaced it."""
 

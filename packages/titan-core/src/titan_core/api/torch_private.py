@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -155,6 +155,16 @@ def multiply_(tensors: Sequence[Tensor], factor: Tensor) -> None:
 def version_of(tensor: Tensor) -> int:
     """Return autograd's count of the in-place changes to ``tensor``."""
     return tensor._version
+
+
+def versions_of(tensors: Iterable[Tensor]) -> list[int]:
+    """Return :func:`version_of` each of ``tensors``, some 40 ns each."""
+    return [tensor._version for tensor in tensors]
+
+
+def local_tensor(tensor: DTensor) -> Tensor:
+    """Return this rank's shard itself, where ``to_local`` returns a view."""
+    return tensor._local_tensor
 
 
 def number_of_hooks(module: nn.Module) -> int:

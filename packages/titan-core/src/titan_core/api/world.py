@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from titan_core.api.errors import UserError
+from titan_core.api.errors import PluginFailure, UserError
 from titan_core.api.job_mesh import JobMesh
 from titan_core.api.mesh import MeshDim, MeshPlan
 
@@ -143,10 +143,11 @@ class World:
         Raises:
             UserError: some rank has a mistake; lists the problems of all ranks.
         """
-        by_rank = (error.problems for error in self.gather(mistake) if error is not None)
-        problems = dict.fromkeys(problem for problems in by_rank for problem in problems)
+        errors = [error for error in self.gather(mistake) if error is not None]
+        problems = dict.fromkeys(problem for error in errors for problem in error.problems)
         if problems:
-            raise UserError(*problems) from mistake
+            of_plugin = any(isinstance(error, PluginFailure) for error in errors)
+            raise (PluginFailure if of_plugin else UserError)(*problems) from mistake
 
 
 def gather_objects(value: T) -> list[T]:

@@ -33,7 +33,16 @@ class LogicalShard:
         self._index, self._per_step = index, plan.global_size // plan.logical_shards
         self._global_size, self._length = plan.global_size, plan.seq_len + 1
         self._streams = [
-            TokenStream(source, tokenizer, index, plan.logical_shards, spec.on_end, dataset.name, reader)
+            TokenStream(
+                source,
+                tokenizer,
+                index,
+                plan.logical_shards,
+                spec.on_end,
+                dataset.name,
+                reader,
+                (dataset.build.origin, spec.tokenizer.origin),
+            )
             for dataset, source, reader in zip(spec.datasets, sources, readers, strict=True)
         ]
         self._taken = 0

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from titan_core.api.dataset import Document, DocumentShard, DocumentSource, OnEnd, State, WeightedTokens
 from titan_core.api.errors import UserError
+from titan_core.api.ref import CodeOrigin
 from titan_core.api.tokenizer import TextTokenizer, token_ids
 from titan_core.api.tools.reading import DocumentReader
 from titan_core.data.buffered_shuffle import BufferedShuffle
@@ -51,7 +52,12 @@ class TokenStream:
         on_end: OnEnd,
         name: str,
         reader: DocumentReader,
+        origins: tuple[CodeOrigin | None, CodeOrigin | None] = (None, None),
     ) -> None:
+        """
+        Args:
+            origins: the plugins of the source and of the tokenizer, for errors.
+        """
         self._source = source
         self._tokenizer = tokenizer
         self._index = index
@@ -60,6 +66,7 @@ class TokenStream:
         self._name = name
         self._shard_name = ShardName(name, index, count)
         self._reader = reader
+        self._origins = origins
         self._vocab_size = tokenizer.vocab_size
         self._nothing = numpy.asarray(tokenizer.encode_document(""))
         self._start_epoch(epoch=0)
@@ -185,7 +192,7 @@ class TokenStream:
         """Return the document's ids and their weights as targets.
 
         Raises:
-            UserError: an id is outside of the vocabulary, or the weights are invalid.
+            PluginFailure: an id is outside of the vocabulary, or the weights are invalid.
         """
         try:
             if isinstance(document, WeightedTokens):
@@ -194,11 +201,11 @@ class TokenStream:
             tokens = self._tokenizer.encode_document(document) if isinstance(document, str) else document
             return token_ids(tokens, self._vocab_size), None
         except ValueError as error:
-            raise UserError.one(
-                self._place(state),
-                str(error),
-                f"fix the plugin of the {'tokenizer' if isinstance(document, str) else 'dataset'}, which returned them",
-            ) from None
+            origin = self._origins[isinstance(document, str)]
+            if origin is not None:
+                raise origin.failure(f"{self._place(state)}: {error}") from None
+            fix = f"fix the plugin of the {'tokenizer' if isinstance(document, str) else 'dataset'}, which returned them"
+            raise UserError.one(self._place(state), str(error), fix) from None
 
     def _place(self, state: State) -> str:
         return f"{self._shard_name}, document at {state}"

@@ -13,13 +13,13 @@ from pydantic import BaseModel, ValidationError
 
 from titan_core.api.command import Command
 from titan_core.api.components import Component, Phase
-from titan_core.api.health import HealthCheck
 from titan_core.api.mesh import MeshDim, MeshView
-from titan_core.api.metric_log import MetricLogger
 from titan_core.api.ref import Ref
 from titan_core.api.section import Section
 from titan_core.api.weights import WeightFormat
-from titan_core.plugins.guard import RESULT_CHECKS, Origin, shown
+from titan_core.plugins.guard import Origin
+from titan_core.plugins.guarded_object import shown
+from titan_core.plugins.results import RETURNS, owned
 
 MOST_COMPONENTS = 10_000
 """Limit for one hook, which may be an endless generator."""
@@ -72,20 +72,28 @@ def flaw_of(component: Component) -> str:
 def with_origin(component: Component, origin: Origin) -> Component:
     """Return ``component`` with every function guarded, so that its exceptions are reported with the plugin's name."""
     origin = replace(origin, component=f"{component.kind} {component.name!r}")
-    guarded: dict[str, Any] = {}
-    for field in fields(component):
-        value = getattr(component, field.name)
-        if field.name == "run" and isinstance(component, Command) and not origin.removable:
-            continue  # the core's commands train jobs, and report their exceptions themselves
-        if field.name == "build" and isinstance(component, MetricLogger):
-            continue  # a logger that fails is switched off, and the run continues
-        if isinstance(value, Ref):
-            # A health check yields results, which are printed as they come; other checks yield problems.
-            purpose = component.kind if isinstance(component, HealthCheck) else field.name
-            guarded[field.name] = replace(value, origin=origin, purpose=purpose)
-        elif field.name == "active":
-            guarded[field.name] = origin.guard(field.name, value, RESULT_CHECKS[field.name])
+    guarded = _guarded_fields(component, origin)
+    if isinstance(component, Command) and not origin.removable:
+        del guarded["run"]  # the core's commands train jobs, and report their exceptions themselves
     return replace(component, **guarded)
+
+
+def _guarded_fields(holder: Component | WeightFormat, origin: Origin) -> dict[str, Any]:
+    guarded: dict[str, Any] = {}
+    for field in fields(holder):
+        value = getattr(holder, field.name)
+        if isinstance(value, Ref):
+            guarded[field.name] = owned(value, origin, row_of(type(holder), field.name))
+        elif str(field.type).startswith("Callable["):
+            guarded[field.name] = origin.guard(field.name, value, RETURNS[row_of(type(holder), field.name)])
+        elif str(field.type).startswith("tuple[WeightFormat"):
+            guarded[field.name] = tuple(replace(one, **_guarded_fields(one, origin)) for one in value)
+    return guarded
+
+
+def row_of(kind: type, field: str) -> str:
+    """Return the row of :data:`RETURNS` for a field of ``kind``, which may be a subclass of a component's class."""
+    return next(row for cls in kind.__mro__ if (row := f"{cls.__name__}.{field}") in RETURNS)
 
 
 def _flaw_of_name(component: Component) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec
 
 import pluggy
 
@@ -14,40 +15,85 @@ from titan_core.api import hookspecs
 from titan_core.api.job import Job, JobFact
 from titan_core.api.metric_log import Record
 from titan_core.api.ref import CodeOrigin
-from titan_core.api.tools.plain_json import survives_json
 from titan_core.api.tools.random_state import same_generators
+from titan_core.plugins.discovery import REGISTRATION_HOOKS
+from titan_core.plugins.guarded_object import WrongResult
+from titan_core.plugins.results import RETURNS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from titan_core.api.events import (
-        EndedRun,
-        Finding,
-        NextCommand,
-        PendingUpdate,
-        RunStart,
-        Sample,
-        StepReport,
-        TrainEnd,
-        ValidationReport,
-    )
-
+    from titan_core.api.events import EndedRun, NextCommand, PendingUpdate
+    from titan_core.plugins.unchanged import Unchanged
 
 log = logging.getLogger(__name__)
-L = TypeVar("L")
+P = ParamSpec("P")
+
+ANSWERED: Final = (
+    "titan_job_facts",
+    "titan_before_update",
+    "titan_figures",
+    "titan_save_state",
+    "titan_state_tensors",
+    "titan_next_commands",
+)
+"""Hooks whose answers the core combines. They cannot be wrapped."""
+
+
+CHECKED: Final = ("titan_gradients_complete", "titan_before_update", "titan_step_end")
+"""Hooks after which the tensors of the run are compared: those that see a step's tensors."""
+
+
+class _Caller:
+    """Stands for the owner of an observer that belongs to no plugin. Its exceptions are its caller's."""
+
+    def __init__(self, observer: object) -> None:
+        self._observer = observer
+
+    def failure(self, why: str) -> ValueError:
+        return ValueError(f"{self._observer!r}: {why}")
+
+    def guard_hook(self, hook: str, function: Callable[..., Any], wraps: bool) -> Callable[..., Any]:
+        def checked(*arguments: Any) -> Any:
+            try:
+                return RETURNS[hook](self, function(*arguments))  # type: ignore[arg-type] # guards nothing in the result
+            except WrongResult as error:
+                raise ValueError(f"{hook} of {self._observer!r} {error}") from None
+
+        return function if wraps else checked
+
+
+def _notification(spec: Callable[P, Any], random: bool = True) -> Callable[Concatenate[Lifecycle, P], None]:
+    """Return the method that calls the hook ``spec``, whose answers are ignored.
+
+    Args:
+        random: whether random generators are guarded. During another thread's step there is no state to restore.
+    """
+    hook, names = spec.__name__, list(inspect.signature(spec).parameters)
+
+    def call(lifecycle: Lifecycle, /, *arguments: P.args, **keywords: P.kwargs) -> None:
+        lifecycle.call(hook, {**dict(zip(names, arguments, strict=False)), **keywords}, random)
+
+    call.__doc__ = f"See :func:`titan_core.api.hookspecs.{hook}`."
+    return call
 
 
 class Lifecycle:
     """Calls every registered observer: plugin modules, debuggers and metric loggers.
 
-    Hooks leave random generators unchanged: see :func:`same_generators`.
+    Hooks leave random generators unchanged (:func:`same_generators`), and the tensors of the run
+    (:class:`~titan_core.plugins.unchanged.Unchanged`).
     """
 
     def __init__(self, observers: Iterable[ModuleType | object] = ()) -> None:
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
+        self._owners: dict[int, CodeOrigin | _Caller] = {}
         self._tensors_collected = False  # by a checkpoint, which loads into the tensors collected first
         self._restored: Mapping[str, Any] | None = None  # for observers that register later, such as metric loggers
+        self._parameters: list[Tensor] = []  # of the run, once it starts
+        self._checked: set[str] = set()  # hooks of observers that are not the core's
+        self._unchanged: Unchanged | None = None  # while a hook is called
         for observer in observers:
             self.register(observer)
 
@@ -56,6 +102,7 @@ class Lifecycle:
         observer: ModuleType | object,
         failed: Callable[[Exception], None] | None = None,
         origin: CodeOrigin | None = None,
+        changes_weights: bool = False,
     ) -> None:
         """Call the lifecycle hooks of ``observer`` from now on. An observer without hooks costs nothing.
 
@@ -63,22 +110,38 @@ class Lifecycle:
             failed: receives exceptions of the observer's hooks, which then do not end the run.
             origin: the plugin that owns the observer. Errors of its hooks then name the plugin
                 (:class:`~titan_core.api.errors.PluginFailure`).
+            changes_weights: whether its hooks may change weights and gradients in place.
 
         Raises:
-            pluggy.PluginValidationError: a hook is misspelt or has a wrong signature.
-            ValueError: the observer has state tensors, and registers after they were collected.
+            PluginFailure: a hook is misspelt, has a wrong signature, wraps a hook that is answered, or returns tensors
+                although it registers after they were collected; a ValueError for an observer that belongs to no plugin.
         """
-        self._manager.register(observer)
-        self._manager.check_pending()
+        owner = self._owners[id(observer)] = origin or _Caller(observer)
+        try:
+            self._manager.register(observer)
+            self._manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            if self._manager.is_registered(observer):
+                self._manager.unregister(observer)
+            raise owner.failure(" ".join(str(error).split())) from error
         for caller in self._manager.get_hookcallers(observer) or ():
+            if caller.name in REGISTRATION_HOOKS:
+                continue  # called at discovery
             if caller.name == "titan_state_tensors" and self._tensors_collected:
-                raise ValueError(
-                    f"{observer!r} implements titan_state_tensors, but metric loggers are built after the restore"
-                )
+                raise owner.failure("implements titan_state_tensors, but metric loggers are built after the restore")
             for implementation in caller.get_hookimpls():
-                if implementation.plugin is observer:
-                    function = _guarded(caller.name, implementation, failed, origin)
-                    setattr(implementation, "function", function)  # noqa: B010 - public, but declared final
+                if implementation.plugin is not observer:
+                    continue
+                wraps = implementation.wrapper or implementation.hookwrapper
+                if wraps and caller.name in ANSWERED:
+                    raise owner.failure(f"wraps {caller.name}, whose answers belong to the observers that give them")
+                function = owner.guard_hook(caller.name, implementation.function, wraps)
+                if not wraps and caller.name in CHECKED and not type(observer).__module__.startswith("titan_core."):
+                    self._checked.add(caller.name)
+                    function = self._watched(caller.name, function, owner, changes_weights)
+                if failed is not None:
+                    function = _forgiven(function, failed)
+                setattr(implementation, "function", function)  # noqa: B010 - public, but declared final
 
         if self._restored is not None:
             others = [other for _, other in self._manager.list_name_plugin() if other is not observer]
@@ -89,112 +152,29 @@ class Lifecycle:
         if self._manager.is_registered(observer):
             self._manager.unregister(observer)
 
-    def job_assembled(self, job: Job) -> None:
-        """See :func:`titan_core.api.hookspecs.titan_job_assembled`."""
-        self._manager.hook.titan_job_assembled(job=job)
+    def watch(self, parameters: Iterable[Tensor]) -> None:
+        """Check from now on that hooks change neither ``parameters`` nor their gradients."""
+        from titan_core.plugins.unchanged import with_shards  # imports torch
 
-    def job_facts(self, job: Job) -> list[JobFact]:
-        """See :func:`titan_core.api.hookspecs.titan_job_facts`. Return the facts of all plugins.
+        self._parameters = with_shards(parameters)
 
-        Raises:
-            ValueError: an answer contains something else.
-        """
-        return self._listed(self._manager.hook.titan_job_facts, job, JobFact)
-
-    def train_start(self, run: RunStart) -> None:
-        """See :func:`titan_core.api.hookspecs.titan_train_start`."""
-        self._call(self._manager.hook.titan_train_start, run=run)
-
-    def step_start(self, step: int) -> None:
-        """See :func:`titan_core.api.hookspecs.titan_step_start`."""
-        self._call(self._manager.hook.titan_step_start, step=step)
-
-    def step_cancelled(self, step: int) -> None:
-        """See :func:`titan_core.api.hookspecs.titan_step_cancelled`."""
-        self._call(self._manager.hook.titan_step_cancelled, step=step)
-
-    def gradients_complete(self, step: int) -> None:
-        """See :func:`titan_core.api.hookspecs.titan_gradients_complete`."""
-        self._call(self._manager.hook.titan_gradients_complete, step=step)
-
-    def before_update(self, update: PendingUpdate) -> bool | Tensor:
-        """See :func:`titan_core.api.hookspecs.titan_before_update`. Return whether to skip the update: a tensor if the
-        device has yet to decide.
-
-        Raises:
-            TypeError: an observer returned neither a bool, nor a 0-d bool tensor, nor ``None``.
-        """
-        answers = self._call(self._manager.hook.titan_before_update, update=update)  # pluggy drops None
-        if not answers:
-            return False
-        from titan_core.api.tools.deferred_reports import any_of  # imports torch
-
-        return any_of(answers)
-
-    def step_end(self, report: StepReport) -> None:
-        """See :func:`titan_core.api.hookspecs.titan_step_end`."""
-        self._call(self._manager.hook.titan_step_end, report=report)
-
-    def figures(self, record: Record) -> dict[str, float | int | None]:
-        """See :func:`titan_core.api.hookspecs.titan_figures`. Return the figures of all observers.
-
-        Raises:
-            ValueError: an observer did not return a mapping to numbers, or a figure is already in use.
-        """
-        merged: dict[str, float | int | None] = {}
-        for implementation in self._manager.hook.titan_figures.get_hookimpls():
-            with same_generators():
-                figures = implementation.function(*[record] * len(implementation.argnames)) or {}
-            if not isinstance(figures, Mapping) or not all(
-                isinstance(figure, float | int | None) for figure in figures.values()
-            ):
-                raise ValueError(f"titan_figures of {implementation.plugin!r} must return a mapping from names to numbers")
-            if clash := (record.keys() | merged.keys()) & figures.keys():
-                raise ValueError(
-                    f"titan_figures of {implementation.plugin!r} returned {min(clash)!r}, which is already in use"
-                )
-            merged |= figures
-        return merged
-
-    def validation_end(self, report: ValidationReport) -> None:
-        """See :func:`titan_core.api.hookspecs.titan_validation_end`."""
-        self._call(self._manager.hook.titan_validation_end, report=report)
-
-    def sample(self, sample: Sample) -> None:
-        """See :func:`titan_core.api.hookspecs.titan_sample`."""
-        self._call(self._manager.hook.titan_sample, sample=sample)
-
-    def save_state(self) -> dict[str, Any]:
-        """See :func:`titan_core.api.hookspecs.titan_save_state`. Return the state of all observers.
-
-        Raises:
-            ValueError: two observers use one name, or JSON cannot represent a state.
-        """
-        return _merged(
-            self._manager.hook.titan_save_state,
-            lambda state: isinstance(state, dict) and survives_json(state),
-            "must return a dict of plain values with string keys, because it is saved as JSON",
-        )
-
-    def state_tensors(self) -> dict[str, Tensor]:
-        """See :func:`titan_core.api.hookspecs.titan_state_tensors`. Return the tensors of all observers.
-
-        Raises:
-            ValueError: two observers use one name, or one did not return a mapping to tensors.
-        """
-        self._tensors_collected = True
-        return _merged(
-            self._manager.hook.titan_state_tensors, _maps_to_tensors, "must return a mapping from names to tensors"
-        )
+    job_assembled = _notification(hookspecs.titan_job_assembled)
+    train_start = _notification(hookspecs.titan_train_start)
+    step_start = _notification(hookspecs.titan_step_start)
+    step_cancelled = _notification(hookspecs.titan_step_cancelled)
+    gradients_complete = _notification(hookspecs.titan_gradients_complete)
+    step_end = _notification(hookspecs.titan_step_end)
+    validation_end = _notification(hookspecs.titan_validation_end)
+    sample = _notification(hookspecs.titan_sample)
+    checkpoint_saved = _notification(hookspecs.titan_checkpoint_saved)
+    finding = _notification(hookspecs.titan_finding, random=False)
+    flush = _notification(hookspecs.titan_flush)
+    train_end = _notification(hookspecs.titan_train_end)
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """See :func:`titan_core.api.hookspecs.titan_restore_state`."""
         self._restored = state
-        self._call(self._manager.hook.titan_restore_state, state=state)
-
-    def checkpoint_saved(self, step: int, path: str) -> None:
-        """See :func:`titan_core.api.hookspecs.titan_checkpoint_saved`."""
-        self._call(self._manager.hook.titan_checkpoint_saved, step=step, path=path)
+        self.call("titan_restore_state", {"state": state})
 
     def checkpoint_failed(self, step: int, why: str) -> None:
         """See :class:`titan_core.api.checkpoint.CheckpointEvents`. Reported as a finding."""
@@ -202,16 +182,50 @@ class Lifecycle:
 
         self.finding(Finding("checkpoint", why, step))
 
-    def finding(self, finding: Finding) -> None:
-        """See :func:`titan_core.api.hookspecs.titan_finding`. Any thread may call it, so the caller must guard random
-        generators: during another thread's step there is no state to restore."""
-        self._manager.hook.titan_finding(finding=finding)
+    def before_update(self, update: PendingUpdate) -> bool | Tensor:
+        """See :func:`titan_core.api.hookspecs.titan_before_update`. Return whether to skip the update: a tensor if the
+        device has yet to decide."""
+        answers = [answer for _, answer in self._answers("titan_before_update", {"update": update}) if answer is not None]
+        if not answers:
+            return False
+        from titan_core.api.tools.deferred_reports import any_of  # imports torch
 
-    def flush(self, step: int) -> None:
-        """See :func:`titan_core.api.hookspecs.titan_flush`."""
-        self._call(self._manager.hook.titan_flush, step=step)
+        return any_of(answers)
 
-    def failed(self, error: BaseException, end: TrainEnd) -> None:
+    def figures(self, record: Record) -> dict[str, float | int | None]:
+        """See :func:`titan_core.api.hookspecs.titan_figures`. Return the figures of all observers.
+
+        Raises:
+            PluginFailure: a figure is already in use.
+        """
+        return self._merged("titan_figures", {"record": record}, record)
+
+    def save_state(self) -> dict[str, Any]:
+        """See :func:`titan_core.api.hookspecs.titan_save_state`. Return the state of all observers.
+
+        Raises:
+            PluginFailure: two observers use one name.
+        """
+        return self._merged("titan_save_state", {})
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """See :func:`titan_core.api.hookspecs.titan_state_tensors`. Return the tensors of all observers.
+
+        Raises:
+            PluginFailure: two observers use one name.
+        """
+        self._tensors_collected = True
+        return self._merged("titan_state_tensors", {})
+
+    def job_facts(self, job: Job) -> list[JobFact]:
+        """See :func:`titan_core.api.hookspecs.titan_job_facts`. Return the facts of all plugins."""
+        return [fact for _, facts in self._answers("titan_job_facts", {"job": job}) for fact in facts]
+
+    def next_commands(self, run: EndedRun) -> list[NextCommand]:
+        """See :func:`titan_core.api.hookspecs.titan_next_commands`. Return the commands of all plugins and observers."""
+        return [command for _, commands in self._answers("titan_next_commands", {"run": run}) for command in commands]
+
+    def failed(self, error: BaseException, end: object) -> None:
         """Call ``titan_exception`` and ``titan_train_end`` of every observer, because ``error`` ended the run.
 
         An observer's own failure is logged; it neither hides ``error`` nor keeps the hooks of other observers from running.
@@ -225,87 +239,71 @@ class Lifecycle:
                 except Exception:  # must not hide the error that ended the run; logged with its traceback
                     log.exception("observer %r failed in %s", observer, name)
 
-    def train_end(self, end: TrainEnd) -> None:
-        """See :func:`titan_core.api.hookspecs.titan_train_end`."""
-        self._manager.hook.titan_train_end(end=end)
+    def call(self, hook: str, arguments: dict[str, Any], random: bool = True) -> None:
+        """Call all implementations of ``hook``. A hook without any skips the guards, which cost some 15 µs."""
+        caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
+        if caller.get_hookimpls():
+            with self._guards(hook, arguments) if random else nullcontext():
+                caller(**arguments)
 
-    def next_commands(self, run: EndedRun) -> list[NextCommand]:
-        """See :func:`titan_core.api.hookspecs.titan_next_commands`. Return the commands of all plugins and observers.
-
-        Raises:
-            ValueError: an answer contains something else.
-        """
-        from titan_core.api.events import NextCommand  # imports torch
-
-        return self._listed(self._manager.hook.titan_next_commands, run, NextCommand)
-
-    @staticmethod
-    def _listed(hook: pluggy.HookCaller, argument: object, kind: type[L]) -> list[L]:
-        """Return the items of all answers to ``hook``.
-
-        Raises:
-            ValueError: an answer contains something else than ``kind``.
-        """
-        found: list[L] = []
-        for implementation in reversed(hook.get_hookimpls()):
-            answer: Any = implementation.function(*[argument] * len(implementation.argnames)) or []
-            if not isinstance(answer, Sequence) or not all(isinstance(one, kind) for one in answer):
-                raise ValueError(f"{hook.name} of {implementation.plugin!r} must return a list of {kind.__name__}")
-            found += answer
+    def _answers(self, hook: str, arguments: dict[str, Any]) -> list[tuple[CodeOrigin | _Caller, Any]]:
+        """Return the answer of each implementation of ``hook``, ``None`` included, with its owner."""
+        implementations = getattr(self._manager.hook, hook).get_hookimpls()
+        if not implementations:
+            return []
+        found = []
+        with self._guards(hook, arguments):
+            for one in reversed(implementations):
+                answer = one.function(*(arguments[name] for name in one.argnames))
+                found.append((self._owners[id(one.plugin)], answer))
         return found
 
-    @staticmethod
-    def _call(hook: pluggy.HookCaller, **arguments: Any) -> list[Any]:
-        """Return the answers of all implementations of ``hook``. A hook without any skips the guard of the random
-        generators, which costs 15 µs."""
-        if not hook.get_hookimpls():
-            return []
-        with same_generators():
-            answers: list[Any] = hook(**arguments)
-        return answers
+    def _merged(self, hook: str, arguments: dict[str, Any], taken: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the merged mappings that all implementations of ``hook`` return.
+
+        Args:
+            taken: names that they must not return.
+
+        Raises:
+            PluginFailure: two observers return one name.
+        """
+        merged: dict[str, Any] = {}
+        for owner, found in self._answers(hook, arguments):
+            if clash := (merged.keys() | (taken or {}).keys()) & found.keys():
+                raise owner.failure(f"{hook} returned {min(clash)!r}, which is already in use: names must be unique")
+            merged |= found
+        return merged
+
+    @contextmanager
+    def _guards(self, hook: str, arguments: Mapping[str, Any]) -> Iterator[None]:
+        """Let implementations of ``hook`` leave random generators, the tensors in ``arguments``, weights and gradients as
+        they are."""
+        before = self._unchanged
+        self._unchanged = None
+        if hook in self._checked:
+            from titan_core.plugins.unchanged import Unchanged  # imports torch
+
+            argument = next(iter(arguments.values()))
+            self._unchanged = Unchanged(argument, self._parameters, gradients=hook == "titan_before_update")
+        try:
+            with same_generators():
+                yield
+        finally:
+            self._unchanged = before
+
+    def _watched(
+        self, hook: str, function: Callable[..., Any], owner: CodeOrigin | _Caller, changes_weights: bool
+    ) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            result = function(*arguments)
+            if self._unchanged is not None and (changed := self._unchanged.first_changed(changes_weights)):
+                raise owner.failure(f"{hook} changed {changed}; observers must leave the tensors of a run as they are")
+            return result
+
+        return call
 
 
-def _merged(hook: pluggy.HookCaller, is_valid: Callable[[Any], bool], rule: str) -> dict[str, Any]:
-    """Return the merged results of all observers that implement ``hook``.
-
-    Args:
-        is_valid: whether a result is what the hook must return, as ``rule`` says.
-
-    Raises:
-        ValueError: a result is not valid, or two observers use one name.
-    """
-    merged: dict[str, Any] = {}
-    for implementation in hook.get_hookimpls():
-        with same_generators():
-            found: Any = implementation.function() or {}
-        if not is_valid(found):
-            raise ValueError(f"{hook.name} of {implementation.plugin!r} {rule}")
-        if clash := merged.keys() & found.keys():
-            raise ValueError(f"two observers return the name {min(clash)!r} from {hook.name}: names must be unique")
-        merged |= found
-    return merged
-
-
-def _maps_to_tensors(tensors: object) -> bool:
-    if not isinstance(tensors, Mapping):
-        return False
-    torch: Any = sys.modules.get("torch")  # if torch is not imported, no tensor exists
-    return all(isinstance(name, str) and torch and isinstance(value, torch.Tensor) for name, value in tensors.items())
-
-
-def _guarded(
-    hook: str,
-    implementation: pluggy.HookImpl,
-    failed: Callable[[Exception], None] | None,
-    origin: CodeOrigin | None,
-) -> Callable[..., Any]:
-    function = implementation.function
-    if origin is not None:
-        guard = origin.guard_wrapper if implementation.wrapper or implementation.hookwrapper else origin.guard
-        function = guard(hook, function)
-    if failed is None:
-        return function
-
+def _forgiven(function: Callable[..., Any], failed: Callable[[Exception], None]) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         try:
             return function(*arguments)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from titan_core.api.errors import PluginFailure
 from titan_core.api.events import Finding, RunStart
 from titan_core.api.metric_log import LoggerContext, MetricLog, MetricLogger, Record
 from titan_core.plugins.lifecycle import Lifecycle
@@ -39,11 +40,11 @@ class Loggers:
                 section = component.section_in(facts.config)
                 context = LoggerContext(section=section, facts=facts, run=run, device_name=device_name)
                 logger = component.build.load()(context)
+                self._lifecycle.register(logger, failed=partial(self._failed, name), origin=component.build.origin)
             except Exception as error:  # noqa: BLE001 - reported; a logger must not end the run
                 self._switch_off(name, error)
                 continue
             self._running[name] = logger
-            self._lifecycle.register(logger, failed=partial(self._failed, name))
 
     def log(self, record: Record) -> None:
         """Pass ``record`` to each logger."""
@@ -69,18 +70,22 @@ class Loggers:
         return worked
 
     def _failed(self, name: str, error: Exception) -> None:
-        if not isinstance(error, OSError) or error.errno not in TRANSIENT:
+        cause = error.__cause__ if isinstance(error, PluginFailure) else error
+        if not isinstance(cause, OSError) or cause.errno not in TRANSIENT:
             self._switch_off(name, error)
             return
         if not self._missed[name]:
-            log.warning("metric logger %r failed and will be retried at the next step: %s", name, error.strerror)
+            log.warning("metric logger %r failed and will be retried at the next step: %s", name, cause.strerror)
         self._missed[name] += 1
 
     def _switch_off(self, name: str, error: Exception) -> None:
         logger = self._running.pop(name, None)
         if logger is not None:
             self._lifecycle.unregister(logger)
-        message = f"metric logger {name!r} failed and is switched off: {type(error).__name__}: {error}"
+        why = f"{type(error).__name__}: {error}"
+        if isinstance(error, PluginFailure):
+            why = f"{error.problems[0].where}: {error.problems[0].why}"
+        message = f"metric logger {name!r} failed and is switched off: {why}"
         log.warning("%s; training continues without it", message)
         log.debug("traceback of the failure", exc_info=error)
         if self._run is not None:

@@ -34,7 +34,7 @@ def register_transform_observers(job: Job, world: World, parts: list[ModelPart],
     for transform in job.transforms:
         if transform.observe is not None:
             observer = transform.observe.load()(parts, _context(transform, job, world))
-            lifecycle.register(observer, origin=job.registry.origin(transform))
+            lifecycle.register(observer, origin=job.registry.origin(transform), changes_weights=True)
 
 
 def build_optimizer(job: Job, world: World, parts: list[ModelPart]) -> Optimizer:

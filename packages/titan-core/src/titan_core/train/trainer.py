@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -175,6 +176,7 @@ class Trainer:
         if self.world.rank == 0:
             warn_if_unsaved(self.job)
         self.lifecycle.train_start(self.run_start())
+        self.lifecycle.watch(self.parameters)
         self.requests.complete(self.world)
         self.lifecycle.save_state()  # fails now, rather than at the first checkpoint, if a state cannot be saved
         compiles = any(transform.phase is Phase.COMPILE for transform in self.job.transforms)
@@ -289,7 +291,7 @@ class Trainer:
         with self.stopwatch.measure("optimizer"):
             gradients = local_gradients(self.parameters)
             grad_norm = global_norm(gradients, self.world)
-        lr = float(state.optimizer.param_groups[0]["lr"])
+        lr = self._learning_rate()
         repeated = self.run_step, inputs, state.parts
         repeat = partial(repeat_forward, *repeated), partial(repeat_backward, *repeated)
         pending = PendingUpdate(state.step + 1, losses.mean, losses.of_ranks, grad_norm, inputs.batches, *repeat)
@@ -323,6 +325,17 @@ class Trainer:
             auxiliary=losses.auxiliary,
             skipped=skipped,
         )
+
+    def _learning_rate(self) -> float:
+        """Return the learning rate of the first group.
+
+        Raises:
+            PluginFailure: the schedule has set one that is negative or not finite.
+        """
+        rates = [float(group["lr"]) for group in self.state.optimizer.param_groups]
+        if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
+            raise self.job.registry.origin(self.job.lr_schedule).failure(f"set the learning rates {rates}")
+        return rates[0]
 
     @contextmanager
     def _evaluation(self) -> Iterator[None]:

@@ -58,22 +58,13 @@ def in_flight(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda
 
 
-def any_of(answers: Sequence[object]) -> bool | torch.Tensor:
-    """Return whether one of the observers' ``answers`` is true; a tensor if that is in flight.
-
-    Raises:
-        TypeError: an answer is neither a bool nor a 0-d bool tensor.
-    """
+def any_of(answers: Sequence[bool | torch.Tensor]) -> bool | torch.Tensor:
+    """Return whether one of the observers' ``answers``, bools and 0-d bool tensors, is true; a tensor if that is in
+    flight."""
     flags = [answer for answer in answers if isinstance(answer, torch.Tensor)]
-    plain = [answer for answer in answers if isinstance(answer, bool)]
-    strange = [flag for flag in flags if flag.dtype is not torch.bool or flag.dim()]
-    if strange or len(flags) + len(plain) < len(answers):
-        raise TypeError(
-            f"titan_before_update of an observer returned one of {answers!r}; it must return a bool, a 0-d bool tensor or "
-            "None"
-        )
-    if any(plain) or not flags:
-        return any(plain)
+    plain = any(answer for answer in answers if isinstance(answer, bool))
+    if plain or not flags:
+        return plain
     flag = flags[0] if len(flags) == 1 else torch.stack(flags).any()
     return flag if in_flight(flag) else bool(flag)
 

@@ -1,0 +1,435 @@
+"""What the functions of a plugin must return: one row for each function of a component, each method of an object that one of
+them builds, and each lifecycle hook. A function without a row cannot be called."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from titan_core.api.dataset import WeightedTokens
+from titan_core.api.errors import Problem
+from titan_core.api.health import CheckResult
+from titan_core.api.job import JobFact
+from titan_core.api.planning import Costs
+from titan_core.api.ref import CodeOrigin, Ref
+from titan_core.api.tools.plain_json import survives_json
+from titan_core.api.weights import ForeignTensor, StoredModel
+from titan_core.plugins.guarded_object import Check, WrongResult, class_at, guarded_object, shown
+
+MOST_ITEMS = 1000
+"""Limit for the problems and results of one check, which may be an endless generator."""
+_END = object()
+
+
+def require(holds: bool, result: object, must: str) -> None:
+    """Raise that the function returned ``result`` and what it ``must`` do, unless the result ``holds``."""
+    if not holds:
+        raise WrongResult(f"returned {shown(result)}; it must {must}")
+
+
+def _a(kind: type, must: str = "", none: bool = False) -> Check:
+    """Return the check for an instance of ``kind`` (``bool`` is no ``int``), or ``None`` if that is allowed."""
+    must = must or f"return a {kind.__name__}" + (" or None" if none else "")
+
+    def check(origin: CodeOrigin, result: Any) -> Any:
+        right = isinstance(result, kind) and (kind is not int or not isinstance(result, bool))
+        require(right or (none and result is None), result, must)
+        return result
+
+    return check
+
+
+def _from(low: int, none: bool = False) -> Check:
+    """Return the check for a whole number of at least ``low``."""
+
+    def check(origin: CodeOrigin, result: Any) -> Any:
+        right = isinstance(result, int) and not isinstance(result, bool) and result >= low
+        must = f"be a whole number, at least {low}" + (", or None" if none else "")
+        if not (right or (none and result is None)):
+            raise WrongResult(f"is {shown(result)}; it must {must}")
+        return result
+
+    return check
+
+
+def _list_of(kind: type, none: bool = False) -> Check:
+    def check(origin: CodeOrigin, result: Any) -> Any:
+        if none and result is None:
+            return []
+        right = isinstance(result, Sequence) and not isinstance(result, str | bytes)
+        require(right and all(isinstance(one, kind) for one in result), result, f"return a list of {kind.__name__}")
+        return result
+
+    return check
+
+
+def _problems(origin: CodeOrigin, result: Any) -> list[Problem]:
+    """Generators are exhausted here, where their exceptions are caught."""
+    must = "return or yield Problems (none if all is well)"
+    require(isinstance(result, Iterable) and not isinstance(result, str), result, must)
+    problems = list(islice(result, MOST_ITEMS))
+    for problem in problems:
+        if not isinstance(problem, Problem):
+            raise WrongResult(f"found {shown(problem)}; it must {must}")
+    return problems
+
+
+def _health(origin: CodeOrigin, result: Any) -> Iterator[CheckResult]:
+    """Results are printed as they come, so the generator is guarded and not exhausted."""
+    require(isinstance(result, Iterable) and not isinstance(result, str), result, "return or yield CheckResults")
+    iterator = iter(result)
+    following = origin.guard("check", lambda: next(iterator, _END), _one_result)
+    return islice(iter(following, _END), MOST_ITEMS)
+
+
+def _one_result(origin: CodeOrigin, result: Any) -> Any:
+    if result is not _END and not isinstance(result, CheckResult):
+        raise WrongResult(f"found {shown(result)}; it must return or yield CheckResults")
+    return result
+
+
+def _is_figure(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def _figure(origin: CodeOrigin, result: Any) -> Any:
+    require(_is_figure(result), result, "return a finite number, at least 0")
+    return result
+
+
+def _scalar(origin: CodeOrigin, result: Any) -> Any:
+    torch: Any = sys.modules["torch"]
+    right = isinstance(result, torch.Tensor) and result.dim() == 0 and result.is_floating_point()
+    require(right, _described(result), "return a scalar: a tensor of a floating-point type without dimensions")
+    return result
+
+
+def _described(result: Any) -> Any:
+    """Return ``result``, or the form of a tensor, whose values may be in flight."""
+    torch: Any = sys.modules["torch"]
+    return _Form(f"a tensor {list(result.shape)} of {result.dtype}") if isinstance(result, torch.Tensor) else result
+
+
+class _Form(str):
+    __repr__ = str.__str__
+
+
+def _document(origin: CodeOrigin, result: Any) -> Any:
+    # Sequences of ids are checked where they become tokens. None would end the data.
+    if not isinstance(result, str | WeightedTokens | list | tuple) and not hasattr(result, "dtype"):
+        raise WrongResult(f"returned {shown(result)}; a document is a str, an array of token ids or WeightedTokens")
+    return result
+
+
+def _newest(origin: CodeOrigin, result: Any) -> Any:
+    right = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], int) and isinstance(result[1], str)
+    require(result is None or right, result, "be the step and the path of a checkpoint, or None")
+    return result
+
+
+def _definition(origin: CodeOrigin, result: Any) -> Any:
+    """The functions of the definition and of its layout are guarded too."""
+    from titan_core.api.layout import ModelDefinition, ModelLayout
+
+    require(isinstance(result, ModelDefinition), result, "return a ModelDefinition")
+    layout = result.layout
+    if not isinstance(layout, ModelLayout):
+        raise WrongResult(f"returned a layout that is {shown(layout)}; it must be a ModelLayout")
+    sizes = {name: getattr(layout, name) for name in ("num_blocks", "dim", "vocab_size", "max_seq_len")}
+    for name, size in {**sizes, "num_params": result.num_params}.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise WrongResult(f"returned {name} = {shown(size)}; it must be a whole number, at least 1")
+    if not all(map(_is_figure, layout.block_costs)):
+        raise WrongResult(f"returned block_costs = {shown(layout.block_costs)}; they must be finite, and at least 0")
+    mixers = {
+        name: mixer if mixer.divided is None else replace(mixer, divided=owned(mixer.divided, origin, "Mixer.divided"))
+        for name, mixer in layout.mixers.items()
+    }
+    buffers = {
+        name: origin.guard(f"its layout's buffer {name!r}", make, RETURNS["ModelLayout.buffers"])
+        for name, make in layout.buffers.items()
+    }
+    return replace(
+        result,
+        layout=replace(layout, mixers=mixers, buffers=buffers),
+        build=origin.guard("its definition's build", result.build, RETURNS["ModelDefinition.build"]),
+        flops_per_token=origin.guard(
+            "its definition's flops_per_token", result.flops_per_token, RETURNS["ModelDefinition.flops_per_token"]
+        ),
+    )
+
+
+def _tensor(origin: CodeOrigin, result: Any) -> Any:
+    torch: Any = sys.modules["torch"]
+    require(isinstance(result, torch.Tensor), result, "return a tensor")
+    return result
+
+
+def _module(origin: CodeOrigin, result: Any) -> Any:
+    torch: Any = sys.modules["torch"]
+    require(isinstance(result, torch.nn.Module), result, "return an nn.Module")
+    return result
+
+
+class GuardedCall:
+    """A function that a transform leaves on a part of the model, guarded."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.__call = call
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the function."""
+        return self.__call(*arguments)
+
+
+def _parts(origin: CodeOrigin, result: Any) -> Any:
+    """One model part or several. What the transform has left on them is guarded."""
+    from titan_core.api.model_part import ModelPart
+
+    parts = [result] if isinstance(result, ModelPart) else result
+    right = isinstance(parts, list | tuple) and bool(parts) and all(isinstance(part, ModelPart) for part in parts)
+    require(right, result, "return the ModelPart, or a list of ModelParts")
+    for part in parts:
+        part.objective = RETURNS["Objective.build"](origin, part.objective)
+        for name in ("batch_transforms", "after_evaluation"):
+            guarded = [
+                one if isinstance(one, GuardedCall) else GuardedCall(origin.guard(name, one, RETURNS[f"ModelPart.{name}"]))
+                for one in getattr(part, name)
+            ]
+            setattr(part, name, tuple(guarded))
+    return result
+
+
+def _batch(origin: CodeOrigin, result: Any) -> Any:
+    from titan_core.api.batch import Batch
+
+    require(isinstance(result, Batch), result, "return a Batch")
+    return result
+
+
+def _choices(origin: CodeOrigin, result: Any) -> Any:
+    right = isinstance(result, Mapping) and all(
+        isinstance(key, str) and isinstance(values, Sequence) and not isinstance(values, str)
+        for key, values in result.items()
+    )
+    require(right, result, "return a mapping from config keys to lists of values")
+    return result
+
+
+def _costs(origin: CodeOrigin, result: Any) -> Any:
+    require(isinstance(result, Costs), result, "return Costs")
+    for holder in filter(is_dataclass, (result, result.pipeline)):
+        for field in fields(holder):
+            value = getattr(holder, field.name)
+            numbers = value if isinstance(value, tuple) else (value,)
+            wrong = [
+                one for one in numbers if isinstance(one, int | float) and not (_is_figure(one) or one in (True, False))
+            ]
+            if wrong:
+                raise WrongResult(f"returned {field.name} = {shown(value)}; it must be finite, and at least 0")
+    return result
+
+
+def _stored(origin: CodeOrigin, result: Any) -> Any:
+    require(isinstance(result, StoredModel), result, "return a StoredModel")
+    return replace(result, load=owned(result.load, origin, "StoredModel.load"))
+
+
+def _hooked(origin: CodeOrigin, result: Any) -> Any:
+    """An object with lifecycle hooks, which :class:`~titan_core.plugins.lifecycle.Lifecycle` guards."""
+    require(result is not None, result, "return the object that it builds")
+    if isinstance(result, type):
+        raise WrongResult(f"returned the class {result.__name__}; it must return an instance")
+    return result
+
+
+def _skip(origin: CodeOrigin, result: Any) -> Any:
+    torch: Any = sys.modules.get("torch")  # if torch is not imported, no tensor exists
+    flag = torch is not None and isinstance(result, torch.Tensor) and result.dtype is torch.bool and not result.dim()
+    require(result is None or isinstance(result, bool) or flag, result, "return a bool, a 0-d bool tensor or None")
+    return result
+
+
+def _figures(origin: CodeOrigin, result: Any) -> Any:
+    must = "return a mapping from names to numbers"
+    require(result is None or isinstance(result, Mapping), result, must)
+    for name, figure in (result or {}).items():
+        if not isinstance(name, str) or not isinstance(figure, float | int | None):
+            raise WrongResult(f"returned {shown(name)}: {shown(figure)}; it must {must}")
+        if figure is not None and not math.isfinite(figure):
+            raise WrongResult(f"returned {name!r}: {figure}; a figure that is unknown or not finite must be None")
+    return result or {}
+
+
+def _state(origin: CodeOrigin, result: Any) -> Any:
+    must = "return a dict of plain values with string keys, because it is saved as JSON"
+    require(result is None or (isinstance(result, dict) and survives_json(result)), result, must)
+    return result or {}
+
+
+def _tensors(origin: CodeOrigin, result: Any) -> Any:
+    torch: Any = sys.modules.get("torch")
+    right = isinstance(result, Mapping) and all(
+        isinstance(name, str) and torch is not None and isinstance(value, torch.Tensor) for name, value in result.items()
+    )
+    require(result is None or right, result, "return a mapping from names to tensors")
+    return result or {}
+
+
+def _commands(origin: CodeOrigin, result: Any) -> Any:
+    from titan_core.api.events import NextCommand  # imports torch
+
+    return _list_of(NextCommand, none=True)(origin, result)
+
+
+def _anything(origin: CodeOrigin, result: Any) -> Any:
+    """The result of a function that is called for what it does."""
+    return result
+
+
+def owned(ref: Ref[Any], origin: CodeOrigin, row: str) -> Ref[Any]:
+    """Return ``ref`` with ``origin``, which guards its target. ``row``: see :data:`RETURNS`."""
+    return replace(ref, origin=origin, purpose=row)
+
+
+def _object(place: str, *optional: str) -> Check:
+    """Return the check for an object of the class at ``place``, which may also be of the ``optional`` ones. Its methods are
+    guarded. A protocol is recognised by its members, any other class by ``isinstance``."""
+
+    def check(origin: CodeOrigin, result: Any) -> Any:
+        name = place.partition(":")[2]
+        require(result is not None, result, f"return the {name} that it builds")
+        members = OBJECTS[place]
+        if place in CLASSES:
+            require(isinstance(result, class_at(place)), result, f"return a {name}")
+        more = {member: rule for other in optional for member, rule in OBJECTS[other].items()}
+        made = guarded_object(origin, result, members, name, more)
+        for member in VALUES.get(place, ()):
+            rule = members[member]
+            assert rule is not None
+            origin.guard(member, partial(getattr, made, member), rule)()
+        return made
+
+    return check
+
+
+_DATASET, _TOKENIZER = "titan_core.api.dataset", "titan_core.api.tokenizer"
+_FINGERPRINT = f"{_DATASET}:DocumentSource, optional"
+_RENDERS = f"{_TOKENIZER}:RendersChats"
+_TEXT = {"vocab_size": _from(1), "encode_document": _anything, "decode": _a(str)}
+_SPECIAL = {"encode_with_special_tokens": _anything}
+
+OBJECTS: Final[dict[str, dict[str, Check | None]]] = {
+    f"{_DATASET}:DocumentSource": {
+        "num_documents": _from(0, none=True),
+        "shard": _object(f"{_DATASET}:DocumentShard"),
+    },
+    f"{_DATASET}:DocumentShard": {
+        "__iter__": None, "__next__": _document, "state_dict": _a(dict), "load_state_dict": None,
+    },
+    _FINGERPRINT: {"fingerprint": _a(Mapping, none=True)},
+    f"{_TOKENIZER}:TextTokenizer": {**_TEXT},
+    f"{_TOKENIZER}:EncodesSpecialTokens": {**_SPECIAL},
+    f"{_TOKENIZER}:MarksDocuments": {"begin_ids": _anything, "end_ids": _anything},
+    _RENDERS: {
+        **_TEXT, **_SPECIAL, "require_chat_template": None, "render_chat": _anything, "turn_end_ids": _anything,
+    },
+    f"{_TOKENIZER}:DescribesSpecialTokens": {"describe_special_tokens": _list_of(str)},
+    "titan_core.api.metric_log:MetricLog": {"log": None, "close": None},
+    "titan_core.api.checkpoint:CheckpointStore": {
+        "restore": _a(bool), "after_step": None, "newest": _newest, "before_update": None, "close": None,
+    },
+    "titan_core.api.objective:ObjectiveFunction": {"__call__": _scalar},
+    "titan_core.api.step:StepRunner": {"__call__": _scalar, "evaluate": _scalar},
+    "torch.optim:Optimizer": dict.fromkeys(("step", "zero_grad", "state_dict", "load_state_dict")),
+    "titan_core.api.optimizer:SkipsOnDevice": {"step_unless": None},
+    "torch.optim.lr_scheduler:LRScheduler": dict.fromkeys(("step", "state_dict", "load_state_dict")),
+    "contextlib:AbstractContextManager": {"__enter__": None, "__exit__": None},
+}  # fmt: skip
+"""Class of an object that plugins build (``module:name``) -> its methods and properties, and the checks of their results."""
+
+CLASSES: Final = (
+    "titan_core.api.objective:ObjectiveFunction",
+    "torch.optim:Optimizer",
+    "torch.optim.lr_scheduler:LRScheduler",
+)
+"""Those that an object must be an instance of."""
+VALUES: Final = {f"{_DATASET}:DocumentSource": ("num_documents",), f"{_TOKENIZER}:TextTokenizer": ("vocab_size",)}
+"""Properties that are checked once the object is built."""
+
+RETURNS: Final[dict[str, Check]] = {
+    "Model.define": _definition,
+    "ModelDefinition.build": _module,
+    "ModelDefinition.flops_per_token": _figure,
+    "ModelLayout.buffers": _tensor,
+    "Mixer.divided": _a(Callable, "return a function"),  # type: ignore[arg-type]
+    "WeightFormat.tensors": _list_of(ForeignTensor),
+    "WeightFormat.to_args": _a(BaseModel, "return the model's arguments"),
+    "WeightFormat.notes": _list_of(str),
+    "WeightFormat.from_args": _a(dict),
+    "Transform.apply": _parts,
+    "ModelPart.batch_transforms": _batch,
+    "ModelPart.after_evaluation": _anything,
+    "Transform.active": _a(bool, "return True or False"),
+    "Transform.check": _problems,
+    "Transform.check_model": _problems,
+    "Transform.hardware": _problems,
+    "Transform.step": _object("titan_core.api.step:StepRunner"),
+    "Transform.observe": _hooked,
+    "Transform.choices": _choices,
+    "Transform.costs": _costs,
+    "Debugger.build": _hooked,
+    "Debugger.active": _a(bool, "return True or False"),
+    "Debugger.check": _problems,
+    "Dataset.build": _object(f"{_DATASET}:DocumentSource", _FINGERPRINT),
+    "Dataset.check": _problems,
+    "Tokenizer.build": _object(
+        f"{_TOKENIZER}:TextTokenizer",
+        f"{_TOKENIZER}:MarksDocuments",
+        _RENDERS,
+        f"{_TOKENIZER}:DescribesSpecialTokens",
+    ),
+    "ModelHub.locate": _a(str),
+    "Optimizer.build": _object("torch.optim:Optimizer", "titan_core.api.optimizer:SkipsOnDevice"),
+    "Objective.build": _object("titan_core.api.objective:ObjectiveFunction"),
+    "Objective.check": _problems,
+    "LRSchedule.build": _object("torch.optim.lr_scheduler:LRScheduler"),
+    "MetricLogger.build": _object("titan_core.api.metric_log:MetricLog"),
+    "MetricLogger.active": _a(bool, "return True or False"),
+    "MetricLogger.check": _problems,
+    "Checkpoint.build": _object("titan_core.api.checkpoint:CheckpointStore"),
+    "Checkpoint.active": _a(bool, "return True or False"),
+    "Checkpoint.check": _problems,
+    "Checkpoint.find_model": _stored,
+    "StoredModel.load": _anything,
+    "Command.arguments": _anything,
+    "Command.run": _a(int, "return the exit status"),
+    "Launcher.arguments": _anything,
+    "Launcher.run": _a(int, "return the exit status"),
+    "StatusDisplay.show": _object("contextlib:AbstractContextManager"),
+    "HealthCheck.check": _health,
+    # Lifecycle hooks
+    "titan_job_facts": _list_of(JobFact, none=True),
+    "titan_before_update": _skip,
+    "titan_figures": _figures,
+    "titan_save_state": _state,
+    "titan_state_tensors": _tensors,
+    "titan_diagnose": _a(str, none=True),
+    "titan_next_commands": _commands,
+    **dict.fromkeys(
+        (
+            "titan_job_assembled", "titan_restore_state", "titan_train_start", "titan_step_start", "titan_step_cancelled",
+            "titan_gradients_complete", "titan_step_end", "titan_validation_end", "titan_sample", "titan_finding",
+            "titan_flush", "titan_checkpoint_saved", "titan_exception", "titan_train_end",
+        ),
+        _anything,
+    ),
+}  # fmt: skip
+"""Function of a component (``Class.field``) or lifecycle hook -> the check of its result."""
