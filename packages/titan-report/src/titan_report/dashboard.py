@@ -15,7 +15,7 @@ from titan_core.api.metric_log import format_mfu, is_estimated
 from titan_core.api.tools.shown import printable
 from titan_report.attempts import State, describe_end
 from titan_report.braille import bounds, plot
-from titan_report.followed_run import FollowedRun, Series
+from titan_report.followed_run import FollowedRun
 from titan_report.numbers import UNKNOWN, duration, figure
 from titan_report.stacks import TIME_PARTS
 from titan_report.summary import model_of
@@ -152,31 +152,33 @@ def _split(last: Mapping[str, Any]) -> Text:
 
 def _charts(run: FollowedRun, width: int, height: int) -> RenderableType:
     if width < _TWO_CHARTS:
-        return _chart("loss", run.loss, width, height, ".2f", from_zero=False)
+        return _chart("loss", run, "loss", width, height, ".2f", from_zero=False)
     half = width // 2 - 1
     return _row(
-        _chart("loss", run.loss, half, height, ".2f", from_zero=False),
-        _chart("tokens/s", run.throughput, half, height, ",.0f", from_zero=True),
+        _chart("loss", run, "loss", half, height, ".2f", from_zero=False),
+        _chart("tokens/s", run, "tokens_per_second", half, height, ",.0f", from_zero=True),
     )
 
 
-def _chart(title: str, series: Series, width: int, height: int, form: str, from_zero: bool) -> Text:
+def _chart(title: str, run: FollowedRun, key: str, width: int, height: int, form: str, from_zero: bool) -> Text:
     """Return a title, a curve with its smallest and largest value, and the first and last step."""
-    found = bounds(series.values, from_zero)
+    records = run.steps.records
+    steps, values = [record["step"] for record in records], [finite(record.get(key)) for record in records]
+    found = bounds(values, from_zero)
     if found is None:
         return Text(f"{title}: no value yet", style="dim")
     bottom, top = found
     labels = format(top, form), format(bottom, form)
     margin = max(map(len, labels))
     columns = max(1, width - margin - 2)
-    lines = plot(series.steps, series.values, columns, height - 2, bottom, top)
+    lines = plot(steps, values, columns, height - 2, bottom, top)
     text = Text(no_wrap=True, overflow="crop")
     text.append(" " * (margin + 1) + title + "\n", style="dim")
     for number, line in enumerate(lines):
         label = labels[0] if number == 0 else labels[1] if number == len(lines) - 1 else ""
         text.append(label.rjust(margin) + " ", style="dim")
         text.append(line + "\n", style="cyan")
-    first, last = f"{series.steps[0]:,}", f"{series.steps[-1]:,}"
+    first, last = f"{steps[0]:,}", f"{steps[-1]:,}"
     text.append(" " * (margin + 1) + first + last.rjust(max(0, columns - len(first))), style="dim")
     return text
 

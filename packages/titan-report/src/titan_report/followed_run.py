@@ -11,30 +11,13 @@ from typing import Any
 from titan_core.api.runs.files import CONFIG, EVENTS, METRICS
 from titan_core.api.runs.record_checks import event_flaw, metrics_flaw
 from titan_core.api.runs.tail import Tail
+from titan_core.api.runs.thinned import SignsOfLife, Thinned
 from titan_core.api.tools.toml import parse_toml
 from titan_report.attempts import Attempt, State, attempts_of, pace_of, state_of
-from titan_report.thinning import extremes, finite
+from titan_report.thinning import finite
 
 _RECENT = 50
 """Number of latest metric lines that determine the pace of the run."""
-_POINTS = 2000
-
-
-class Series:
-    """A metric over steps, thinned to a bounded number of points that include its extremes."""
-
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-        self.values: list[float | None] = []
-
-    def add(self, step: int, value: float | None) -> None:
-        """Append a point."""
-        self.steps.append(step)
-        self.values.append(value)
-        if len(self.values) >= 2 * _POINTS:
-            kept = extremes(self.values, _POINTS)
-            self.steps = [self.steps[index] for index in kept]
-            self.values = [self.values[index] for index in kept]
 
 
 class FollowedRun:
@@ -47,13 +30,15 @@ class FollowedRun:
         self._metrics, self._events = Tail(path / METRICS, metrics_flaw), Tail(path / EVENTS, event_flaw)
         self._config_stamp: tuple[int, int] | None = None
         self._polled = False
+        self._taken = 0  # records, those of replaced files included
         self._changed = 0.0
         self.attempts: list[Attempt] = []
         """In order; the last one may be in progress."""
         self._forget_metrics()
 
     def _forget_metrics(self) -> None:
-        self.loss, self.throughput = Series(), Series()
+        self.steps = Thinned()
+        """The records of logged steps."""
         self._backwards = 0  # number of lines whose step had been logged before
         self.last: Mapping[str, Any] = {}
         """The record of the last logged step."""
@@ -61,7 +46,7 @@ class FollowedRun:
         """The record of the last validation."""
         self.best_validation: float | None = None
         self._recent: deque[tuple[int, float]] = deque(maxlen=_RECENT)
-        self._times: list[float] = []
+        self._signs = SignsOfLife([float(event["time"]) for event in self.events if event["event"] == "start"])
 
     @property
     def exists(self) -> bool:
@@ -75,16 +60,13 @@ class FollowedRun:
 
     def poll(self) -> None:
         """Read the lines that were added to its files."""
-        replaced, records = self._metrics.read()
-        if replaced:
-            self._forget_metrics()
-        for record in records:
-            self._take(record)
-        events_replaced, events = self._events.read()
-        self.events = events if events_replaced else [*self.events, *events]
+        taken, events = self._taken, len(self.events)
+        events_replaced = self._events.read_each(self.events.append, self.events.clear)
+        self._signs.begin([float(event["time"]) for event in self.events if event["event"] == "start"])
+        replaced = self._metrics.read_each(self._take, self._forget_metrics)
         self._read_config()
-        if records or events or replaced or events_replaced:
-            self.attempts = attempts_of(self.events, self._times)
+        if self._taken > taken or len(self.events) > events or replaced or events_replaced:
+            self.attempts = attempts_of(self.events, self._signs.times)
             if self._polled:
                 self._changed = time.monotonic()
         self._polled = True
@@ -94,7 +76,8 @@ class FollowedRun:
         machine that writes may be wrong."""
         if self._changed:
             return time.monotonic() - self._changed
-        newest = max([*self._times[-1:], *(float(event["time"]) for event in self.events[-1:])], default=time.time())
+        signs = [self._signs.newest, *(float(event["time"]) for event in self.events[-1:])]
+        newest = max((sign for sign in signs if sign is not None), default=time.time())
         return max(0.0, time.time() - newest)
 
     def state(self) -> State | None:
@@ -119,8 +102,9 @@ class FollowedRun:
 
     def _take(self, record: dict[str, Any]) -> None:
         when = finite(record.get("time"))
+        self._taken += 1
         if when is not None:
-            self._times.append(when)
+            self._signs.add(when)
         if "validation_loss" in record:
             self.validation = record
             value = finite(record["validation_loss"])
@@ -131,8 +115,7 @@ class FollowedRun:
                 self._backwards += 1
                 return
             self.last = record
-            self.loss.add(record["step"], finite(record["loss"]))
-            self.throughput.add(record["step"], finite(record.get("tokens_per_second")))
+            self.steps.add(record)
             if when is not None:
                 self._recent.append((record["step"], when))
 

@@ -77,5 +77,5 @@ def _last(records: Sequence[Mapping[str, Any]], key: str) -> str:
 
 
 def _median(run: RunLog, key: str) -> float | None:
-    values = _known(run.steps, key)
+    values = _known(run.even_steps, key)
     return statistics.median(values) if values else None

@@ -18,7 +18,7 @@ from titan_core.api.components import Recipe
 from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.api.runs.files import CONFIG, EVENTS
-from titan_core.api.runs.json_lines import read_lines
+from titan_core.api.runs.json_lines import records_of
 from titan_core.api.tools.secrets import redact_text
 from titan_core.api.tools.shown import show
 from titan_core.api.tools.toml import parse_toml
@@ -59,10 +59,12 @@ def warn_of_other_recipe(folder: Path, job: Job) -> None:
 
 def _other_recipe(folder: Path, job: Job) -> str:
     """Return the recipe of the run in ``folder``; empty if it is that of ``job``, or not known."""
-    events = []
+    before: Any = None
     with suppress(UserError, OSError):
-        events = [event for event in read_lines(folder / EVENTS) if event.get("event") == "start"]
-    before, now = events[-1].get("recipe") if events else None, recipe_of(job)
+        for _, event in records_of(folder / EVENTS):
+            if event.get("event") == "start":
+                before = event.get("recipe")
+    now = recipe_of(job)
     if not isinstance(before, str) or before == now or _inside(now):
         return ""
     named = before if before in job.registry.names(Recipe) else os.path.relpath(folder.resolve() / before)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from titan_core.api.launcher import LOCKED, RANK_LOGS, RESTART, lock_for_ranks, 
 from titan_core.api.run_folder import PREVIOUS, run_folders
 from titan_core.api.runs.files import CONFIG, DEBUG, EVENTS, LOGS, METRICS, PLUGINS
 from titan_core.api.runs.folder_lock import FolderLock
-from titan_core.api.runs.json_lines import read_lines
+from titan_core.api.runs.json_lines import records_of
 from titan_core.api.tools.atomic_write import atomic_write
 from titan_core.config.render import to_toml
 from titan_core.runlog.other_runs import require_own_run, warn_of_other_recipe
@@ -97,26 +98,28 @@ class RunDirectory:
             require_own_run(self.path, job)
         else:
             warn_of_other_recipe(self.path, job)
-        documents = {
-            CONFIG: to_toml(job.config),
-            PLUGINS: json.dumps(job.plugin_versions(), indent=2) + "\n",
+        documents: dict[str, Iterable[str]] = {
+            CONFIG: [to_toml(job.config)],
+            PLUGINS: [json.dumps(job.plugin_versions(), indent=2) + "\n"],
         }
         strange = next((name for name in (METRICS, EVENTS) if step > 0 and (self.path / name).is_dir()), None)
         if strange is not None:
             raise UserError.one(str(self.path / strange), "is a folder, but must be a file", "move it away")
         try:
             if step > 0 and (self.path / METRICS).exists():
-                documents[METRICS] = _up_to(step, self.path / METRICS)
-            if step == 0:
-                names = dict.fromkeys([*OWN, *self._older_logs(job), *run_folders(job.config.sections.values())])
-                archive = self._archive([name for name in names if (self.path / name).exists()], shutil.move)
-                if archive is not None:
-                    log.info("moved the files of the earlier run in %s to %s", self.path, archive)
-            else:
-                self._archive([name for name, text in documents.items() if self._differs(name, text)], shutil.copy2)
-            for name, text in documents.items():
-                with atomic_write(self.path / name) as part:
-                    part.write_text(text, encoding="utf-8")
+                documents[METRICS] = _up_to(step, self.path / METRICS)  # may be larger than memory
+            with ExitStack() as written:
+                parts = {name: written.enter_context(atomic_write(self.path / name)) for name in documents}
+                for name, part in parts.items():
+                    with part.open("w", encoding="utf-8") as file:
+                        file.writelines(documents[name])
+                if step == 0:
+                    names = dict.fromkeys([*OWN, *self._older_logs(job), *run_folders(job.config.sections.values())])
+                    archive = self._archive([name for name in names if (self.path / name).exists()], shutil.move)
+                    if archive is not None:
+                        log.info("moved the files of the earlier run in %s to %s", self.path, archive)
+                else:
+                    self._archive([name for name, part in parts.items() if self._differs(name, part)], shutil.copy2)
         except OSError as error:
             where = f"job.dump_folder = {str(self.path)!r}"
             why = f"{error.filename or 'a file in it'} cannot be read or written: {error.strerror or error}"
@@ -148,19 +151,19 @@ class RunDirectory:
                 bring(self.path / name, archive / name)
         return archive
 
-    def _differs(self, name: str, text: str) -> bool:
+    def _differs(self, name: str, part: Path) -> bool:
         file = self.path / name
-        return file.exists() and file.read_bytes() != text.encode()
+        return file.exists() and not filecmp.cmp(file, part, shallow=False)
 
 
-def _up_to(step: int, metrics: Path) -> str:
-    """Return the complete lines of steps up to ``step``.
+def _up_to(step: int, metrics: Path) -> Iterator[str]:
+    """Yield the complete lines of steps up to ``step``.
 
     Raises:
         UserError: a line is damaged.
     """
-    records = read_lines(metrics)
-    for number, record in enumerate(records, 1):
+    for number, record in records_of(metrics):
         if not isinstance(record.get("step"), int):
             raise UserError.one(f"{metrics}:{number}", "has no step", "remove the line, or restore the file")
-    return "".join(json.dumps(record) + "\n" for record in records if record["step"] <= step)
+        if record["step"] <= step:
+            yield json.dumps(record) + "\n"

@@ -53,7 +53,7 @@ class AddedStatistics:
         self._tails = [Tail(folder / RANK_FILE.format(rank), _flaw) for rank in range(world_size)]
         self._added: list[list[dict[str, Any]]] = [[] for _ in self._tails]
         for tail in self._tails:
-            tail.read()  # skip existing records
+            tail.read_each(lambda record: None, lambda: None)  # skip existing records
 
     def missing(self) -> list[int]:
         """Return the ranks that lag behind; empty if all ranks have written the same step.

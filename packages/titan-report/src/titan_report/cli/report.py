@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from titan_core.api.command import CommandContext
@@ -30,6 +31,9 @@ def run(context: CommandContext) -> int:
 
     folders = {Path(name).resolve(): Path(name) for name in arguments.runs}  # drops duplicates
     runs = [RunLog.read(folder) for folder in folders.values()]
+    for one in runs:
+        if one.skipped:
+            print(f"titan: {one.path}: skipped {one.skipped} lines that are too long or nested too deeply", file=sys.stderr)
     file = Path(arguments.output) if arguments.output else runs[0].path / DEFAULT_FILE
     write_report(runs, file)
     print(file)

@@ -10,9 +10,9 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from titan_core.api.errors import UserError
 
@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 MOST_WAITING_BYTES = 16 * 2**20
 """Maximum total bytes of lines that wait for free disk space; older lines are dropped and counted."""
+LONGEST_LINE = 2**20
+"""Bytes of the longest line that is read."""
 _BLOCK = 64 * 1024
 
 
@@ -114,25 +116,72 @@ _write = os.write
 """Replaced in tests to simulate a full disk."""
 
 
+def complete_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+    """Yield the length of each complete line from here on, and the line, or ``None`` if it is longer than
+    :data:`LONGEST_LINE`: no run writes such a line, and reading it might take all memory. An incomplete last line is not
+    read."""
+    while line := file.readline(LONGEST_LINE):
+        if line.endswith(b"\n"):
+            yield len(line), line
+            continue
+        length = len(line)
+        while line and not line.endswith(b"\n"):
+            line = file.readline(LONGEST_LINE)
+            length += len(line)
+        if not line:
+            return  # still being written, or left incomplete by a killed process
+        yield length, None
+
+
+def parsed(line: bytes | None) -> dict[str, Any] | None:
+    """Return the JSON object on a line of :func:`complete_lines`; ``None`` if there is none, or if it is nested so deeply
+    that it cannot be read."""
+    try:
+        record = json.loads(line) if line is not None else None
+    except (ValueError, RecursionError):
+        return None
+    # Without interning, each line would hold its own copies of the keys, which take more memory than the values.
+    return {sys.intern(key): value for key, value in record.items()} if isinstance(record, dict) else None
+
+
+def records_of(file: Path, skipped: Callable[[int], None] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number of each line of ``file`` and the object on it; nothing if the file does not exist. An incomplete last
+    line is skipped.
+
+    Args:
+        skipped: receives the numbers of lines that are too long, or nested too deeply, to be read. Without it they count as
+            damaged.
+
+    Raises:
+        UserError: a line is damaged.
+    """
+    if not file.exists():
+        return
+    with file.open("rb") as lines:  # binary, because an incomplete line may end within a character
+        for number, (_, line) in enumerate(complete_lines(lines), 1):
+            record = parsed(line)
+            if record is not None:
+                yield number, record
+            elif skipped is not None and (line is None or _is_deep(line)):
+                skipped(number)
+            else:
+                raise UserError.one(f"{file}:{number}", "is not a JSON object", "remove this line, or restore the file")
+
+
+def _is_deep(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except RecursionError:
+        return True
+    except ValueError:
+        return False
+    return False
+
+
 def read_lines(file: Path) -> list[dict[str, Any]]:
     """Return the objects in ``file``, or none if it does not exist. An incomplete last line is skipped.
 
     Raises:
         UserError: any other line is damaged.
     """
-    if not file.exists():
-        return []
-    records = []
-    with file.open("rb") as lines:  # binary, because an incomplete line may end within a character
-        for number, line in enumerate(lines, 1):
-            if not line.endswith(b"\n"):
-                break
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
-            if not isinstance(record, dict):
-                raise UserError.one(f"{file}:{number}", "is not a JSON object", "remove this line, or restore the file")
-            # Without interning, each line would hold its own copies of the keys, which take more memory than the values.
-            records.append({sys.intern(key): value for key, value in record.items()})
-    return records
+    return [record for _, record in records_of(file)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from titan_core.api.errors import UserError
-from titan_core.api.runs.json_lines import read_lines
+from titan_core.api.runs.json_lines import records_of
 
 _LAST_TIME = 253402300800.0
 """Upper bound of plausible times: the year 10000, in seconds since the epoch."""
@@ -21,24 +21,26 @@ _REQUIRED_BY_EVENT: Mapping[str, Mapping[str, str]] = {
 """Additional required keys and their types, by kind of event."""
 
 
-def checked_records(file: Path, flaw_of: Callable[[Mapping[str, Any]], str | None]) -> list[dict[str, Any]]:
-    """Return the records of ``file``; empty if the file does not exist.
+def checked_records(
+    file: Path, flaw_of: Callable[[Mapping[str, Any]], str | None], skipped: Callable[[int], None] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the records of ``file``; none if the file does not exist.
 
     Args:
         flaw_of: returns what is wrong with a record, or ``None``.
+        skipped: see :func:`~titan_core.api.runs.json_lines.records_of`.
 
     Raises:
         UserError: the file cannot be read, or a record has a flaw.
     """
     try:
-        records = read_lines(file)
+        for number, record in records_of(file, skipped):
+            flaw = flaw_of(record)
+            if flaw is not None:
+                raise UserError.one(f"{file}:{number}", f"invalid record: {flaw}", "remove this line, or restore the file")
+            yield record
     except OSError as error:
         raise UserError.one(str(file), f"cannot be read: {error.strerror or error}", "restore the file") from None
-    for number, record in enumerate(records, 1):
-        flaw = flaw_of(record)
-        if flaw is not None:
-            raise UserError.one(f"{file}:{number}", f"invalid record: {flaw}", "remove this line, or restore the file")
-    return records
 
 
 def metrics_flaw(record: Mapping[str, Any]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from titan_core.api.errors import UserError
 from titan_core.api.processes import is_alive, pid_namespace
 from titan_core.api.runs.files import CONFIG, EVENTS, METRICS, PLUGINS
 from titan_core.api.runs.record_checks import checked_records, event_flaw, metrics_flaw
+from titan_core.api.runs.thinned import SignsOfLife, Thinned
 from titan_core.api.tools.toml import parse_toml
 
 
@@ -27,11 +28,18 @@ class RunLog:
     plugins: list[dict[str, str]]
     """Versions of the plugins."""
     steps: list[dict[str, Any]]
-    """Records of logged steps, in order."""
+    """Records of logged steps, in order; of a long run those that :class:`~titan_core.api.runs.thinned.Thinned` keeps."""
     validations: list[dict[str, Any]]
-    """Records of validations, in order."""
+    """Records of validations, likewise."""
     events: list[dict[str, Any]]
     """Events of all attempts, such as starts, checkpoints and ends (:mod:`titan_core.runlog.event_log`), in order."""
+    even_steps: list[dict[str, Any]] = field(default_factory=list)
+    """Those of :attr:`steps` that are evenly spaced, for medians."""
+    times: list[float] = field(default_factory=list)
+    """Times of the records in seconds since the epoch, as far as :class:`~titan_core.api.runs.thinned.SignsOfLife` keeps
+    them."""
+    skipped: int = 0
+    """Number of lines in its files that are too long, or nested too deeply, to be read."""
 
     @classmethod
     def read(cls, path: str | Path) -> RunLog:
@@ -43,7 +51,17 @@ class RunLog:
         path = _directory(path)
         if not (path / METRICS).exists() and not (path / EVENTS).exists():
             raise _no_run(path, f"has neither {METRICS} nor {EVENTS}")
-        records = checked_records(path / METRICS, metrics_flaw)
+        skipped: list[int] = []
+        events = list(checked_records(path / EVENTS, event_flaw, skipped.append))
+        signs = SignsOfLife([event["time"] for event in events if event["event"] == "start"])
+        steps, validations = Thinned(), Thinned()
+        for record in checked_records(path / METRICS, metrics_flaw, skipped.append):
+            if "loss" in record:
+                steps.add(record)
+            if "validation_loss" in record:
+                validations.add(record)
+            if record.get("time") is not None:
+                signs.add(record["time"])
         plugins = path / PLUGINS
         try:
             versions = json.loads(plugins.read_text(encoding="utf-8")) if plugins.exists() else []
@@ -53,9 +71,12 @@ class RunLog:
             path,
             cls.read_config(path),
             versions,
-            [record for record in records if "loss" in record],
-            [record for record in records if "validation_loss" in record],
-            cls.read_events(path),
+            steps.records,
+            validations.records,
+            events,
+            steps.even,
+            signs.times,
+            len(skipped),
         )
 
     @staticmethod
@@ -97,12 +118,7 @@ class RunLog:
         Raises:
             UserError: the directory does not exist, or the file is damaged.
         """
-        return checked_records(_directory(path) / EVENTS, event_flaw)
-
-    @property
-    def times(self) -> list[float]:
-        """Times of the records in seconds since the epoch, first of steps, then of validations."""
-        return [record["time"] for record in (*self.steps, *self.validations) if record.get("time") is not None]
+        return list(checked_records(_directory(path) / EVENTS, event_flaw))
 
 
 def processes_are_gone(start: Mapping[str, Any]) -> bool:
