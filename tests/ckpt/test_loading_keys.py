@@ -107,7 +107,7 @@ class Grows:
 
     @hookimpl
     def titan_train_start(self, run: Any) -> None:
-        self.weight = next(iter(run.parts[0].module.parameters())).detach()
+        self.weight = next(iter(run.parts[0].module.parameters())).data  # whose changes are not counted
 
     @hookimpl
     def titan_step_end(self) -> None:

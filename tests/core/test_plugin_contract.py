@@ -22,7 +22,7 @@ from harness.distributions import entry_points_in, write_distribution
 from harness.jobs import TINY, run_recipe
 from titan_core.api import hookspecs
 from titan_core.api.components import Component, Phase
-from titan_core.api.errors import PluginFailure
+from titan_core.api.errors import Interrupted, PluginFailure
 from titan_core.api.events import Finding
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.layout import ModelDefinition
@@ -160,8 +160,9 @@ def test_a_function_that_fails_names_its_plugin(row: str, failure: str) -> None:
     function = row.partition(".")[2]
     with pytest.raises(PluginFailure, match=f"{NAMED}{function} raised {failure}"):
         ORIGIN.guard_ref(row, FAILURES[failure])()
-    with pytest.raises(KeyboardInterrupt):
-        ORIGIN.guard_ref(row, raises(KeyboardInterrupt()))()
+    for interrupt in (KeyboardInterrupt, Interrupted):  # by a person, or by a signal
+        with pytest.raises(interrupt):
+            ORIGIN.guard_ref(row, raises(interrupt()))()
 
 
 @pytest.mark.parametrize("failure", FAILURES)

@@ -13,6 +13,7 @@ from torch.distributed import TCPStore
 
 from harness import PATIENCE
 from harness.jobs import TINY, RunRecord, run_recipe
+from titan_core.api.errors import PartOfContract
 from titan_core.api.hookspecs import hookimpl
 from titan_ft import groups as groups_module
 from titan_ft.torchft_api import lighthouse_server
@@ -21,7 +22,7 @@ SHARED = {**TINY, "training.local_batch_size": 1, "training.global_batch_size": 
 """Settings of a job whose steps two replica groups can share."""
 
 
-class Leave(Exception):
+class Leave(PartOfContract):
     """Raised by a test to end a replica group."""
 
 

@@ -173,7 +173,9 @@ def test_the_launcher_ends_although_a_signal_comes_while_a_plugin_runs(
         def titan_diagnose(self, run: str, since: float) -> None:
             signal.raise_signal(signal.SIGTERM)
 
-    job: Any = SimpleNamespace(registry=SimpleNamespace(modules=lambda: [(Plugin(), None)]), dump_folder="run")
+    job: Any = SimpleNamespace(
+        registry=SimpleNamespace(modules=lambda: [(Plugin(), Origin("odd", "titan-odd", "1"))]), dump_folder="run"
+    )
     agent = agent_of(tmp_path, "sys.exit(3)", ranks=1, restarts=3)
     agent._diagnose = lambda began: launch._diagnose(job, began)
     assert ends(agent) == 128 + signal.SIGTERM

@@ -12,7 +12,8 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
 import pluggy
 
@@ -298,16 +299,20 @@ def _end_of(agent: RankAgent, mistake: UserError | None, interrupted: bool) -> t
 
 
 def _diagnose(job: Job, since: float) -> str | None:
-    """Call :func:`titan_core.api.hookspecs.titan_diagnose`. Log an exception from a plugin's hook, so that the cause of the
+    """Call :func:`titan_core.api.hookspecs.titan_diagnose`. Log the failure of a plugin's hook, so that the cause of the
     failure is still printed."""
     plugins = pluggy.PluginManager(hookspecs.PROJECT)
     plugins.add_hookspecs(hookspecs)
-    for module, _ in job.registry.modules():
+    origins = dict(job.registry.modules())
+    for module in origins:
         plugins.register(module)
+    for one in plugins.hook.titan_diagnose.get_hookimpls():
+        guarded = origins[cast(ModuleType, one.plugin)].guard_hook("titan_diagnose", one.function, one.wrapper)
+        setattr(one, "function", guarded)  # noqa: B010 - public, but declared final
     try:
         found: str | None = plugins.hook.titan_diagnose(run=job.dump_folder, since=since)
-    except Exception:  # a plugin may raise anything
-        log.exception("a plugin failed in titan_diagnose")
+    except UserError as error:
+        log.error("%s", error)
         return None
     return found
 

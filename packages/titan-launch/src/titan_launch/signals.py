@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from titan_core.api.errors import Interrupted
+
 _HANDLED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
 
 
-class Terminated(BaseException):
+class Terminated(Interrupted):
     """A signal ends the launcher. Not an ``Exception``, because it may interrupt code of plugins and of torch, whose callers
     would take it for a failure of that code and continue."""
 

@@ -119,6 +119,11 @@ def _folded(name: str) -> str:
     return name.casefold().replace("-", "_")
 
 
+class Interrupted(BaseException):
+    """Raised by a signal handler, wherever the process is. It says nothing about the code that it interrupts, so whoever
+    calls plugins lets it pass."""
+
+
 class PartOfContract(Exception):
     """An exception by which a plugin's function says something to the core, as its documentation states. All others are
     failures of the plugin."""

@@ -10,6 +10,7 @@ from titan_core.api.errors import (
     EXIT_HARDWARE,
     EXIT_LOST_PEER,
     EXIT_OUT_OF_MEMORY,
+    Interrupted,
     PartOfContract,
     PluginFailure,
     Problem,
@@ -25,7 +26,7 @@ from titan_core.plugins.results import RETURNS
 ResultCheck = Callable[[CodeOrigin, Any], Any]
 """See :data:`titan_core.plugins.guarded_object.Check`."""
 
-PASSED_ON = (UserError, RunStopped, PartOfContract, KeyboardInterrupt, GeneratorExit, BrokenPipeError)
+PASSED_ON = (UserError, RunStopped, PartOfContract, Interrupted, KeyboardInterrupt, GeneratorExit, BrokenPipeError)
 """Exceptions that a plugin raises on purpose, or that are not about it: an interrupt, or an output that nobody reads."""
 PASSED_ON_BY: Mapping[str, tuple[type[BaseException], ...]] = {
     "run": (OSError, SystemExit),  # a command may exit, and works on files that the user names
