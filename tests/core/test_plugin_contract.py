@@ -55,7 +55,7 @@ CORES_OWN = {
     "RandomAccess", "Simulation",
 }  # fmt: skip
 """Protocols that the core implements, or that a plugin only passes to a function of the contract."""
-COPIES = {"DatasetSpec.build", "StreamSpec.tokenizer", "TokenizerSpec.build"}
+COPIES = {"DatasetSpec.build", "FormatSpec.convert", "StreamSpec.tokenizer", "TokenizerSpec.build"}
 """Fields that hold a component's reference, which is guarded."""
 
 

@@ -342,6 +342,7 @@ OBJECTS: Final[dict[str, dict[str, Check | None]]] = {
         **_TEXT, **_SPECIAL, "require_chat_template": None, "render_chat": _anything, "turn_end_ids": _anything,
     },
     f"{_TOKENIZER}:DescribesSpecialTokens": {"describe_special_tokens": _list_of(str)},
+    f"{_TOKENIZER}:ExportsTokenizer": {"tokenizer_files": _a(Mapping)},
     "titan_core.api.metric_log:MetricLog": {"log": None, "close": None},
     "titan_core.api.checkpoint:CheckpointStore": {
         "restore": _a(bool), "after_step": None, "newest": _newest, "before_update": None, "close": None,
@@ -390,11 +391,13 @@ RETURNS: Final[dict[str, Check]] = {
     "Debugger.check": _problems,
     "Dataset.build": _object(f"{_DATASET}:DocumentSource", _FINGERPRINT),
     "Dataset.check": _problems,
+    "RecordFormat.convert": _anything,
     "Tokenizer.build": _object(
         f"{_TOKENIZER}:TextTokenizer",
         f"{_TOKENIZER}:MarksDocuments",
         _RENDERS,
         f"{_TOKENIZER}:DescribesSpecialTokens",
+        f"{_TOKENIZER}:ExportsTokenizer",
     ),
     "ModelHub.locate": _a(str),
     "Optimizer.build": _object("torch.optim:Optimizer", "titan_core.api.optimizer:SkipsOnDevice"),
