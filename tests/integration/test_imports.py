@@ -172,7 +172,7 @@ def test_the_core_stays_small() -> None:
     lines = {file: lines_of_code(file) for file in (CORE / "src").rglob("*.py")}
     contract = sum(count for file, count in lines.items() if "api" in file.parts)
     assert contract < 4100  # with records in bounded memory
-    assert sum(lines.values()) < 10800  # with the table of what plugins return
+    assert sum(lines.values()) < 10900  # with the table of what plugins return
 
 
 def test_the_core_names_no_plugin() -> None:
