@@ -23,7 +23,7 @@ from titan_core.model.next_token import NextToken
 from titan_core.model.part_guard import PartGuard
 from titan_parallel.activation_checkpoint import Selection
 from titan_parallel.context_parallel import HeadAndTail
-from titan_parallel.numbers import divisors
+from titan_parallel.hints import divisors
 from titan_parallel.pipeline import _stage
 from titan_parallel.pipeline_plan import _extra_layers, _rank_of, microbatches_of
 from titan_parallel.split_backward_contexts import contexts
@@ -31,9 +31,9 @@ from titan_parallel.split_backward_contexts import contexts
 # -- numbers
 
 
-@pytest.mark.parametrize(("number", "shown"), [(1, "1"), (7, "1, 7"), (12, "1, 2, 3, 4, 6, 12")])
-def test_divisors(number: int, shown: str) -> None:
-    assert divisors(number) == shown
+@pytest.mark.parametrize(("number", "expected"), [(1, [1]), (7, [1, 7]), (12, [1, 2, 3, 4, 6, 12])])
+def test_divisors(number: int, expected: list[int]) -> None:
+    assert divisors(number) == expected
 
 
 # -- context parallelism
