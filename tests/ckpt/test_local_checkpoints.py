@@ -35,9 +35,9 @@ class Fails:
 class OfOneMachine(LocalCheckpoints):
     """As if each rank were on a machine of its own."""
 
-    def __init__(self, section: Any, dump_folder: str, durable: Folder, world: Any) -> None:
+    def __init__(self, section: Any, durable: Folder, world: Any) -> None:
         own = section.model_copy(update={"local_folder": f"{section.local_folder}/machine-{world.rank}"})
-        super().__init__(own, dump_folder, durable, world)
+        super().__init__(own, durable, world)
 
 
 def attempt(
@@ -125,12 +125,8 @@ def test_a_damaged_one_is_not_used(gloo: GlooPool, whole: list[RunRecord], tmp_p
 
 @pytest.mark.full
 def test_ranks_that_do_not_share_the_folder_have_none(gloo: GlooPool, whole: list[RunRecord], tmp_path: Path) -> None:
-    for machine in ("machine-0", "machine-1"):  # each has been used before
-        gloo.run(1, attempt, str(tmp_path), {"checkpoint.local_folder": f"{tmp_path}/local/{machine}"}, fails=2)
-    shutil.rmtree(tmp_path / "outputs")
-    left = local_steps(tmp_path)
     gloo.run(2, attempt, str(tmp_path), {}, fails=6, machines=True)
-    assert left == ["step-1"] * 2 and local_steps(tmp_path) == []
+    assert not list((tmp_path / "local").glob("*/titan-*"))
     records = gloo.run(2, attempt, str(tmp_path), {}, restart=True, machines=True)
     assert [record.losses for record in records] == [one.losses[3:] for one in whole]
 
@@ -142,12 +138,35 @@ def test_on_one_machine_another_mesh_resumes_from_it(gloo: GlooPool, whole: list
     assert record.losses == pytest.approx(whole[0].losses[5:], rel=1e-5)
 
 
-def test_a_folder_that_others_can_write_to_is_refused(in_tmp: Path) -> None:
+def folders() -> list[Path]:
+    """Run three steps, of which the third fails; return the local folders."""
     settings = {**TINY, "checkpoint.enable": "true", "checkpoint.local_interval": 1, "checkpoint.local_folder": "local"}
     with pytest.raises(RuntimeError, match="a fault"):
-        run_recipe("tiny", settings, observers=[Fails(2)])
-    (folder,) = Path("local").glob("titan-*")
-    assert folder.stat().st_mode & 0o077 == 0
+        run_recipe("tiny", settings, observers=[Fails(3)])
+    return sorted(Path("local").glob("titan-*"))
+
+
+def test_the_folder_is_private_and_its_name_random(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (first,) = folders()
+    (second,) = folders()  # which removed the first
+    assert second.stat().st_mode & 0o077 == 0
+    assert len(second.name) == len("titan-") + 32 and second != first
+    monkeypatch.setenv(RESTART, "{}")
+    assert folders() == [second]
+
+
+def test_a_folder_that_others_can_write_to_is_refused(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder,) = folders()
     folder.chmod(0o777)
+    monkeypatch.setenv(RESTART, "{}")
     with pytest.raises(UserError, match=r"checkpoint\.local_folder = 'local'.*others can write to it"):
-        run_recipe("tiny", settings)
+        folders()
+    monkeypatch.delenv(RESTART)
+    assert len(folders()) == 2  # a new one; the other may be somebody else's by now
+
+
+def test_a_new_folder_is_nobody_elses(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("titan_ckpt.local_checkpoints.secrets.token_hex", lambda size: "0" * 2 * size)
+    Path("local", f"titan-{'0' * 32}").mkdir(parents=True)
+    with pytest.raises(UserError, match="File exists"):
+        folders()

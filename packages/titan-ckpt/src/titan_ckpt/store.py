@@ -26,7 +26,7 @@ class Store:
         self._require_writable()
         self._local = None
         if self._section.local_interval:
-            local = LocalCheckpoints(self._section, context.job.dump_folder, self._folder, context.world)
+            local = LocalCheckpoints(self._section, self._folder, context.world)
             self._local = local if local.is_shared else None
         self._saving = Saving(context, self._folder, self._local)
         self._compared = False
