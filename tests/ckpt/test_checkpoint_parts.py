@@ -17,6 +17,7 @@ from titan_ckpt.catalogue import steps_in
 from titan_ckpt.chunks import bytes_of
 from titan_ckpt.folder import Folder
 from titan_ckpt.manifest import check_chunk
+from titan_ckpt.optimizer_restore import restore_rates
 from titan_ckpt.retention import to_remove
 from titan_ckpt.schedule_state import restore_schedule, schedule_state
 from titan_ckpt.stored import BrokenCheckpoint, Chunk, chunk_digest
@@ -94,3 +95,17 @@ def test_a_restored_schedule_reports_the_rates_of_its_groups() -> None:
     restore_schedule(restored, saved, recompute=False)
     assert restored.get_last_lr() == [0.4, 0.1]
     assert restored.last_epoch == 1
+
+
+def test_a_changed_learning_rate_scales_the_saved_one() -> None:
+    weight, bias = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([{"params": [weight], "lr": 0.2}, {"params": [bias], "lr": 0.3}])
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]  # as a schedule sets it
+    # Saved after a warmup to 0.4 of an initial rate of 0.1; the bias kept its initial rate, of which 0.5 was reached.
+    groups = [{"now": {"lr": 0.04, "initial_lr": 0.1}}, {"now": {"lr": 0.15, "initial_lr": 0.3}}]
+    saved = {"groups": groups, "group_of": {"weight": 0, "bias": 1}}
+    restore_rates(optimizer, {weight: "weight", bias: "bias"}, saved, excluded=())
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.08, 0.15])
+    restore_rates(optimizer, {weight: "weight", bias: "bias"}, saved, excluded=["bias"])
+    assert optimizer.param_groups[1]["lr"] == pytest.approx(0.15)

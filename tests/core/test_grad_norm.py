@@ -56,6 +56,12 @@ def test_the_norm_covers_all_groups_and_all_ranks_of_the_replica() -> None:
     assert global_norm({1: [torch.tensor([2.0])]}, OneOfMany({"islands": 2}, extra=(ISLANDS,))).item() == 2.0
 
 
+def test_norms_of_bf16_gradients_are_summed_in_fp32() -> None:
+    # bf16 represents 16.125, but neither its square nor the sum of such squares.
+    gradients = {1: [torch.tensor([16.125], dtype=torch.bfloat16)], 2: [torch.tensor([16.125], dtype=torch.bfloat16)]}
+    assert global_norm(gradients, OneOfMany({"dp_shard": 2})).item() == pytest.approx(16.125 * math.sqrt(1.5), rel=1e-6)
+
+
 def norms_of_dtensors(folder: str) -> list[float]:
     """Return this rank's norm of gradients of every kind of DTensor, and the norm of the whole gradients."""
     from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor

@@ -47,6 +47,12 @@ def test_totals_are_sums_over_ranks() -> None:
     assert not totals.data_ended
 
 
+def test_counts_of_any_size_are_exact() -> None:
+    large = StepData([], epoch=0, targets_by_dataset=[2**24 + 1, 2**40 + 1], target_weight=2.0**24 + 1, corrupt=0, empty=0)
+    totals = look(OneOfMany({}), large)
+    assert (totals.num_targets, totals.weight) == (2**24 + 2**40 + 2, 2**24 + 1)
+
+
 @pytest.mark.parametrize(("dim", "counted"), [("tp", 0), ("pp", 0), ("cp", 0), ("dp_shard", 7), ("dp_replicate", 7)])
 def test_ranks_that_see_the_same_tokens_count_them_once(dim: str, counted: int) -> None:
     world = OneOfMany({dim: 2}, {dim: 1})

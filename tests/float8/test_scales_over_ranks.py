@@ -45,9 +45,10 @@ def layer(weight: Tensor) -> nn.Module:
 def passed(module: nn.Module, hidden: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output, the gradient of the input, and that of the weight."""
     hidden = hidden.clone().requires_grad_()
+    weight: Any = module.weight
+    weight.grad = None
     output = module(hidden)
     output.backward(gradient)
-    weight: Any = module.weight
     assert hidden.grad is not None and weight.grad is not None
     return output.detach(), hidden.grad, weight.grad
 
@@ -64,11 +65,15 @@ def differences(folder: str) -> dict[str, float]:
         weight, hidden, gradient = (torch.randn(SIZE, SIZE, generator=generator) for _ in range(3))
         weight, hidden, gradient = weight * spread[:, None] * spread, hidden * spread, gradient * spread
         output, to_hidden, to_weight = passed(layer(weight), hidden, gradient)
-        module = nn.ModuleDict({"blocks": nn.ModuleList([layer(weight[own]), layer(weight[:, own])])})
-        scale_over_ranks(ModelPart(module, LAYOUT, NextToken()), ["blocks.0", "blocks.1"], mesh)
+        blocks = nn.ModuleList([layer(weight[own]), layer(weight[:, own])])
+        module = nn.ModuleDict({"blocks": blocks, "head": layer(weight[own])})
+        scale_over_ranks(ModelPart(module, LAYOUT, NextToken()), ["blocks.0", "blocks.1", "head"], mesh)
         by_output, by_input = module.get_submodule("blocks.0"), module.get_submodule("blocks.1")
         first = passed(by_output, hidden, gradient[:, own])
         second = passed(by_input, hidden[:, own], gradient)
+        of_head = passed(module.get_submodule("head"), hidden, gradient[:, own])
+        by_output.bias = nn.Parameter(spread[own].clone())
+        biased = passed(by_output, hidden, gradient[:, own])
         # The sums over ranks are in another order.
         sums = [torch.empty_like(total) for total in (to_hidden, output)]
         for total, addend in zip(sums, (first[1], second[0]), strict=True):
@@ -77,6 +82,9 @@ def differences(folder: str) -> dict[str, float]:
         pairs = {
             "columns: output": (first[0], output[:, own]),
             "columns: weight": (first[2], to_weight[own]),
+            "columns: output with a bias": (biased[0], output[:, own] + spread[own]),
+            "head: output": (of_head[0], output[:, own]),
+            "head: weight": (of_head[2], to_weight[own]),
             "rows: input": (second[1], to_hidden[:, own]),
             "rows: weight": (second[2], to_weight[:, own]),
             "columns: input, summed": (sums[0], to_hidden),

@@ -46,3 +46,17 @@ def test_a_draw_depends_on_seed_sequence_and_length_alone() -> None:
     first = Sampler(SamplingOptions(seed=1))(LOGITS, list(range(16)))
     assert torch.equal(first[:4], Sampler(SamplingOptions(seed=1))(LOGITS[:4], list(range(4))))
     assert not torch.equal(first, Sampler(SamplingOptions(seed=2))(LOGITS, list(range(16))))
+
+
+def test_the_temperature_comes_before_the_filters() -> None:
+    # At temperature 2, probabilities are square roots, scaled: 0.418, 0.241, 0.170, 0.170. The first is less than top_p, the
+    # first two are more. At temperature 1, the first token alone reaches top_p.
+    logits = torch.tensor([0.6, 0.2, 0.1, 0.1]).log()
+    sampler = Sampler(SamplingOptions(temperature=2.0, top_p=0.6))
+    drawn = torch.cat([sampler(logits[None], [length]) for length in range(4000)])
+    assert drawn.bincount(minlength=4) / 4000 == pytest.approx([0.634, 0.366, 0.0, 0.0], abs=0.03)
+
+
+def test_sequences_of_one_batch_draw_independently() -> None:
+    drawn = Sampler(SamplingOptions())(torch.zeros(64, 50), [7] * 64)
+    assert len(drawn.unique()) > 20

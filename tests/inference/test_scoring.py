@@ -35,6 +35,10 @@ def test_the_most_likely_continuation_is_greedy() -> None:
         likely = int(part.module(torch.tensor([context]))[0, -1].argmax())
     (likely_score, greedy), (other_score, other) = Scorer(part, CPU, 2).score([(context, [likely]), (context, [likely ^ 1])])
     assert greedy and not other and likely_score > other_score
+    with torch.no_grad():
+        second = int(part.module(torch.tensor([[*context, likely]]))[0, -1].argmax())
+    (_, both), (_, one) = Scorer(part, CPU, 2).score([(context, [likely, second]), (context, [likely, second ^ 1])])
+    assert both and not one
 
 
 def test_a_pair_beyond_the_context_loses_its_first_tokens() -> None:

@@ -77,6 +77,8 @@ def test_full_recomputes_every_block_and_two_every_second_block(in_tmp: Path) ->
     assert matmuls_none < matmuls_half < matmuls_full
     assert bytes_full < bytes_half < bytes_none
     assert bytes_full < 0.3 * bytes_none
+    third = {**half, "activation_checkpoint.selective_ac_option": "3"}
+    assert costs(third)[2] == 6  # the first and the fourth block
 
 
 def test_selective_keeps_attention_and_half_of_the_matmuls(in_tmp: Path) -> None:

@@ -1,0 +1,124 @@
+"""The order in which a checkpoint reaches the disk: after a power failure at any moment it is whole, or known as unfinished.
+
+A file's contents are durable after an ``fsync`` of the file, and its name after one of the folder (POSIX promises no more).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from fsspec.implementations.local import LocalFileSystem
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from titan_ckpt.folder import Folder
+from titan_ckpt.retention import remove
+from titan_ckpt.writer import Writer
+
+STEP = "step-3"
+
+
+@pytest.fixture
+def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happens to files below ``tmp_path``, in order: ``sync NAME``, ``rename NAME`` (to the new name) and ``remove
+    NAME``. Names are relative to the folder of checkpoints, which is ``.``."""
+    seen: list[str] = []
+    fsync, replace, rm_file = os.fsync, os.replace, LocalFileSystem.rm_file
+
+    def record(what: str, path: str) -> None:
+        seen.append(f"{what} {os.path.relpath(path, tmp_path)}")
+
+    def recorded_sync(descriptor: int) -> None:
+        fsync(descriptor)
+        record("sync", os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def recorded_replace(source: str, target: str) -> None:
+        replace(source, target)
+        record("rename", target)
+
+    def recorded_removal(system: LocalFileSystem, path: str) -> None:
+        existed = os.path.lexists(path)
+        rm_file(system, path)
+        if existed:
+            record("remove", path)
+
+    monkeypatch.setattr(os, "fsync", recorded_sync)
+    monkeypatch.setattr(os, "replace", recorded_replace)
+    monkeypatch.setattr(LocalFileSystem, "rm_file", recorded_removal)
+    return seen
+
+
+def saved(folder: Folder) -> None:
+    writer = Writer(folder / STEP, rank=0, step=3, about={}, state={})
+    save({"weight": torch.arange(4.0)}, storage_writer=writer, no_dist=True)
+
+
+def test_a_checkpoint_is_durable_before_it_counts(tmp_path: Path, events: list[str]) -> None:
+    saved(Folder(str(tmp_path)))
+    new_names = [f"sync {STEP}", "sync ."]
+    assert events == [
+        # The mark that the checkpoint is unfinished precedes its data,
+        f"sync {STEP}/unfinished.new", f"rename {STEP}/unfinished", *new_names,
+        # whose contents and name precede the manifest,
+        f"sync {STEP}/data-00000.bin", *new_names,
+        # whose contents precede its name,
+        f"sync {STEP}/checkpoint.json.new", f"rename {STEP}/checkpoint.json", *new_names,
+        # and only then the mark goes.
+        f"remove {STEP}/unfinished",
+    ]  # fmt: skip
+
+
+def test_a_removed_checkpoint_stops_counting_before_its_data_goes(
+    tmp_path: Path, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(str(tmp_path))
+    saved(folder)
+    events.clear()
+    removed: list[list[str]] = []
+    rm = LocalFileSystem.rm
+
+    def recorded(system: LocalFileSystem, path: str, recursive: bool = False) -> None:
+        removed.append(sorted(os.listdir(tmp_path / STEP)))  # what is left when the data goes
+        rm(system, path, recursive=recursive)
+
+    monkeypatch.setattr(LocalFileSystem, "rm", recorded)
+    remove(folder, 3)
+    assert events == [
+        f"sync {STEP}/unfinished.new", f"rename {STEP}/unfinished", f"sync {STEP}", "sync .",
+        f"remove {STEP}/checkpoint.json", f"sync {STEP}", "sync .",
+    ]  # fmt: skip
+    assert removed[-1] == ["unfinished"]
+    assert all("unfinished" in left and "checkpoint.json" not in left for left in removed)
+    assert not (tmp_path / STEP).exists()
+
+
+def test_a_large_file_is_synced_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def counted(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_size)
+        fsync(descriptor)
+
+    monkeypatch.setattr("titan_ckpt.folder._FLUSH_BYTES", 10)
+    monkeypatch.setattr(os, "fsync", counted)
+    with Folder(str(tmp_path)).create("data") as file:
+        for _ in range(3):
+            file.write(b"12345678")
+    assert synced[-1] == 24
+    assert len(synced) >= 2 and synced[0] >= 16
+
+
+def test_an_error_of_an_early_sync_fails_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = iter([OSError("no space left")])
+
+    def failing(descriptor: int) -> None:
+        if error := next(failures, None):
+            raise error
+
+    monkeypatch.setattr("titan_ckpt.folder._FLUSH_BYTES", 1)
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(OSError, match="no space left"), Folder(str(tmp_path)).create("data") as file:
+        file.write(b"12345678")
