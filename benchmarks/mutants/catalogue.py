@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
-from benchmarks.mutants import ckpt, core, data, parallel
+from benchmarks.mutants import (
+    ckpt,
+    cluster,
+    completion,
+    core,
+    data,
+    datasets,
+    debug,
+    float8,
+    ft,
+    inference,
+    launch,
+    models_llama,
+    parallel,
+    report,
+    simulate,
+    torchtitan,
+)
 from benchmarks.mutants.mutant import Mutant
 
-MUTANTS: tuple[Mutant, ...] = (*core.MUTANTS, *data.MUTANTS, *ckpt.MUTANTS, *parallel.MUTANTS)
+MUTANTS: tuple[Mutant, ...] = (
+    *core.MUTANTS, *data.MUTANTS, *ckpt.MUTANTS, *parallel.MUTANTS, *float8.MUTANTS, *ft.MUTANTS, *inference.MUTANTS,
+    *models_llama.MUTANTS, *debug.MUTANTS, *torchtitan.MUTANTS, *completion.MUTANTS, *cluster.MUTANTS, *launch.MUTANTS,
+    *report.MUTANTS, *datasets.MUTANTS, *simulate.MUTANTS,
+)  # fmt: skip

@@ -11,6 +11,7 @@ RESUMED = "tests/integration/test_dropout_and_buffers.py::test_a_resumed_run_dra
 RESUME = "tests/ckpt/test_resume.py"
 DAMAGE = "tests/ckpt/test_damage.py"
 PARTS = "tests/ckpt/test_checkpoint_parts.py"
+DURABLE = "tests/ckpt/test_durability.py"
 DCP = "tests/ckpt/test_dcp.py"
 REFUSALS = "tests/ckpt/test_dcp_refusals.py"
 LIES = f"{REFUSALS}::test_contradictions_are_refused"
@@ -40,6 +41,18 @@ MUTANTS = (
     Mutant("nothing-kept-for-good", "ckpt/retention.py", "step % keep_every == 0", "step % keep_every == 1", (PARTS,)),
     Mutant("checksums-not-held", "ckpt/manifest.py", "chunk_digest(tensor, dtype, chunk.offset, chunk.shape, data) != chunk.sha256", "False", (PARTS,)),
     Mutant("chunks-read-from-the-beginning", "ckpt/chunks.py", "        file.seek(chunk.start)\n", "", (SAVING,)),
+    Mutant("data-not-durable", "ckpt/folder.py", "            early.finish()\n            os.fsync(file.fileno())\n", "            early.finish()\n", (DURABLE,)),
+    Mutant("an-early-syncs-error-lost", "ckpt/folder.py", "            early.finish()\n            os.fsync(file.fileno())\n", "            os.fsync(file.fileno())\n", (DURABLE,)),
+    Mutant("names-not-durable", "ckpt/folder.py", '        os.replace(f"{path}.new", path)\n        self.sync()\n', '        os.replace(f"{path}.new", path)\n', (DURABLE,)),
+    Mutant("parent-not-synced", "ckpt/folder.py", "for path in (self.located[1], os.path.dirname(self.located[1])):", "for path in (self.located[1],):", (DURABLE,)),
+    Mutant("data-names-after-the-manifest", "ckpt/writer.py", "        if self._folder.is_local:\n            self._folder.sync()\n", "", (DURABLE,)),
+    Mutant("marks-go-before-the-manifest", "ckpt/writer.py", "        created = datetime", "        self._folder.remove(UNFINISHED)\n        created = datetime", (DURABLE,)),
+    Mutant("unmarked-while-unfinished", "ckpt/writer.py", '            self._folder.write(UNFINISHED, b"")\n', "            pass\n", (DURABLE,)),
+    Mutant("data-removed-before-the-manifest-is", "ckpt/retention.py", "        if checkpoint.is_local:\n            checkpoint.sync()\n", "", (DURABLE,)),
+    Mutant("removed-unmarked", "ckpt/retention.py", "        if UNFINISHED not in names:\n", "        if False:\n", (DURABLE,)),
+    Mutant("the-mark-is-removed-first", "ckpt/retention.py", "            if name != UNFINISHED:\n", "            if True:\n", (DURABLE,)),
+    Mutant("a-changed-rate-ignored", "ckpt/optimizer_restore.py", "            rate = rate * (float(group[\"initial_lr\"]) / float(first))\n", "            pass\n", (PARTS,)),
+    Mutant("a-changed-rate-inverted", "ckpt/optimizer_restore.py", '(float(group["initial_lr"]) / float(first))', '(float(first) / float(group["initial_lr"]))', (PARTS,)),
     Mutant("old-folders-first", "ckpt/catalogue.py", "if match), reverse=True)", "if match))", (PARTS,)),
     Mutant("dcp-any-name-unpickled", "ckpt/dcp_metadata.py", '        raise _Refused(f"{module}.{name}")\n', "        return super().find_class(module, name)\n", (f"{REFUSALS}::test_a_malicious_pickle_is_refused_and_nothing_is_executed",)),
     Mutant("dcp-unpickled-unasked", "ckpt/convert.py", "if not arguments.allow_pickle:", "if False:", (f"{REFUSALS}::test_a_pickle_is_read_only_with_consent",)),

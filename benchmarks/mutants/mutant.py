@@ -7,21 +7,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-SOURCES = {
-    "core": "packages/titan-core/src/titan_core",
-    "ckpt": "packages/titan-ckpt/src/titan_ckpt",
-    "parallel": "packages/titan-parallel/src/titan_parallel",
-}
-"""Short names of the packages."""
+PACKAGES = (
+    "core", "models-llama", "parallel", "float8", "ckpt", "debug", "data", "inference", "launch", "cluster", "ft", "report",
+    "simulate", "torchtitan", "completion",
+)  # fmt: skip
+"""Short names of the packages: the distribution's without ``titan-``."""
 
-WIDER = {
-    "core": ("tests/core", "tests/integration/test_oracle.py", "tests/integration/test_dropout_and_buffers.py"),
+SOURCES = {name: f"packages/titan-{name}/src/titan_{name.replace('-', '_')}" for name in PACKAGES}
+
+_ACROSS = {
+    "core": ("tests/integration/test_oracle.py", "tests/integration/test_dropout_and_buffers.py"),
     "ckpt": (
-        "tests/ckpt", "tests/integration/test_resume_on_meshes.py", "tests/integration/test_changed_jobs.py",
+        "tests/integration/test_resume_on_meshes.py", "tests/integration/test_changed_jobs.py",
         "tests/integration/test_dropout_and_buffers.py", "tests/integration/test_fuzz.py",
     ),
-    "parallel": ("tests/parallel", "tests/integration/test_oracle.py", "tests/integration/test_switches.py"),
+    "parallel": ("tests/integration/test_oracle.py", "tests/integration/test_switches.py"),
 }  # fmt: skip
+WIDER = {name: (f"tests/{name.replace('-', '_')}", *_ACROSS.get(name, ())) for name in PACKAGES}
 """The tests to run if a mutant survives its own tests, by package."""
 
 

@@ -8,6 +8,7 @@ from benchmarks.mutants.mutant import Mutant
 
 MESH = "tests/integration/test_oracle.py::test_a_run_on_a_mesh_is_that_of_plain_torch"
 PLAN = "tests/parallel/test_pipeline_plan.py"
+RECOMPUTED = "tests/parallel/test_activation_checkpoint.py"
 PARTS = "tests/parallel/test_attention.py"
 
 CP, RING = "parallel/context_parallel.py", "parallel/ring_attention.py"
@@ -30,4 +31,7 @@ MUTANTS = (
            equivalent="V schedules have two stages per rank, so only laps 0 and 1 exist"),
     Mutant("microbatches-of-the-local-batch", "parallel/pipeline_plan.py", "batch.microbatches * batch.local_size //", "batch.local_size //", (PLAN,)),
     Mutant("head-weighs-nothing", "parallel/pipeline_plan.py", "    weights[-1] += last\n", "", (PLAN,)),
+    Mutant("every-nth-block-from-the-last", "parallel/activation_checkpoint.py", "elif number % int(section.selective_ac_option) == 0:", "elif (number + 1) % int(section.selective_ac_option) == 0:", (RECOMPUTED,)),
+    Mutant("every-second-block-whatever-n", "parallel/activation_checkpoint.py", "elif number % int(section.selective_ac_option) == 0:", "elif number % 2 == 0:", (RECOMPUTED,)),
+    Mutant("the-first-matmul-kept", "parallel/activation_checkpoint.py", "keep = keep or matmuls % 2 == 1", "keep = keep or matmuls % 2 == 0", (RECOMPUTED,)),
 )  # fmt: skip

@@ -137,7 +137,19 @@ def _child(tree: Path, tests: Sequence[str], log: Path) -> None:
         import pytest
 
         status = pytest.main(
-            ["-x", "-q", "-m", "not long", "-p", "no:cacheprovider", "--tb=line", f"--rootdir={tree}", *tests]
+            [
+                "-x",
+                "-q",
+                "-n",
+                "0",
+                "-m",
+                "not long and not full",
+                "-p",
+                "no:cacheprovider",
+                "--tb=line",
+                f"--rootdir={tree}",
+                *tests,
+            ]
         )
     finally:
         sys.stdout.flush()

@@ -32,6 +32,8 @@ def test_every_mutant_is_python_and_names_tests_that_exist() -> None:
         compile(one.mutated(ROOT), one.path, "exec")
         for test in one.tests:
             file, _, name = test.partition("::")
+            if (ROOT / file).is_dir():
+                continue
             assert f"def {name.partition('[')[0]}" in (ROOT / file).read_text(encoding="utf-8"), test
 
 

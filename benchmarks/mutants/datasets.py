@@ -1,0 +1,40 @@
+"""Mistakes in datasets and tokenizers (:mod:`benchmarks.mutants.data` has those of the core's data engine)."""
+
+# ruff: noqa: E501 (a table: one mistake per line)
+
+from __future__ import annotations
+
+from benchmarks.mutants.mutant import Mutant
+
+TOKENIZED, SPLITS, DATASETS, CHAT, MARKS, COMPRESSED = (
+    "tests/data/test_tokenized.py",
+    "tests/data/test_splits.py",
+    "tests/data/test_datasets.py",
+    "tests/data/test_chat.py",
+    "tests/data/test_document_marks.py",
+    "tests/data/test_compressed.py",
+)
+
+MUTANTS = (
+    Mutant("ids-of-large-vocabularies-wrap", "data/tokenized.py", "DTYPES[0] if vocab_size <= 2**16 else DTYPES[1]", "DTYPES[0] if vocab_size <= 2**17 else DTYPES[1]", (TOKENIZED,)),
+    Mutant("ids-of-65536-take-four-bytes", "data/tokenized.py", "DTYPES[0] if vocab_size <= 2**16 else DTYPES[1]", "DTYPES[0] if vocab_size < 2**16 else DTYPES[1]", (TOKENIZED,)),
+    Mutant("documents-of-the-part-before", "data/tokenized.py", "bisect_right(self._upto, index)", "bisect_right(self._upto, index - 1)", (TOKENIZED,)),
+    Mutant("documents-begin-at-zero", "data/tokenized.py", "(int(ends[place - 1]) if place else 0), int(ends[place])", "0, int(ends[place])", (TOKENIZED,)),
+    Mutant("another-tokenizers-tokens", "data/tokenized.py", "if context.tokenizer and context.tokenizer != index.fingerprint:", "if False:", (TOKENIZED,)),
+    Mutant("truncated-parts-accepted", "data/tokenized.py", "            if size != expected:\n", "            if size is None:\n", (TOKENIZED,)),
+    Mutant("parts-anywhere", "data/tokenized.py", " or Path(part.name).name != part.name:", ":", (TOKENIZED,)),
+    Mutant("another-tokenisation-resumed", "data/tokenize.py", "            if differ:\n", "            if False:\n", (TOKENIZED,)),
+    Mutant("parts-depend-on-the-seed", "data/tokenize.py", "replace(dataset.context, seed=0)", "dataset.context", (TOKENIZED,)),
+    Mutant("test-is-not-validation", "data/splits.py", 'return "test" if names == ["test"] else "validation"', 'return "validation"', (SPLITS,)),
+    Mutant("files-outside-splits-are-training", "data/splits.py", 'return None if others else "train"', 'return "train"', (SPLITS,)),
+    Mutant("two-keywords-name-a-split", "data/splits.py", "        if len(splits) == 1:\n", "        if splits:\n", (SPLITS,)),
+    Mutant("caches-are-data", "data/splits.py", "if (names := parts[file.parent]) is None or file.name in names]", "]", (SPLITS, DATASETS)),
+    Mutant("pieces-cut-lines", "data/text_files.py", "            stream.readline()\n", "", (DATASETS,)),
+    Mutant("pieces-lose-the-rest", "data/text_files.py", "    if cuts[-1] < size:\n", "    if False:\n", (DATASETS,)),
+    Mutant("prompts-are-trained-on", "data/chat/tokens.py", "[number % 2 for number in range(len(pieces))]", "[1 for number in range(len(pieces))]", (CHAT,)),
+    Mutant("answers-of-other-messages", "data/chat/tokens.py", "[by_index[index] for index in chat.trained]", "list(full.assistant)", (CHAT,)),
+    Mutant("changed-renderings-accepted", "data/chat/tokens.py", "if not full.text.startswith(after):", "if False:", (CHAT,)),
+    Mutant("begin-tokens-against-the-config", "data/tokenizers/document_marks.py", "    if adds_begin is False:\n", "    if False:\n", (MARKS,)),
+    Mutant("one-token-at-both-ends", "data/tokenizers/document_marks.py", "and named.ids == end.ids and not before and not adds_begin:", "and False:", (MARKS,)),
+    Mutant("ends-by-the-first-name-of-all", "data/tokenizers/document_marks.py", "Marks(tuple(ids[:1]), ", "Marks(tuple(ids), ", (MARKS,)),
+)  # fmt: skip

@@ -1,0 +1,43 @@
+"""Mistakes in low precision."""
+
+# ruff: noqa: E501 (a table: one mistake per line)
+
+from __future__ import annotations
+
+from benchmarks.mutants.mutant import Mutant
+
+NUMERICS, RANKS, PLUGIN, TRAINING = (
+    "tests/float8/test_numerics.py",
+    "tests/float8/test_scales_over_ranks.py",
+    "tests/float8/test_conversion.py",
+    "tests/float8/test_training.py",
+)
+FLOAT8, MX, SCALES = "float8/float8.py", "float8/mx.py", "float8/scales_over_ranks.py"
+
+MUTANTS = (
+    Mutant("scale-of-one-rank", SCALES, "reduce_amax=ranks is not None", "reduce_amax=False", (RANKS,)),
+    Mutant("rows-scale-as-columns", SCALES, "None if by_output else ranks)", "ranks if by_output else None)", (RANKS,)),
+    Mutant("gradients-scale-alone", SCALES, "ranks if by_output else None\n", "None\n", (RANKS,)),
+    Mutant("head-is-not-a-column", SCALES, " or name == part.layout.head[-1]", "", (RANKS,)),
+    Mutant("bias-dropped", SCALES, "return output if self.bias is None else output + self.bias.to(output.dtype)", "return output", (RANKS,)),
+    Mutant("weight-gradient-of-the-transpose", SCALES, "torch.mm(low.t(), low_input.reshape(-1, hidden.shape[-1]))", "torch.mm(low_input.reshape(-1, hidden.shape[-1]).t(), low).t()", (RANKS,),
+           equivalent="the same product"),
+    Mutant("head-converted-unasked", "float8/layers.py", "head = () if convert_head else part.layout.head[-1:]", "head = ()", (PLUGIN,)),
+    Mutant("sizes-of-one-dimension", "float8/layers.py", "all(size % multiple == 0 for size", "any(size % multiple == 0 for size", (PLUGIN,)),
+    Mutant("filters-that-match-nothing", "float8/layers.py", "            raise UserError.one(f\"{section}.filter_fqns", "            return UserError.one(f\"{section}.filter_fqns", (PLUGIN,)),
+    Mutant("filters-by-pattern-alone", "float8/layers.py", "any(text in name for text in filters) or matches", "matches", (PLUGIN,)),
+    Mutant("filters-by-part-alone", "float8/layers.py", " or matches(name, filters)", "", (PLUGIN,)),
+    Mutant("nothing-converted-is-fine", "float8/layers.py", "if not found and part.blocks():", "if False:", (PLUGIN,)),
+    Mutant("auto-filter-ignored", FLOAT8, "if AUTO_FILTER in section.filter_fqns:", "if False:", (PLUGIN,)),
+    Mutant("scales-of-the-first-step", FLOAT8, '        """Compute the scales for the next step."""\n        self._compute()\n', '        """Compute the scales for the next step."""\n', (NUMERICS, TRAINING)),
+    Mutant("emulation-by-itself", FLOAT8, "emulate=section.emulate,", "emulate=True,", (PLUGIN, NUMERICS)),
+    Mutant("gather-in-high-precision", FLOAT8, "enable_fsdp_float8_all_gather=gather)", "enable_fsdp_float8_all_gather=False)", (PLUGIN, TRAINING)),
+    Mutant("scales-recomputed", FLOAT8, "    part.saved_operators += _LARGEST\n", "", (PLUGIN, TRAINING)),
+    Mutant("flops-of-two-matmuls", FLOAT8, "1 - _HIGH_PRECISION_SHARE[section.recipe_name]", "_HIGH_PRECISION_SHARE[section.recipe_name]", (PLUGIN, NUMERICS)),
+    Mutant("blocks-cut-by-ranks", MX, "BLOCK * context.facts.mesh.degree(\"tp\")", "BLOCK", (PLUGIN, TRAINING)),
+    Mutant("floor-for-rceil", MX, 'ScaleCalculationMode.FLOOR if section.recipe_name == "mxfp8_floor" else ScaleCalculationMode.RCEIL', "ScaleCalculationMode.FLOOR", (NUMERICS,)),
+    Mutant("weight-gradients-in-low-precision", MX, 'converted.weight_gradient_in_high_precision = section.recipe_name.endswith("wgrad_with_hp")', "converted.weight_gradient_in_high_precision = False", (NUMERICS,)),
+    Mutant("any-gpu-has-float8", "float8/hardware.py", "capability >= needed", "capability <= needed", (PLUGIN, "tests/float8")),
+    Mutant("some-columns-suffice", "float8/gathered_inputs.py", "all(name in converted for name in columns)", "any(name in converted for name in columns)", (TRAINING, RANKS)),
+    Mutant("float8-tried-unasked-beside-mx", "float8/planning.py", "{} if context.config.section(MXSection).enable else", "{} if not context.config.section(MXSection).enable else", (PLUGIN,)),
+)  # fmt: skip

@@ -1,0 +1,47 @@
+"""Mistakes in the Llama models and their formats."""
+
+# ruff: noqa: E501 (a table: one mistake per line)
+
+from __future__ import annotations
+
+from benchmarks.mutants.mutant import Mutant
+
+LLAMA, FORMATS, ROPE, TOKENIZER = (
+    "tests/models_llama/test_llama.py",
+    "tests/models_llama/test_formats.py",
+    "tests/models_llama/test_rope.py",
+    "tests/models_llama/test_tokenizer.py",
+)
+CONFIG, LAYOUT, MODEL, TABLE = (
+    "models-llama/config.py",
+    "models-llama/layout.py",
+    "models-llama/model.py",
+    "models-llama/rope.py",
+)
+
+MUTANTS = (
+    Mutant("gate-and-up-swapped", MODEL, "F.silu(self.w1(x)) * self.w3(x)", "F.silu(self.w3(x)) * self.w1(x)", (LLAMA, FORMATS)),
+    Mutant("norm-of-the-wrong-input", MODEL, "return h + self.feed_forward(self.ffn_norm(h))", "return h + self.feed_forward(self.ffn_norm(x))", (LLAMA, FORMATS)),
+    Mutant("values-rotated", MODEL, "apply_rope(k, rope), v, documents", "apply_rope(k, rope), apply_rope(v, rope), documents", (LLAMA, FORMATS)),
+    Mutant("documents-not-masked", MODEL, "apply_rope(k, rope), v, documents)", "apply_rope(k, rope), v)", (LLAMA,)),
+    Mutant("positions-ignored", MODEL, "self.rope[: h.shape[1]] if positions is None else self.rope[positions]", "self.rope[: h.shape[1]]", (LLAMA,)),
+    Mutant("norm-with-the-default-eps", MODEL, "self.norm = nn.RMSNorm(args.dim, eps=args.norm_eps)", "self.norm = nn.RMSNorm(args.dim)", (LLAMA, FORMATS)),
+    Mutant("wavelengths-of-a-radian", TABLE, "wavelengths = 2 * math.pi / frequencies", "wavelengths = 1 / frequencies", (ROPE,)),
+    Mutant("blend-upside-down", TABLE, "(1.0 - kept) * frequencies / scaling.factor + kept * frequencies", "kept * frequencies / scaling.factor + (1.0 - kept) * frequencies", (ROPE,)),
+    Mutant("rotation-backwards", TABLE, "(even * cos - odd * sin, even * sin + odd * cos)", "(even * cos + odd * sin, odd * cos - even * sin)", (ROPE, LLAMA)),
+    Mutant("rope-in-low-precision", TABLE, "x.float().unflatten", "x.unflatten", (ROPE,)),
+    Mutant("flops-of-the-lookup", CONFIG, "looked_up = 0 if self.tie_embeddings else self.vocab_size * self.dim", "looked_up = 0", (LLAMA,)),
+    Mutant("flops-of-half-the-attention", CONFIG, "12.0 * self.n_layers", "6.0 * self.n_layers", (LLAMA,)),
+    Mutant("tied-embeddings-count-twice", CONFIG, "(1 if self.tie_embeddings else 2) * self.vocab_size", "2 * self.vocab_size", (LLAMA,)),
+    Mutant("odd-heads-accepted", CONFIG, "if self.dim % (2 * self.n_heads):", "if self.dim % self.n_heads:", (LLAMA,)),
+    Mutant("deep-layers-start-large", LAYOUT, "0.02 / (2 * (index + 1)) ** 0.5", "0.02 / (2 * 1) ** 0.5", (LLAMA,)),
+    Mutant("gate-starts-smaller", LAYOUT, "feed_forward.w[23].weight", "feed_forward.w[12].weight", (LLAMA,)),
+    Mutant("tied-output-starts-like-an-embedding", LAYOUT, "output if args.tie_embeddings else Normal(std=1.0)", "Normal(std=1.0)", (LLAMA,)),
+    Mutant("keys-not-permuted", "models-llama/formats.py", 'rows = order if ours in ("attention.wq", "attention.wk") else ()', 'rows = order if ours == "attention.wq" else ()', (FORMATS,)),
+    Mutant("gate-is-up", "models-llama/formats.py", '"feed_forward.w1": "mlp.gate_proj"', '"feed_forward.w1": "mlp.up_proj"', (FORMATS,)),
+    Mutant("biases-ignored", "models-llama/formats.py", "if _flag(config, key):", "if False:", (FORMATS,)),
+    Mutant("unknown-keys-ignored", "models-llama/formats.py", "        if key not in known and value not in _NOTHING:\n", "        if False:\n", (FORMATS,)),
+    Mutant("key-heads-by-default-one", "models-llama/formats.py", 'heads if config.get("num_key_value_heads") is None', '1 if config.get("num_key_value_heads") is None', (FORMATS,)),
+    Mutant("theta-of-the-outer-table", "models-llama/formats.py", '{"rope_theta": 10_000.0, **config, **rope}', '{"rope_theta": 10_000.0, **rope, **config}', (FORMATS,)),
+    Mutant("documents-without-an-end", "models-llama/tokenizer.py", "numpy.concatenate([marks[:1], *pieces, marks[1:]])", "numpy.concatenate([marks[:1], *pieces])", (TOKENIZER,)),
+)  # fmt: skip

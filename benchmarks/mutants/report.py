@@ -1,0 +1,37 @@
+"""Mistakes in reports of runs."""
+
+# ruff: noqa: E501 (a table: one mistake per line)
+
+from __future__ import annotations
+
+from benchmarks.mutants.mutant import Mutant
+
+REPORT, CONTENTS, WATCH, COMPARE, MFU = (
+    "tests/report/test_report.py",
+    "tests/report/test_report_contents.py",
+    "tests/report/test_watch.py",
+    "tests/report/test_compare.py",
+    "tests/report/test_mfu.py",
+)
+ATTEMPTS, AXES = "report/attempts.py", "report/axes.py"
+
+MUTANTS = (
+    Mutant("attempts-end-with-the-next", ATTEMPTS, "if began <= sign < limit)", "if began <= sign <= limit)", (CONTENTS, REPORT)),
+    Mutant("finished-runs-have-ended", ATTEMPTS, 'if end.get("completed"):', "if False:", (CONTENTS, REPORT)),
+    Mutant("replaced-attempts-run", ATTEMPTS, "if attempt.replaced or processes_are_gone", "if processes_are_gone", (CONTENTS, REPORT)),
+    Mutant("slow-runs-are-stalled", ATTEMPTS, "max(QUIET_AT_LEAST, pace)", "QUIET_AT_LEAST", (CONTENTS, WATCH)),
+    Mutant("compiling-runs-are-stalled", ATTEMPTS, "QUIET_AT_FIRST if pace is None", "QUIET_AT_LEAST if pace is None", (CONTENTS, WATCH)),
+    Mutant("pace-ignores-checkpoints", ATTEMPTS, "max(10 * statistics.median(gaps), 2 * max(gaps))", "10 * statistics.median(gaps)", (CONTENTS, WATCH)),
+    Mutant("hours-with-pauses", AXES, "sum(min(attempt.last, time) - attempt.began", "sum(time - attempt.began", (CONTENTS, REPORT)),
+    Mutant("positions-not-interpolated", AXES, "low + (high - low) * (step - first) / (last - first)", "low", (CONTENTS, REPORT)),
+    Mutant("infinities-are-drawn", "report/thinning.py", " and math.isfinite(value)", "", (CONTENTS, REPORT)),
+    Mutant("secrets-in-differences", "report/config_differences.py", "masked = [flatten(redact(run.config)) for run in runs]", "masked = flat", (REPORT, CONTENTS)),
+    Mutant("equal-keys-listed", "report/config_differences.py", "{_shown(config, key) for config in flat}) > 1", "{_shown(config, key) for config in flat}) > 0", (REPORT, CONTENTS)),
+    Mutant("best-validation-is-the-worst", "report/summary.py", 'best = min(_known(run.validations, "validation_loss")', 'best = max(_known(run.validations, "validation_loss")', (REPORT, CONTENTS)),
+    Mutant("a-last-loss-of-nan-hidden", "report/summary.py", "value = finite(records[-1].get(key))", "value = next((one for record in reversed(records) if (one := finite(record.get(key))) is not None), None)", (REPORT, CONTENTS)),
+    Mutant("wall-time-of-the-last-attempt", "report/summary.py", "duration(sum(attempt.seconds for attempt in attempts) if attempts else None)", "duration(attempts[-1].seconds if attempts else None)", (REPORT, CONTENTS)),
+    Mutant("hours-of-the-day-lost", "report/numbers.py", 'f"{days} d {hours % 24} h"', 'f"{days} d {hours} h"', (REPORT, CONTENTS)),
+    Mutant("unfinished-retries-hidden", "report/charts.py", "retries = sum(max(", "retries = sum(min(", (REPORT, CONTENTS)),
+    Mutant("curves-upside-down", "report/braille.py", "round((1 - share) * (height - 1))", "round(share * (height - 1))", (WATCH,)),
+    Mutant("gaps-are-bridged", "report/braille.py", "            before = None\n            continue\n", "            continue\n", (WATCH,)),
+)  # fmt: skip
