@@ -19,7 +19,7 @@ from titan_core.api.job_mesh import JobMesh
 from titan_core.api.mesh import STANDARD_DIMS, MeshDim, MeshPlan, MeshView
 from titan_core.api.tools.device import attention_kernels, choose_device
 from titan_core.api.torch_private import process_groups
-from titan_core.train.world import _replica_group, require_own_gpu
+from titan_core.train.world import _replica_group, join_world, require_own_gpu
 
 
 def groups(degrees: dict[str, int], ep: int) -> tuple[list[list[int]], str]:
@@ -134,6 +134,48 @@ def test_ranks_that_share_a_gpu_are_refused_on_every_rank(gloo: GlooPool) -> Non
     for report in gloo.run(4, meet, ["a", "b", "a", "a"]):
         assert report.startswith("ranks 0, 2-3: use the same GPU: GPU a of ")
         assert "start at most one rank per GPU" in report
+
+
+def join(values: list[str | None]) -> str:
+    """Join with this rank's value of TORCH_GLOO_LAZY_INIT; return the error, if any."""
+    if (value := values[int(os.environ["RANK"])]) is not None:
+        os.environ["TORCH_GLOO_LAZY_INIT"] = value
+    try:
+        settings = {"job.device": "cpu", "training.global_batch_size": 4 * len(values)}
+        with join_world(make_job("tiny", settings, len(values))) as world:
+            return f"joined {world.size}"
+    except UserError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("values", "report"),
+    [
+        ([None, "1", "true"], "joined 3"),
+        (["0", "no"], "joined 2"),
+        ([None, "1", "0"], "TORCH_GLOO_LAZY_INIT: is on for ranks 0-1 and off for rank 2, which cannot connect; give it"),
+        (["maybe"], "TORCH_GLOO_LAZY_INIT: is 'maybe', neither on nor off; set it to 1 or 0, or unset it"),
+        (["0", None], "TORCH_GLOO_LAZY_INIT: is on for rank 1 and off for rank 0, which cannot connect; give it"),
+    ],
+    ids=str,
+)
+def test_ranks_that_connect_at_different_times_are_refused_on_every_rank(
+    gloo: GlooPool, values: list[str | None], report: str
+) -> None:
+    """gloo would crash."""
+    for answer in gloo.run(len(values), join, values):
+        assert answer.startswith(report)
+
+
+@pytest.mark.parametrize("value", [None, "0", "1"])
+def test_joining_leaves_the_choice_of_when_gloo_connects(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    """Ranks of a later group without a job would otherwise differ from ranks that have had no job: gloo would crash."""
+    monkeypatch.delenv("TORCH_GLOO_LAZY_INIT", raising=False)
+    if value is not None:
+        monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", value)
+    with join_world(make_job("tiny", {"job.device": "cpu"})):
+        assert os.environ["TORCH_GLOO_LAZY_INIT"] == (value or "1")
+    assert os.environ.get("TORCH_GLOO_LAZY_INIT") == value
 
 
 def test_nccl_is_bound_to_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,6 +145,7 @@ def _start(stacks: bool) -> tuple[multiprocessing.process.BaseProcess, Connectio
 
 def _serve(pipe: Connection, stacks: bool) -> None:
     file = _stacks_of(os.getpid()).open("w", encoding="utf-8") if stacks else None
+    before = dict(os.environ)
     while True:
         if file is not None:
             faulthandler.enable(file)  # each time: what was called may have disabled it
@@ -158,3 +159,15 @@ def _serve(pipe: Connection, stacks: bool) -> None:
             pipe.send((True, function(*arguments, **keywords)))
         except BaseException:  # noqa: BLE001 - the calling test must see any exception
             pipe.send((False, traceback.format_exc()))
+        finally:
+            # A variable that a call leaves would hold for later calls on some ranks only: those that took part in this one.
+            restore_environment(before)
+
+
+def restore_environment(variables: dict[str, str]) -> None:
+    """Make ``variables`` the environment of this process. Only what differs is set: other threads may be reading."""
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    for name, value in variables.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness.gloo_pool import pool_processes
+from harness.gloo_pool import pool_processes, restore_environment
 from titan_core.train.collector import collector_as_before
 from titan_core.train.seeds import numerics_as_before
 
@@ -78,7 +78,7 @@ def settings_undone() -> Iterator[None]:
                 signal.signal(number, handler)
         if sys.path != path:
             sys.path[:] = path
-        _restore(variables)
+        restore_environment({**variables, **_of_pytest()})
 
 
 def _loggers() -> dict[str, logging.Logger]:
@@ -86,12 +86,9 @@ def _loggers() -> dict[str, logging.Logger]:
     return {name: logger for name, logger in known if name.startswith("titan") and isinstance(logger, logging.Logger)}
 
 
-def _restore(variables: dict[str, str]) -> None:
-    for name in os.environ.keys() - variables.keys():
-        del os.environ[name]
-    for name, value in variables.items():
-        if os.environ.get(name) != value and name != "PYTEST_CURRENT_TEST":
-            os.environ[name] = value
+def _of_pytest() -> dict[str, str]:
+    """Return the variable that pytest changes between the phases of a test."""
+    return {name: value for name, value in os.environ.items() if name == "PYTEST_CURRENT_TEST"}
 
 
 class Leftovers:

@@ -117,3 +117,21 @@ def test_a_crash_of_a_pools_process_fails_its_test() -> None:
         assert pool.run(1, os.getpid) != [os.getpid()]  # later tests have new processes
     finally:
         pool.close()
+
+
+def leave(name: str) -> int:
+    os.environ[name] = "left"
+    os.environ.pop("LOCAL_RANK")
+    return os.getpid()
+
+
+def test_a_call_leaves_nothing_in_the_environment_of_a_pools_process() -> None:
+    """Its next group may have ranks that took no part in this call."""
+    pool = GlooPool()
+    try:
+        process = pool.run(1, leave, "A_VARIABLE")
+        assert pool.run(1, os.getpid) == process
+        assert pool.run(1, os.getenv, "A_VARIABLE") == [None]
+        assert pool.run(1, os.getenv, "LOCAL_RANK") == ["0"]
+    finally:
+        pool.close()

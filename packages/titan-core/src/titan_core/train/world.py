@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,10 @@ from titan_core.api.tools.rank_names import ranks
 from titan_core.api.torch_private import forget_meshes, process_groups, reset_compiler
 from titan_core.api.world import World, gather_objects
 from titan_core.train.intraop_threads import only_this_thread_has_a_team
+
+_LAZY = "TORCH_GLOO_LAZY_INIT"
+_MEANING = {**dict.fromkeys(("1", "t", "true", "y", "yes"), True), **dict.fromkeys(("0", "f", "false", "n", "no"), False)}
+"""Of the values that torch takes for it, in lower case."""
 
 
 @contextmanager
@@ -50,35 +55,51 @@ def join_world(job: Job) -> Iterator[World]:
 
 
 @contextmanager
+def _lazy_connections() -> Iterator[bool]:
+    """Let gloo connect two ranks when they first exchange something, unless the user has decided otherwise, and yield
+    whether it does: some 20 connections per rank, not one to every rank."""
+    unset = _LAZY not in os.environ
+    value = os.environ.setdefault(_LAZY, "1")
+    if (lazy := _MEANING.get(value.lower())) is None:
+        raise UserError.one(_LAZY, f"is {value!r}, neither on nor off", "set it to 1 or 0, or unset it")
+    try:
+        yield lazy
+    finally:
+        if unset:  # otherwise later groups of this process would not match those of processes without a job
+            os.environ.pop(_LAZY, None)
+
+
+@contextmanager
 def _joined(job: Job) -> Iterator[World]:
     plan = job.facts.mesh
     device = choose_device(job.config.section(JobSection).device)
     timeout = timedelta(seconds=job.config.section(CommSection).init_timeout_seconds)
-    # gloo then connects two ranks when they first exchange something: some 20 connections per rank, not one to every rank.
-    lazy = os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1") != "0"
-    if (size := plan.world_size) > 1:
-        # Checkpoints connect all ranks to rank 0, in the world's group and in one of their own; rank 0 may have the store.
-        allow_open_files(3 * size if os.environ.get("RANK", "0") == "0" else 2 * (size.bit_length() if lazy else size))
-    store, rank, world_size = _meet(timeout)
-    if device.type == "cuda" and world_size > 1:
-        require_own_gpu(store, rank, world_size, device)
-    # With a device, NCCL connects now, not in the first collective, and splits the groups of the mesh from this one.
-    bound = device if device.type == "cuda" else None
-    dist.init_process_group(
-        backend_for(device), store=store, rank=rank, world_size=world_size, timeout=timeout, device_id=bound
-    )
-    failed = True
-    try:
-        # Before the mesh: ranks that disagree on its shape would deadlock while making it.
-        require_same_job(job)
-        mesh = JobMesh(plan, device.type, host_tensors=job.config.section(TrainingSection).enable_cpu_offload)
-        yield World(rank, device, plan, mesh, _replica_group(plan))
-        failed = False
-    finally:
-        # Without this about a quarter of gloo runs end in SIGABRT (torch 2.15). With NCCL it waits for the other ranks,
-        # which may never come after an error; there the process ends without it.
-        if not (failed and device.type == "cuda" and plan.world_size > 1):
-            dist.destroy_process_group()
+    with _lazy_connections() as lazy:
+        if (size := plan.world_size) > 1:
+            # Checkpoints connect all ranks to rank 0, in the world's group and in one of their own; it may have the store.
+            first = os.environ.get("RANK", "0") == "0"
+            allow_open_files(3 * size if first else 2 * (size.bit_length() if lazy else size))
+        store, rank, world_size = _meet(timeout)
+        require_same_connections(store, rank, world_size, lazy)
+        if device.type == "cuda" and world_size > 1:
+            require_own_gpu(store, rank, world_size, device)
+        # With a device, NCCL connects now, not in the first collective, and splits the groups of the mesh from this one.
+        bound = device if device.type == "cuda" else None
+        dist.init_process_group(
+            backend_for(device), store=store, rank=rank, world_size=world_size, timeout=timeout, device_id=bound
+        )
+        failed = True
+        try:
+            # Before the mesh: ranks that disagree on its shape would deadlock while making it.
+            require_same_job(job)
+            mesh = JobMesh(plan, device.type, host_tensors=job.config.section(TrainingSection).enable_cpu_offload)
+            yield World(rank, device, plan, mesh, _replica_group(plan))
+            failed = False
+        finally:
+            # Without this about a quarter of gloo runs end in SIGABRT (torch 2.15). With NCCL it waits for the other ranks,
+            # which may never come after an error; there the process ends without it.
+            if not (failed and device.type == "cuda" and plan.world_size > 1):
+                dist.destroy_process_group()
 
 
 def _meet(timeout: timedelta) -> tuple[Store, int, int]:
@@ -100,21 +121,57 @@ def _meet(timeout: timedelta) -> tuple[Store, int, int]:
     return dist.HashStore(), 0, 1  # type: ignore[attr-defined]  # as above
 
 
+def require_same_connections(store: Store, rank: int, world_size: int, lazy: bool) -> None:
+    """Check that gloo connects all ranks lazily, or none, before it does.
+
+    A rank that connects at once reads an identifier for each pair, which one that connects lazily does not publish: it
+    reads an empty list at its rank, and crashes without a message (gloo's ``tcp/context.cc``, up to torch 2.15).
+
+    Raises:
+        UserError: ranks differ. Raised on every rank.
+    """
+    if world_size == 1:
+        return
+    having = _ranks_by_value(store, rank, world_size, "lazy", str(lazy))
+    if len(having) > 1:
+        why = f"is on for {ranks(having['True'])} and off for {ranks(having['False'])}, which cannot connect"
+        fix = "give it the same value on all ranks, or unset it"
+        _raise_together(store, rank, world_size, [Problem(_LAZY, why, fix)])
+
+
 def require_own_gpu(store: Store, rank: int, world_size: int, device: torch.device) -> None:
     """Check that no two ranks use the same GPU, before NCCL, which fails without naming them.
 
     Raises:
         UserError: ranks share a GPU. Raised on every rank, with one problem per GPU.
     """
-    store.set(f"gpu/{rank}", f"GPU {torch.cuda.get_device_properties(device).uuid} of {socket.gethostname()}")
-    if rank == 0:
-        gpus = [gpu.decode() for gpu in store.multi_get([f"gpu/{user}" for user in range(world_size)])]
-        users = {gpu: [user for user, its in enumerate(gpus) if its == gpu] for gpu in gpus if gpus.count(gpu) > 1}
-        store.set("gpus", json.dumps(users))
-    shared: dict[str, list[int]] = json.loads(store.get("gpus"))
+    own = f"GPU {torch.cuda.get_device_properties(device).uuid} of {socket.gethostname()}"
+    users = _ranks_by_value(store, rank, world_size, "gpu", own)
+    shared = {gpu: using for gpu, using in users.items() if len(using) > 1}
     if shared:
         fix = "start at most one rank per GPU, and give each rank its own in CUDA_VISIBLE_DEVICES or LOCAL_RANK"
-        raise UserError(*(Problem(ranks(using), f"use the same GPU: {gpu}", fix) for gpu, using in shared.items()))
+        problems = [Problem(ranks(using), f"use the same GPU: {gpu}", fix) for gpu, using in shared.items()]
+        _raise_together(store, rank, world_size, problems)
+
+
+def _ranks_by_value(store: Store, rank: int, world_size: int, name: str, value: str) -> dict[str, list[int]]:
+    """Return which ranks have which value, on every rank. There is no process group yet."""
+    store.set(f"{name}/{rank}", value)
+    if rank == 0:
+        having: dict[str, list[int]] = {}
+        for its, found in enumerate(store.multi_get([f"{name}/{other}" for other in range(world_size)])):
+            having.setdefault(found.decode(), []).append(its)
+        store.set(name, json.dumps(having))
+    result: dict[str, list[int]] = json.loads(store.get(name))
+    return result
+
+
+def _raise_together(store: Store, rank: int, world_size: int, problems: list[Problem]) -> NoReturn:
+    """Raise on every rank. Rank 0 may have the store, so it waits until the others have read why."""
+    store.set(f"refused/{rank}", "")
+    if rank == 0:
+        store.wait([f"refused/{other}" for other in range(world_size)])
+    raise UserError(*problems)
 
 
 def _replica_group(plan: MeshPlan) -> dist.ProcessGroup | None:
