@@ -44,11 +44,11 @@ def test_an_unpublished_size_needs_the_rope_factor() -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "text": ({"dim": "2048"}, "dim is '2048', not a whole number above 0"),
+    "text": ({"dim": "2048"}, 'dim is "2048", not a whole number above 0'),
     "zero": ({"n_heads": 0}, "n_heads is 0, not a whole number above 0"),
     "list": ({"ffn_dim_multiplier": [1]}, r"ffn_dim_multiplier is \[1\], not a number above 0"),
-    "not finite": ({"norm_eps": float("inf")}, "norm_eps is inf, not a number above 0"),
-    "flag": ({"use_scaled_rope": "no"}, "use_scaled_rope is 'no', not true or false"),
+    "not finite": ({"norm_eps": float("inf")}, "norm_eps is Infinity, not a number above 0"),
+    "flag": ({"use_scaled_rope": "no"}, 'use_scaled_rope is "no", not true or false'),
     "quantised": (
         {"quantization_args": {"scheme": "int8"}, "lora_args": {"rank": 16}},
         "does not support lora_args, quantization_args",
@@ -72,10 +72,10 @@ def test_a_config_with_wrong_types_is_refused(key: str, value: Any) -> None:
 
 
 SCALINGS: dict[str, tuple[Any, str]] = {
-    "text": ("llama3", "rope_scaling is 'llama3', not an object"),
-    "another": ({"rope_type": "yarn"}, "rope_type is 'yarn'"),
+    "text": ("llama3", 'rope_scaling is "llama3", not an object'),
+    "another": ({"rope_type": "yarn"}, 'rope_type is "yarn"'),
     "no factor": ({"rope_type": "llama3"}, "'factor'"),
-    "no number": ({"rope_type": "llama3", "factor": "8"}, "factor is '8', not a number above 0"),
+    "no number": ({"rope_type": "llama3", "factor": "8"}, 'factor is "8", not a number above 0'),
 }
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from shlex import quote
 from typing import Any, Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from titan_ckpt.catalogue import DCP_METADATA
 from titan_core.api.components import Model
 from titan_core.api.errors import UserError
 from titan_core.api.registry import ComponentRegistry
 from titan_core.api.tools.plain_json import read_object
+from titan_core.api.tools.shown import show, show_mistakes
 from titan_core.api.weights import WeightFormat
 
 CONFIG_OF: Final = {"hf": "config.json", "meta": "params.json"}
@@ -44,7 +46,7 @@ def read_config(folder: Path, kind: str) -> dict[str, Any]:
     config = read_object(path, DOWNLOAD_AGAIN)
     for key in _QUANTISED:
         if config.get(key):
-            method = config[key].get("quant_method", "") if isinstance(config[key], dict) else config[key]
+            method = show(config[key].get("quant_method", "") if isinstance(config[key], dict) else config[key]).strip('"')
             why = f"these weights are quantised according to {key} ({method})"
             raise UserError.one(str(path), why, "use the model in bfloat16 or float32, or dequantise it first")
     return config
@@ -61,8 +63,26 @@ def read_args(form: WeightFormat, config: Mapping[str, Any]) -> BaseModel:
         return form.to_args.load()(config)
     except KeyError as error:
         raise ValueError(f"{error} is missing") from None
-    except (TypeError, AttributeError, ArithmeticError) as error:
+    except ValidationError as error:
+        raise ValueError(show_mistakes(error, lambda key, value: _key_in(config, value) or key)) from error
+    except (TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"a value has the wrong type or size: {error}") from error
+
+
+def _key_in(config: Mapping[str, Any], value: Any) -> str | None:
+    """Return the only key of the file with this value: the file's name of an argument that the model's class refused."""
+    inner = {f"{table}.{key}": one for table, of in config.items() if isinstance(of, dict) for key, one in of.items()}
+    found = [
+        key for key, one in (dict(config) | inner).items() if type(one) in (int, float) and value in (one, _as_float(one))
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _as_float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
 
 
 def hf_about(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
@@ -92,7 +112,7 @@ def model_for(
         except ValueError as error:
             reasons.append(f"{model.name}: {' '.join(str(error).split())}")
     why = ": ".join(["no installed model supports these weights", *(["; ".join(reasons)] if reasons else [])])
-    raise UserError.one(str(source), why, "use another model, or install the plugin of this one")
+    raise UserError.one(str(source / CONFIG_OF.get(kind, "")), why, "use another model, or install the plugin of this one")
 
 
 def _formats(registry: ComponentRegistry, kind: str) -> Iterator[tuple[Model, WeightFormat]]:

@@ -168,9 +168,7 @@ def checked_manifest(contents: Any) -> Manifest:
                 raise BrokenCheckpoint(f"{NAME} is of step {checked.step}, but its state is of step {checked.state['step']}")
         tensors = {name: _stored(name, tensor) for name, tensor in checked.tensors.items()}
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise BrokenCheckpoint(f"{NAME} is damaged: {place}: {first['msg']}") from None
+        raise BrokenCheckpoint(f"{NAME} is damaged: {_first(error)}") from None
     _require_whole_files(checked.files, tensors)
     _require_known_names(tensors, checked.about.diverging_replicas)
     if checked.state:
@@ -187,9 +185,12 @@ def _require_state(state: dict[str, Any]) -> None:
     try:
         _State.model_validate(state)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, ("state", *first["loc"])))
-        raise BrokenCheckpoint(f"{NAME} is damaged: {place}: {first['msg']}") from None
+        raise BrokenCheckpoint(f"{NAME} is damaged: {_first(error, 'state')}") from None
+
+
+def _first(error: ValidationError, *parents: str) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, (*parents, *first['loc'])))}: {first['msg']}"
 
 
 def _stored(name: str, tensor: _Tensor) -> StoredTensor:

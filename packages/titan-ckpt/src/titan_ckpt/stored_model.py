@@ -16,10 +16,12 @@ from titan_ckpt.manifest import read_manifest
 from titan_ckpt.stored import Manifest
 from titan_core.api.components import Model
 from titan_core.api.errors import UserError
+from titan_core.api.numbers import LARGEST
 from titan_core.api.paths import nearest_path
 from titan_core.api.ref import Ref
 from titan_core.api.registry import ComponentRegistry
 from titan_core.api.stored_model import WeightsContext
+from titan_core.api.tools.shown import shorten, show, show_mistakes
 from titan_core.api.weights import StoredModel, WeightFormat
 
 
@@ -54,7 +56,7 @@ def find(path: str, registry: ComponentRegistry) -> StoredModel:
     step = found.manifest.step or None
     origin = {key: about[key] for key in ("hf",) if key in about}
     load = Ref[Any]("titan_ckpt.stored_model:load_own")
-    return StoredModel(str(found.folder), sections, load, _end_ids(about), step, origin=origin)
+    return StoredModel(str(found.folder), sections, load, _end_ids(about, found.folder), step, origin=origin)
 
 
 def _foreign(folder: Path, kind: str, registry: ComponentRegistry) -> StoredModel:
@@ -66,7 +68,7 @@ def _foreign(folder: Path, kind: str, registry: ComponentRegistry) -> StoredMode
     about = hf_about(folder) if kind == "hf" else {}
     load = Ref[Any]("titan_ckpt.stored_model:load_foreign")
     return StoredModel(
-        str(folder), {"model": settings}, load, _end_ids(about), notes=tuple(_notes(form, config)), origin=about
+        str(folder), {"model": settings}, load, _end_ids(about, folder), notes=tuple(_notes(form, config)), origin=about
     )
 
 
@@ -74,7 +76,8 @@ def _notes(form: WeightFormat, config: Mapping[str, Any]) -> Sequence[str]:
     notes = [f"{CONFIG_OF[form.name]}: {note}" for note in form.notes.load()(config)] if form.notes is not None else []
     stored = config.get("dtype", config.get("torch_dtype"))
     if stored not in (None, "float32"):
-        notes.append(f"{CONFIG_OF[form.name]}: the weights are stored in {stored}; training keeps them in float32")
+        shown = shorten(stored) if isinstance(stored, str) else show(stored)
+        notes.append(f"{CONFIG_OF[form.name]}: the weights are stored in {shown}; training keeps them in float32")
     return notes
 
 
@@ -90,17 +93,25 @@ def model_of(manifest: Manifest, registry: ComponentRegistry) -> tuple[Model, Ba
     try:
         return model, cls.model_validate(manifest.about["model_args"], strict=True)
     except ValidationError as error:
-        why = f"the installed version of model {name!r} does not accept its arguments: {error}"
+        why = f"the installed version of model {name!r} does not accept its arguments: {show_mistakes(error)}"
         raise UserError.one("checkpoint", why, "update the plugin") from None
 
 
-def _end_ids(about: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ids in ``eos_token_id`` of the Hugging Face folder that the weights came from."""
+def _end_ids(about: Mapping[str, Any], where: object) -> tuple[int, ...]:
+    """Return the ids in ``eos_token_id`` of the Hugging Face folder that the weights came from.
+
+    Raises:
+        UserError: they are no ids. ``where`` names what is being read.
+    """
     files = about.get("hf", {})
     for name in ("generation_config", "config"):
         ids = files.get(name, {}).get("eos_token_id")
         if ids is not None:
-            return tuple(map(int, ids if isinstance(ids, list) else [ids]))
+            listed = ids if isinstance(ids, list) else [ids]
+            if not all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one < LARGEST for one in listed):
+                why = f"must be a token, or a list of them, but is {show(ids)}"
+                raise UserError.one(f"{where}: {name}.json: eos_token_id", why, "correct the file, or remove the key")
+            return tuple(listed)
     return ()
 
 

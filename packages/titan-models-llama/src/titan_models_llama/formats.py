@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from titan_core.api.numbers import LARGEST
+from titan_core.api.tools.shown import shorten, show
 from titan_core.api.weights import ForeignTensor
 from titan_models_llama.config import FLAVORS, LlamaArgs, RopeScaling
 
@@ -103,7 +105,7 @@ def hf_notes(config: Mapping[str, Any]) -> list[str]:
     weights compute."""
     notes = []
     if config.get("attention_dropout"):
-        notes.append(f"attention_dropout is {_shown(config['attention_dropout'])}, but this model trains without dropout")
+        notes.append(f"attention_dropout is {show(config['attention_dropout'])}, but this model trains without dropout")
     unused = sorted(key for key in config.keys() & _HF_WITHOUT_EFFECT if key != "attention_dropout")
     if unused:
         notes.append(f"not used: {', '.join(unused)}")
@@ -118,16 +120,16 @@ def _require_known(config: Mapping[str, Any]) -> None:
     """
     architectures = config.get("architectures")
     if architectures not in (None, [], ["LlamaForCausalLM"], ["LlamaModel"]):
-        raise ValueError(f"architectures is {_shown(architectures)}, and this model is LlamaForCausalLM")
+        raise ValueError(f"architectures is {show(architectures)}, and this model is LlamaForCausalLM")
     known = {*_HF_KEYS, *_HF_IDS, *_HF_WITHOUT_EFFECT, "architectures"}
     for key, value in config.items():
         if key not in known and value not in _NOTHING:
-            raise ValueError(f"{key} is {_shown(value)}, and this model does not know what that means")
+            raise ValueError(f"{shorten(key)} is {show(value, key)}, and this model does not know what that means")
     known_rope = {"rope_theta", "rope_type", "type", "partial_rotary_factor", *_HF_SCALING}
     for table in ("rope_scaling", "rope_parameters"):
         for key, value in _table(config, table).items():
             if key not in known_rope and value not in _NOTHING:
-                raise ValueError(f"{table}.{key} is {_shown(value)}, and this model does not know what that means")
+                raise ValueError(f"{table}.{shorten(key)} is {show(value)}, and this model does not know what that means")
 
 
 _HF_SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -141,23 +143,24 @@ def hf_args(config: Mapping[str, Any]) -> LlamaArgs:
         ValueError: It is not a Llama model, has a feature that this model lacks, or a value is wrong.
     """
     if config.get("model_type") != "llama":
-        raise ValueError(f"model_type is {config.get('model_type')!r}, not 'llama'")
+        raise ValueError(f"model_type is {show(config.get('model_type'))}, not 'llama'")
     for key in ("attention_bias", "mlp_bias"):
         if _flag(config, key):
             raise ValueError(f"{key} is true, and this model has no biases")
     if config.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act is {config['hidden_act']!r}, and this model supports only 'silu'")
+        raise ValueError(f"hidden_act is {show(config['hidden_act'])}, and this model supports only 'silu'")
     _scaling(_table(config, "rope_scaling") or _table(config, "rope_parameters"))  # names another kind before its keys
     _require_known(config)
     heads, dim = _count(config, "num_attention_heads"), _count(config, "hidden_size")
     if config.get("head_dim") not in (None, dim // heads):
         raise ValueError(
-            f"head_dim is {config['head_dim']}, and this model supports only hidden_size / heads = {dim // heads}"
+            f"head_dim is {show(config['head_dim'])}, and this model supports only "
+            f"hidden_size / num_attention_heads = {dim // heads}"
         )
     rope = _table(config, "rope_parameters")
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
-        raise ValueError(f"partial_rotary_factor is {partial!r}, and this model rotates whole heads")
+        raise ValueError(f"partial_rotary_factor is {show(partial)}, and this model rotates whole heads")
     return LlamaArgs(
         dim=dim,
         n_layers=_count(config, "num_hidden_layers"),
@@ -178,7 +181,7 @@ def _scaling(config: Mapping[str, Any]) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind != "llama3":
-        raise ValueError(f"rope_type is {kind!r}, and this model supports only 'default' and 'llama3'")
+        raise ValueError(f"rope_type is {show(kind)}, and this model supports only 'default' and 'llama3'")
     return RopeScaling(
         factor=_number(config, "factor"),
         low_freq_factor=_number(config, "low_freq_factor"),
@@ -236,7 +239,7 @@ def meta_args(params: Mapping[str, Any]) -> LlamaArgs:
     """
     unknown = sorted(key for key, value in params.items() if key not in _META_KEYS and value not in (None, False))
     if unknown:
-        raise ValueError(f"this model does not support {', '.join(unknown)}")
+        raise ValueError(f"this model does not support {shorten(', '.join(unknown))}")
     dim, multiple = _count(params, "dim"), _count(params, "multiple_of")
     hidden = int(2 * (4 * dim) / 3)
     if params.get("ffn_dim_multiplier") is not None:
@@ -287,7 +290,9 @@ def _count(config: Mapping[str, Any], key: str) -> int:
     """
     value = config[key]
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise ValueError(f"{key} is {_shown(value)}, not a whole number above 0")
+        raise ValueError(f"{key} is {show(value)}, not a whole number above 0")
+    if value > LARGEST:
+        raise ValueError(f"{key} is {show(value)}, and must be at most {LARGEST}")
     return value
 
 
@@ -295,7 +300,7 @@ def _number(config: Mapping[str, Any], key: str) -> float:
     """Return the positive, finite number ``config[key]``. Raises as :func:`_count`."""
     value = config[key]
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e300:
-        raise ValueError(f"{key} is {_shown(value)}, not a number above 0")
+        raise ValueError(f"{key} is {show(value)}, not a number above 0")
     return float(value)
 
 
@@ -303,7 +308,7 @@ def _flag(config: Mapping[str, Any], key: str) -> bool:
     """Return the boolean ``config[key]``; false if missing. Raises ``ValueError`` as :func:`_count`."""
     value = config.get(key)
     if value is not None and not isinstance(value, bool):
-        raise ValueError(f"{key} is {_shown(value)}, not true or false")
+        raise ValueError(f"{key} is {show(value)}, not true or false")
     return bool(value)
 
 
@@ -311,10 +316,5 @@ def _table(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return the object ``config[key]``; empty if missing. Raises ``ValueError`` as :func:`_count`."""
     value = config.get(key)
     if value is not None and not isinstance(value, Mapping):
-        raise ValueError(f"{key} is {_shown(value)}, not an object")
+        raise ValueError(f"{key} is {show(value)}, not an object")
     return value or {}
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -22,6 +22,7 @@ from titan_core.api.errors import UserError
 from titan_core.api.tokenizer import TokenizerContext, without_surrogates
 from titan_core.api.tools.byte_level import tokenizer_files
 from titan_core.api.tools.plain_json import read_object
+from titan_core.api.tools.shown import show_mistakes
 
 if TYPE_CHECKING:
     import numpy
@@ -224,9 +225,7 @@ def _read_description(file: Path, ranks: dict[bytes, int]) -> _Description:
     try:
         found = _Description.model_validate(read_object(file, fix))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        raise UserError.one(str(file), f"{key}: {first['msg']}", fix) from None
+        raise UserError.one(str(file), show_mistakes(error), fix) from None
     ids = list(found.special_tokens.values())
     for name in ("begin", "end"):
         if getattr(found, name) not in found.special_tokens:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from titan_core.api._sane_values import DEEPEST
 from titan_core.api.numbers import LARGEST
@@ -42,6 +42,25 @@ def show(value: Any, key: str = "") -> str:
     """Return ``value`` in TOML syntax for an error: shortened, and without values that are secret by the name of their
     ``key`` or by their form."""
     return shorten(_show(value, is_secret(key), depth=0))
+
+
+def show_mistakes(error: ValidationError, name_of: Callable[[str, Any], str] = lambda key, value: key) -> str:
+    """Return what pydantic found wrong with values from a file, in one line: each key with its value and the reason.
+
+    Args:
+        name_of: (dotted key, value) -> the key as the file has it.
+    """
+    shown = []
+    for entry in error.errors(include_url=False):
+        key = ".".join(map(str, entry["loc"]))
+        reason = " ".join(entry["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1).split())
+        if not key:  # a rule over several keys, whose message names them
+            shown.append(reason)
+        elif entry["type"] in ("missing", "extra_forbidden"):
+            shown.append(f"{key} is {'missing' if entry['type'] == 'missing' else 'unknown'}")
+        else:
+            shown.append(f"{name_of(key, entry['input'])} is {show(entry['input'], key)}, and {reason}")
+    return "; ".join(shown)
 
 
 def show_bytes(size: float) -> str:
