@@ -233,7 +233,8 @@ chosen = json.loads(sys.argv[1])
 base = json.loads(sys.argv[3])
 reached = 0
 for number, key in enumerate(keys):
-    if number % int(sys.argv[4]) != int(sys.argv[5]):
+    # Any text is a valid description, so that each share assembles a job.
+    if number % int(sys.argv[4]) != int(sys.argv[5]) and key != "job.description":
         continue
     for text in chosen:
         values = [text, f"[{text!r}]", "{evil = %r}" % text]
@@ -268,7 +269,7 @@ def test_no_key_of_a_recipe_runs_code(share: int, shares: int, in_tmp: Path) -> 
     base = {"training.dataset": "json", "training.dataset_path": "x.jsonl"}
     result = watched(in_tmp, json.dumps(HOSTILE), "tiny", json.dumps(base), str(shares), str(share))
     assert result["keys"] > 100
-    assert result["reached"] > 0  # some keys, such as job.description, may have any value
+    assert result["reached"] > 0
     assert result["found"] == []
     assert not (in_tmp / "owned").exists()
 
