@@ -10,6 +10,7 @@ from torch import Tensor
 
 from titan_core.api.batch import Batch
 from titan_core.api.build_context import TrainingContext
+from titan_core.api.errors import UserError, nearest
 from titan_core.api.model_part import ModelPart, Slot
 from titan_core.api.objective import ObjectiveFunction
 from titan_core.api.vocabulary import Vocabulary
@@ -21,8 +22,17 @@ COMPILER_OPTIONS: Slot[Mapping[str, Any]] = Slot("titan_parallel.compiler_option
 
 
 def apply(part: ModelPart, context: TrainingContext[CompileSection]) -> ModelPart:
-    """Compile each block in place, without renaming it, and the loss."""
+    """Compile each block in place, without renaming it, and the loss.
+
+    Raises:
+        UserError: torch and its installed backends know no ``compile.backend`` of this name.
+    """
     section = context.section
+    known = torch.compiler.list_backends(None)
+    if section.backend not in known:
+        raise UserError(
+            context.config.problem("compile.backend", "torch has no such backend", nearest(section.backend, known))
+        )
     recompute = context.facts.section(ActivationCheckpointSection)
     # A process-wide setting that is read when a block is compiled. Always set it, to reset that of an earlier job.
     budget = recompute.memory_budget if recompute.mode == "memory_budget" else 1.0
