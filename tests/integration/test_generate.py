@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with contextlib.chdir(folder):
         run_recipe("llama3_debug", SETTINGS)
         assert main(["checkpoint", "convert", "outputs/llama3_debug/checkpoint/step-6", "hf"]) == 0
+        shutil.copytree("hf", "weights", ignore=shutil.ignore_patterns("tokenizer*"))
     return folder
 
 
@@ -80,8 +82,9 @@ def test_greedy_generation_is_that_of_transformers(run: Path, greedy: list[list[
     assert [answer["tokens"] for answer in generated(str(run), model, *GREEDY)] == greedy
 
 
-def test_a_hugging_face_folder_is_read_as_it_is(run: Path, greedy: list[list[int]]) -> None:
-    answers = generated(str(run), "hf", *GREEDY, "--model.tokenizer", "byte")
+@pytest.mark.parametrize("tokenizer", [[], ["--model.tokenizer", "byte"]], ids=["its own", "another"])
+def test_a_hugging_face_folder_is_read_as_it_is(run: Path, greedy: list[list[int]], tokenizer: list[str]) -> None:
+    answers = generated(str(run), "hf", *GREEDY, *tokenizer)
     assert [answer["tokens"] for answer in answers] == greedy
 
 
@@ -118,7 +121,7 @@ def test_samples_do_not_depend_on_the_mesh(gloo: GlooPool, run: Path) -> None:
         (["outputs/llama3_debug", "--parallelism.pipeline_parallel_degree", "2"], "pipeline_parallel_degree"),
         (["outputs/llama3_debug", "--model.args.dim", "32"], "model.args.dim = 32: contradicts the weights"),
         (["outputs/llama3_debug", "--stop", ""], "--stop: is empty"),
-        (["hf", "--prompt", "a"], "model.tokenizer"),
+        (["weights", "--prompt", "a"], "model.tokenizer"),
     ],
 )
 def test_mistakes(run: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

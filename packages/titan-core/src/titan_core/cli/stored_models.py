@@ -42,7 +42,8 @@ class InstalledModels:
         sections: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Job:
         """See :meth:`titan_core.api.stored_model.StoredModels.job`."""
-        if "tokenizer" not in stored.sections["model"] and "model.tokenizer" not in {one.key for one in self.overrides}:
+        given = {one.key: one.text for one in self.overrides}
+        if "tokenizer" not in stored.sections["model"] and "model.tokenizer" not in given:
             why = "does not say which tokenizer the model was trained with"
             fix = (
                 "add --model.tokenizer NAME and --model.tokenizer_path (`titan tokenizer download OWNER/NAME` downloads one)"
@@ -50,7 +51,11 @@ class InstalledModels:
             raise UserError.one(stored.path, why, fix)
         # A job needs a batch, although this one reads no data.
         tables: dict[str, dict[str, Any]] = {"training": {"seq_len": 1, "local_batch_size": 1}}
-        for layer in (described_by(stored, self.registry), sections or {}):
+        described = described_by(stored, self.registry)
+        model = described["model"]
+        if given.get("model.tokenizer", model.get("tokenizer")) != model.get("tokenizer"):
+            model.pop("tokenizer_path", None)  # it is that of the tokenizer beside the weights
+        for layer in (described, sections or {}):
             for name, table in layer.items():
                 tables[name] = {**tables.get(name, {}), **table}
         raw = RawConfig(stored.path, "stored_model", tables)
