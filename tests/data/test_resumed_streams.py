@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from harness.chat_model import save_tokenizer, write_chats
+from harness.fake_hub import folders_for_the_hub
 from harness.letters import BYTE, letters, stream
 from harness.loaders import close, global_batch, merged, plan
 from titan_core.api.dataset import DatasetContext, DatasetSpec, StreamSpec
@@ -107,6 +108,7 @@ def shape(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@folders_for_the_hub()
 def test_every_kind_of_dataset_is_resumed_twice(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     spec = stream(made(kind, tmp_path), plan=shape(kind))
@@ -199,6 +201,7 @@ def test_other_versions_of_datasets(tmp_path: Path, version: str) -> None:
         assert lines[1:] == ["resumed", "resumed"]
 
 
+@folders_for_the_hub()
 def in_another_version(folder: str) -> None:
     """Resume a stream twice, and print how that ends: with the check of the library's own position, and without."""
     import datasets

@@ -9,10 +9,11 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from unittest import mock
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
@@ -172,3 +173,13 @@ def _described(hub: FakeHub, path: str, data: bytes) -> dict[str, Any]:
     if path.endswith(_LFS):
         entry["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
     return entry | {"blobId": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()}
+
+
+@contextmanager
+def folders_for_the_hub() -> Iterator[None]:
+    """Let a folder stand in for a dataset of the hub."""
+    checks = ("local_files.require_hub_name", "huggingface.require_hub_name", "huggingface._require_own_files")
+    with ExitStack() as stack:
+        for check in checks:
+            stack.enter_context(mock.patch(f"titan_data.{check}"))
+        yield

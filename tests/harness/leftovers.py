@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from harness.gloo_pool import pool_processes, restore_environment
+from titan_core.api.tools.phases import hide_all
 from titan_core.train.collector import collector_as_before
 from titan_core.train.seeds import numerics_as_before
 
@@ -69,6 +70,7 @@ def settings_undone() -> Iterator[None]:
         if torch.get_num_threads() != number:
             torch.set_num_threads(number)
         torch.set_default_dtype(dtype)
+        hide_all(False)  # an interrupted job hides the progress of its process
         os.umask(umask)
         logging.disable(disabled)
         for name, logger in _loggers().items():

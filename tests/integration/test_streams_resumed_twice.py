@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from harness import resuming
+from harness.fake_hub import folders_for_the_hub
 from harness.gloo_pool import GlooPool
-from harness.resuming import run_in
+from harness.jobs import RunRecord
+
+
+@folders_for_the_hub()
+def run_in(folder: str, overrides: dict[str, object]) -> RunRecord:
+    return resuming.run_in(folder, overrides)
+
 
 TEXTS = [f"document {number} " + "of words " * (number * 7 % 5) for number in range(60)]
 

@@ -56,16 +56,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     launch.add_argument("--rdzv-conf", metavar="KEY=VALUE,...", help="more settings, as in last_call_timeout=5")
     launch.add_argument("--local-addr", metavar="ADDR", help="this machine's address (default: its host name)")
+    launch.add_argument("--bind", metavar="ADDR", help="address to listen on (default: loopback, if there is one machine)")
     launch.add_argument(
-        "--bind",
-        metavar="ADDR",
-        help="address of this machine to listen on (default: loopback for a job of one machine, else that of "
-        "--rdzv-endpoint or --local-addr)",
-    )
-    launch.add_argument(
-        "--job-key-file",
-        metavar="FILE",
-        help=f"the key that the machines of a job share, in a file that nobody else can read (default: ${JOB_KEY})",
+        "--job-key-file", metavar="FILE", help=f"key that the machines share, mode 0600 (default: ${JOB_KEY})"
     )
     launch.add_argument(
         "--elastic",
