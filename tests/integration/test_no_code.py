@@ -23,6 +23,7 @@ DTYPE = "the name is checked against a list of types before"
 FIELD = "the name is a field of a dataclass or of a section class, which Titan iterates over"
 CHILD = "its own command with a list of arguments, without a shell; the user started it"
 CONSENT = "titan --plugin: the user's consent"
+CONTRACT = "the contract's own names, which are constants of the core, for the guard of calls into plugins"
 PIPE = "what this process, or one that it has started, has written itself"
 
 KNOWN: dict[tuple[str, str], tuple[int, str]] = {
@@ -50,6 +51,12 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
         1,
         "torch's version.py, which importing torch runs",
     ),
+    ("titan-core/src/titan_core/plugins/guarded_object.py", "getattr"): (3, CONTRACT),
+    ("titan-core/src/titan_core/plugins/guarded_object.py", "import_module"): (1, CONTRACT),
+    ("titan-core/src/titan_core/plugins/lifecycle.py", "getattr"): (2, OWN_NAMES),
+    ("titan-core/src/titan_core/plugins/results.py", "getattr"): (3, OWN_NAMES),
+    ("titan-core/src/titan_core/plugins/results.py", "setattr"): (1, OWN_NAMES),
+    ("titan-core/src/titan_core/plugins/unchanged.py", "getattr"): (1, CONTRACT),
     # Processes
     ("titan-core/src/titan_core/api/runs/child_runs.py", "subprocess.Popen"): (1, CHILD),
     ("titan-cluster/src/titan_cluster/submission.py", "subprocess.run"): (1, CHILD),
