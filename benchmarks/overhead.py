@@ -46,7 +46,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from benchmarks.gpu.bare_loop import BareLoop
 from titan_core.api.batch import Batch
 from titan_core.api.config import Override
-from titan_core.api.events import StepReport
+from titan_core.api.events import StepReport, TrainEnd
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.sections import OptimizerSection, TrainingSection
 from titan_core.config.load import load_config
@@ -191,6 +191,7 @@ def contenders(settings: dict[str, str], steps: int, folder: str) -> Iterator[Co
         try:
             yield Contenders(trainer, opened, steps)
         finally:
+            lifecycle.train_end(TrainEnd(trainer.state.step, completed=False, reason="measured"))
             trainer.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import importlib_metadata
@@ -31,3 +32,8 @@ def entry_points_in(folder: Path) -> list[importlib_metadata.EntryPoint]:
         for point in distribution.entry_points
         if point.group == GROUP
     ]
+
+
+def python_path(folder: Path | str) -> str:
+    """Return the PYTHONPATH of a process that tests start and that also finds the distributions in ``folder``."""
+    return os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])

@@ -32,6 +32,7 @@ GRACE = 30.0
 OF_LIBRARIES = re.compile(
     r"asyncio_\d+|fsspecIO"  # the event loop of fsspec
     r"|tqdm_monitor"
+    r"|Otel\w+"  # W&B's telemetry
     r"|Thread-\d+ \(_serve\)"  # multiprocessing's, which hands the memory of tensors to other processes
 )
 """Names of threads that a library starts once for the whole process and never ends."""
@@ -93,6 +94,13 @@ def _of_pytest() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name == "PYTEST_CURRENT_TEST"}
 
 
+def _compiles(thread: threading.Thread) -> bool:
+    """Whether ``thread`` belongs to the pool that torch's compiler keeps for the whole process. Its name says nothing."""
+    compiler = sys.modules.get("torch._inductor.async_compile")
+    pool = None if compiler is None else compiler.AsyncCompile.pool
+    return pool is not None and bool(pool.cache_info().currsize) and thread in pool()._threads
+
+
 class Leftovers:
     """The threads and processes that a test starts and does not end."""
 
@@ -119,7 +127,7 @@ class Leftovers:
 
     def _new_threads(self) -> list[threading.Thread]:
         new = (thread for thread in threading.enumerate() if thread not in self._threads)
-        return [thread for thread in new if not OF_LIBRARIES.fullmatch(thread.name)]
+        return [thread for thread in new if not OF_LIBRARIES.fullmatch(thread.name) and not _compiles(thread)]
 
     def _new_children(self) -> set[int]:
         return children() - self._children - pool_processes()

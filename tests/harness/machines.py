@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import PATIENCE
-from harness.distributions import write_distribution
+from harness.distributions import python_path, write_distribution
 from titan_core.api.launcher import JOB_KEY
 from titan_core.api.runs.json_lines import read_lines
 
@@ -49,7 +49,7 @@ def write_recorder(folder: Path) -> dict[str, str]:
 
     A file ``gate-N`` with "STEP FILE" makes a job of N ranks wait in that step until FILE exists.
     """
-    return {"PYTHONPATH": str(write_distribution(folder / "site", "recorder", RECORDER))}
+    return {"PYTHONPATH": python_path(write_distribution(folder / "site", "recorder", RECORDER))}
 
 
 def trained_rows(folder: Path) -> dict[int, list[str]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from harness.distributions import python_path
 from harness.jobs import RunRecord, run_recipe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -33,7 +34,7 @@ def install(folder: Path, *examples: str) -> dict[str, str]:
         ],
         check=True,
     )
-    return {**os.environ, "PYTHONPATH": str(folder)}
+    return {**os.environ, "PYTHONPATH": python_path(folder)}
 
 
 def train_with(

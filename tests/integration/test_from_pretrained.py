@@ -176,18 +176,18 @@ def test_every_setting_of_transformers_llama_is_known(here: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "architecture": ({"model_type": "mistral"}, "model_type is 'mistral'"),
+    "architecture": ({"model_type": "mistral"}, 'model_type is "mistral"'),
     "head": ({"architectures": ["LlamaForSequenceClassification"]}, "architectures is"),
     "bias": ({"attention_bias": True}, "attention_bias is true"),
     "mlp bias": ({"mlp_bias": True}, "mlp_bias is true"),
-    "activation": ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+    "activation": ({"hidden_act": "gelu"}, 'hidden_act is "gelu"'),
     "head_dim": ({"head_dim": 64}, "head_dim is 64"),
     "window": ({"sliding_window": 4096}, "sliding_window is 4096"),
     "layer types": ({"layer_types": ["sliding_attention"]}, "layer_types is"),
     "remote code": ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map is"),
     "quantised": ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
-    "linear rope": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type is 'linear'"),
-    "yarn": ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}}, "rope_type is 'yarn'"),
+    "linear rope": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 'rope_type is "linear"'),
+    "yarn": ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}}, 'rope_type is "yarn"'),
     "rope": ({"rope_parameters": {"rope_theta": 1e4, "mscale": 2.0}}, "rope_parameters.mscale is 2.0"),
     "partial rope": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
     "anything": ({"residual_multiplier": 0.2}, "residual_multiplier is 0.2"),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from harness import PATIENCE
-from harness.distributions import write_distribution
+from harness.distributions import python_path, write_distribution
 from titan_core.api.runs.folder_lock import FolderLock
 from titan_core.api.runs.json_lines import read_lines
 
@@ -133,7 +133,7 @@ def titan_step_start(step):
 def test_the_launcher_names_the_first_cause_and_the_attempt(tmp_path: Path) -> None:
     write_distribution(tmp_path / "site", "trouble", TROUBLE)
     site = str(tmp_path / "site")
-    job = Started(tmp_path, "--max-restarts", "1", "--training.steps", "9", PYTHONPATH=site)
+    job = Started(tmp_path, "--max-restarts", "1", "--training.steps", "9", PYTHONPATH=python_path(site))
     status, errors = job.end()
     assert status == 128 + signal.SIGKILL, errors
     assert "Traceback" not in errors
