@@ -244,7 +244,7 @@ def test_metas_files_become_a_checkpoint(in_tmp: Path, files: int) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mistral"}, "llama3: model_type is 'mistral', not 'llama'"),
+        ({"model_type": "mistral"}, "llama3: model_type is \"mistral\", not 'llama'"),
         ({"attention_bias": True}, "attention_bias is true"),
         ({"num_hidden_layers": 3}, "model.layers.2.self_attn.q_proj.weight is missing"),
         ({"vocab_size": 300}, r"model.embed_tokens.weight has shape \[288, 64\], but the model requires \[300, 64\]"),
