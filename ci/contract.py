@@ -9,6 +9,7 @@ The record makes each change of the contract visible in review. A change that br
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from ci.workspace import ROOT
@@ -59,6 +60,24 @@ def _returns(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 
 def _is_private(name: str) -> bool:
     return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
+
+
+def importable_names() -> set[str]:
+    """Return the names that authors may import, as the record has them."""
+    return {name for line in _record() if (name := _name(line)) and not name.startswith("titan_")}
+
+
+def hook_names() -> set[str]:
+    """Return the hook specs, as the record has them."""
+    return {name for line in _record() if (name := _name(line)).startswith("titan_")}
+
+
+def _record() -> list[str]:
+    return [line.strip() for line in FILE.read_text(encoding="utf-8").splitlines() if re.match(r"    [^ @]", line)]
+
+
+def _name(line: str) -> str:
+    return re.split(r"[^\w]", line.removeprefix("class ").removeprefix("def "))[0]
 
 
 def main() -> None:

@@ -13,9 +13,10 @@ from titan_core.api.launcher import OUTCOMES
 from titan_launch.agent import RankAgent
 from titan_launch.console import Console, Shown
 from titan_launch.elastic import ElasticAgent
+from titan_launch.meeting_point import handler
 from titan_launch.progress import StepLimits
 from titan_launch.rank_logs import RankLogs
-from titan_launch.rendezvous import Rendezvous, RendezvousClosed, handler
+from titan_launch.rendezvous import Rendezvous, RendezvousClosed
 from titan_launch.restart_policy import RestartLimits
 from titan_launch.sizes import Plan, Sizes
 

@@ -5,33 +5,19 @@ from __future__ import annotations
 
 import ast
 import re
-import tokenize
 import tomllib
-from collections.abc import Iterator
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from ci.house import import_cycle, imported, private_names
+from ci.workspace import packages
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "packages/titan-core"
 PLUGINS = sorted(path.parent for path in (ROOT / "packages").glob("*/pyproject.toml") if path.parent != CORE)
 MODULES = {path.name.replace("-", "_") for path in PLUGINS}
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.toml"))
-
-REFERENCE = re.compile(r"titan_core\.|titan_\w+[.\w]*:\w")  # "titan_core.train.trainer:train"; names of slots have no colon
-
-
-def imported(file: Path) -> Iterator[str]:
-    """Yield the modules that ``file`` imports anywhere (also under TYPE_CHECKING), and those that its references name."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            # `from titan_core import train` imports a module too.
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and REFERENCE.match(node.value):
-            yield node.value.partition(":")[0]
 
 
 @pytest.mark.parametrize("package", [*PLUGINS, *EXAMPLES], ids=lambda path: path.name)
@@ -73,15 +59,10 @@ def test_the_contract_imports_nothing_else_of_the_core() -> None:
     assert {(file, name) for file, name in found if not name.startswith("titan_core.api")} == set()
 
 
-def test_the_core_has_no_import_cycles() -> None:
-    source = CORE / "src"
-    files = {".".join(file.relative_to(source).with_suffix("").parts): file for file in source.rglob("*.py")}
-    graph = {
-        name: {known for one in imported(file) for known in (one, one.rpartition(".")[0]) if known in files} - {name}
-        for name, file in files.items()
-        if not name.endswith("plugin")  # its references name code that is loaded later
-    }
-    TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
+@pytest.mark.parametrize("package", packages())
+def test_no_package_has_an_import_cycle(package: str) -> None:
+    """Imports inside functions and under ``TYPE_CHECKING`` count too."""
+    assert import_cycle(package) == []
 
 
 def test_sections_are_found_by_class() -> None:
@@ -112,67 +93,12 @@ def test_no_class_shares_its_name_with_one_of_the_contract() -> None:
     assert {name for name, files in shared.items() if any(CORE in file.parents for file in files)} == set()
 
 
-def private_names(file: Path) -> Iterator[str]:
-    """Yield the private names of torch and torchao that ``file`` imports or reads from their modules."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    modules: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found = [alias.name for alias in node.names]
-            modules |= {(alias.asname or alias.name).split(".")[0] for alias in node.names if is_of_torch(alias.name)}
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            found = [f"{node.module}.{alias.name}" for alias in node.names]
-            modules |= {alias.asname or alias.name for alias in node.names if is_of_torch(node.module)}
-        else:
-            continue
-        yield from (name for name in found if is_of_torch(name) and is_private(name))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and is_private(node.attr):
-            path = ast.unparse(node)
-            if path.split(".")[0] in modules:
-                yield path
-
-
-def is_of_torch(name: str) -> bool:
-    return name.split(".")[0] in ("torch", "torchao")
-
-
-def is_private(path: str) -> bool:
-    return any(part.startswith("_") and not part.startswith("__") for part in path.split("."))
-
-
 @pytest.mark.parametrize("package", [CORE, *PLUGINS], ids=lambda path: path.name)
 def test_private_torch_api_is_used_in_one_module_of_a_package(package: Path) -> None:
     """A torch upgrade then changes one file per package. (ruff's SLF001 enforces the same for attributes of objects.)"""
     files = [file for file in (package / "src").rglob("*.py") if file.name != "torch_private.py"]
     assert files
     assert {(file.name, name) for file in files for name in private_names(file)} == set()
-
-
-def lines_of_code(file: Path) -> int:
-    """Lines with code, without imports, docstrings, comments and blank lines."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    omitted: set[int] = set()
-    for node in ast.walk(tree):
-        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        if is_text or (isinstance(node, ast.Import | ast.ImportFrom) and node.col_offset == 0):
-            assert isinstance(node, ast.stmt)
-            omitted.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    used: set[int] = set()
-    blank = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
-    with tokenize.open(file) as text:
-        for token in tokenize.generate_tokens(text.readline):
-            if token.type not in blank:
-                used.update(range(token.start[0], token.end[0] + 1))
-    return len(used - omitted)
-
-
-def test_the_core_stays_small() -> None:
-    """What only some jobs need belongs in a package of its own."""
-    lines = {file: lines_of_code(file) for file in (CORE / "src").rglob("*.py")}
-    contract = sum(count for file, count in lines.items() if "api" in file.parts)
-    assert contract < 4100  # with records in bounded memory
-    assert sum(lines.values()) < 10900  # with the table of what plugins return
 
 
 def test_the_core_names_no_plugin() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from titan_core.cli.main import main
-from titan_launch import rendezvous
+from titan_launch import meeting_point
 
 RECIPE = """
 [model]
@@ -80,7 +80,7 @@ def test_a_mistake_is_one_line_with_the_fix(
 
 
 def test_a_port_in_use(my: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(meeting_point, "ANSWER_SECONDS", 0.2)
     with socket.create_server(("", 0)) as server:
         endpoint = f"127.0.0.1:{server.getsockname()[1]}"
         error = line_of(["train", "my.toml", *MACHINES, endpoint], capsys)

@@ -24,7 +24,8 @@ from titan_core.plugins.registry import Registry
 from titan_launch import elastic, restart_policy
 from titan_launch.agent import JobEnded, RanksState
 from titan_launch.failure import Failure
-from titan_launch.rendezvous import Rendezvous, RendezvousClosed, handler
+from titan_launch.meeting_point import handler
+from titan_launch.rendezvous import Rendezvous, RendezvousClosed
 from titan_launch.sizes import Sizes, choose
 
 pytestmark = pytest.mark.usefixtures("environment", "handlers")

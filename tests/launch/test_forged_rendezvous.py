@@ -20,7 +20,8 @@ from harness.agents import KEY, Peer, agent_of
 from titan_core.api.errors import UserError
 from titan_launch import handler as handlers
 from titan_launch.handler import Handler, State
-from titan_launch.rendezvous import Rendezvous, handler
+from titan_launch.meeting_point import handler
+from titan_launch.rendezvous import Rendezvous
 from titan_launch.signed_store import SignedStore
 
 pytestmark = pytest.mark.usefixtures("environment", "handlers")

@@ -17,9 +17,10 @@ from harness.agents import KEY, agent_of
 from titan_core.api.errors import UserError
 from titan_core.api.launcher import LOCAL_ADDRESS
 from titan_core.cli.main import main
-from titan_launch import rendezvous, status_line
+from titan_launch import meeting_point, status_line
 from titan_launch.console import Console
 from titan_launch.launch import environment_of_ranks
+from titan_launch.meeting_point import require_meeting_point
 from titan_launch.options import machines, processes_per_node
 from titan_launch.rendezvous import (
     Rendezvous,
@@ -28,7 +29,6 @@ from titan_launch.rendezvous import (
     RendezvousTimeout,
     options_of,
     rendezvous_errors,
-    require_meeting_point,
 )
 from titan_launch.status_line import StatusLine
 
@@ -86,7 +86,7 @@ def options(endpoint: str, timeout: int = 1) -> Rendezvous:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Endpoints are those of another machine."""
-    monkeypatch.setattr(rendezvous, "is_local_address", lambda *given: False)
+    monkeypatch.setattr(meeting_point, "is_local_address", lambda *given: False)
 
 
 def test_a_machine_that_does_not_answer(free: int, elsewhere: None) -> None:
@@ -105,22 +105,22 @@ def test_a_store_is_recognised_while_an_error_is_handled() -> None:
     try:
         raise ConnectionError
     except ConnectionError:
-        assert rendezvous._answers("localhost", store.port)
+        assert meeting_point._answers("localhost", store.port)
 
 
 def test_another_kind_of_server_at_the_endpoint_is_reported(listening: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(meeting_point, "ANSWER_SECONDS", 0.2)
     threads = threading.active_count()
     why = rf"localhost:{listening}: another server uses this port: it does not answer as a torch rendezvous; choose"
     with pytest.raises(UserError, match=why):
-        rendezvous.handler(options(f"localhost:{listening}"))
+        meeting_point.handler(options(f"localhost:{listening}"))
     # A thread that torch keeps waiting would abort the process when the interpreter exits.
     assert threading.active_count() == threads
 
 
 def test_a_torch_store_at_the_endpoint_is_joined() -> None:
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    found = rendezvous.handler(options(f"localhost:{store.port}"))
+    found = meeting_point.handler(options(f"localhost:{store.port}"))
     assert store.check(["titan/titan/state"])
     found.stop()
 

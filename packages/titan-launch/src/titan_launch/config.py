@@ -17,3 +17,8 @@ class GarbageKeys(Section):
     gc_freq: Steps = Field(default=50, ge=0)
     """Number of steps between collections of Python's garbage, which all ranks do at the same step. 0 leaves them to Python:
     ranks then often wait for one that collects."""
+
+
+NUMA_BINDING = "TITAN_NUMA_BINDING"
+"""Environment variable of ranks: ``--numa-binding``."""
+NUMA_BINDINGS = ("auto", "node", "off")

@@ -38,17 +38,16 @@ from titan_core.api.sections import CommSection
 from titan_core.api.tools.open_files import allow_open_files
 from titan_core.api.tools.phases import phase
 from titan_core.api.tools.shown import shorten
+from titan_launch.config import NUMA_BINDING
 from titan_launch.console import Console
-from titan_launch.options import NUMA_BINDING
+from titan_launch.meeting_point import handler, require_meeting_point
 from titan_launch.progress import StepLimits
 from titan_launch.rendezvous import (
     Rendezvous,
     RendezvousClosed,
     RendezvousError,
-    handler,
     is_loopback,
     rendezvous_errors,
-    require_meeting_point,
     root_cause,
 )
 from titan_launch.restart_policy import RestartLimits
@@ -130,7 +129,7 @@ def _handler(options: Rendezvous) -> Handler | None:
     """Return the handler of the rendezvous; ``None`` if this machine meets no other.
 
     Raises:
-        UserError: see :func:`titan_launch.rendezvous.handler`.
+        UserError: see :func:`titan_launch.meeting_point.handler`.
     """
     if not options.endpoint:
         return None

@@ -20,7 +20,7 @@ from titan_core.api.errors import UserError
 from titan_core.api.job import Job
 from titan_core.api.sections import JobSection
 from titan_core.api.tools.device import choose_device
-from titan_launch.options import NUMA_BINDING, NUMA_BINDINGS
+from titan_launch.config import NUMA_BINDING, NUMA_BINDINGS
 
 log = logging.getLogger(__name__)
 

@@ -14,14 +14,12 @@ from titan_core.api.numbers import MOST_PROCESSES, MOST_RANKS
 from titan_core.api.tools.arguments import integer, parse_integer
 from titan_core.api.tools.phases import phase
 from titan_core.api.tools.shown import shorten
+from titan_launch.config import NUMA_BINDING, NUMA_BINDINGS
 from titan_launch.restart_policy import SAVE_SECONDS
 
 if TYPE_CHECKING:
     from titan_launch.console import Shown
 
-NUMA_BINDING = "TITAN_NUMA_BINDING"
-"""Environment variable of ranks: ``--numa-binding``."""
-NUMA_BINDINGS = ("auto", "node", "off")
 _DEFAULTS: dict[str, str | int | None] = {
     "rdzv_endpoint": None,
     "rdzv_id": "titan",

@@ -1,0 +1,216 @@
+"""Measures what a maintainer must carry and what an author of a plugin must know::
+
+    uv run python -m ci.house [--trace] [--rooms]
+
+Prints the names of the contract, files and lines of code by package, the private names of torch, the import cycles, and with
+``--trace`` the files that take part in one step and that pass one value of the config, by running ``titan train
+llama3_debug``. A line of code is one without docstrings, comments, imports and blanks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import subprocess
+import sys
+import tempfile
+import tokenize
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+from ci.contract import hook_names, importable_names
+from ci.workspace import packages
+
+_REFERENCE = re.compile(r"titan_core\.|titan_\w+[.\w]*:\w")  # "titan_core.train.trainer:train"; names of slots have no colon
+_LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+
+
+def source_files(package: str) -> list[Path]:
+    """Return the Python files of a package's ``src`` folder, sorted."""
+    return sorted((packages()[package].folder / "src").rglob("*.py"))
+
+
+def lines_of_code(file: Path) -> int:
+    """Return the number of lines with code in ``file``."""
+    omitted: set[int] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if is_text or (isinstance(node, ast.Import | ast.ImportFrom) and node.col_offset == 0):
+            assert isinstance(node, ast.stmt)
+            omitted.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    used: set[int] = set()
+    with tokenize.open(file) as text:
+        for token in tokenize.generate_tokens(text.readline):
+            if token.type not in _LAYOUT:
+                used.update(range(token.start[0], token.end[0] + 1))
+    return len(used - omitted)
+
+
+def imported(file: Path, references: bool = True) -> Iterator[str]:
+    """Yield the modules that ``file`` imports anywhere, also under ``TYPE_CHECKING``.
+
+    Args:
+        references: whether to yield those that its strings name too, such as ``"titan_core.train.trainer:train"``.
+    """
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            # `from titan_core import train` imports a module too.
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif references and isinstance(node, ast.Constant) and isinstance(node.value, str) and _REFERENCE.match(node.value):
+            yield node.value.partition(":")[0]
+
+
+def import_cycle(package: str) -> list[str]:
+    """Return the modules of an import cycle within ``package``, imports in functions included; empty if there is none."""
+    source = packages()[package].folder / "src"
+    files = {".".join(file.relative_to(source).with_suffix("").parts): file for file in source_files(package)}
+    graph = {
+        name: {known for one in imported(file) for known in (one, one.rpartition(".")[0]) if known in files} - {name}
+        for name, file in files.items()
+        if not name.endswith("plugin")  # its references name code that is loaded later
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def private_names(file: Path) -> Iterator[str]:
+    """Yield the private names of torch and torchao that ``file`` imports or reads from their modules. Of a
+    ``torch_private.py``, which is about nothing else, also the private attributes of any object."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    modules: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+            modules |= {(alias.asname or alias.name).split(".")[0] for alias in node.names if _is_of_torch(alias.name)}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found = [f"{node.module}.{alias.name}" for alias in node.names]
+            modules |= {alias.asname or alias.name for alias in node.names if _is_of_torch(node.module)}
+        else:
+            continue
+        yield from (name for name in found if _is_of_torch(name) and _is_private(name))
+    own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _is_private(node.attr):
+            path = ast.unparse(node)
+            if path.split(".")[0] in modules:
+                yield path
+            elif file.name == "torch_private.py" and node.attr not in own:
+                yield f"?.{node.attr}"
+
+
+def _is_of_torch(name: str) -> bool:
+    return name.split(".")[0] in ("torch", "torchao")
+
+
+def _is_private(path: str) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") for part in path.split("."))
+
+
+def _rooms(package: str) -> Mapping[str, tuple[int, int]]:
+    """Return room -> files and lines of code. A room is a folder or a file at the top of the package."""
+    files, lines = Counter[str](), Counter[str]()
+    for file in source_files(package):
+        room = file.relative_to(packages()[package].folder / "src" / packages()[package].module).parts[0]
+        files[room] += 1
+        lines[room] += lines_of_code(file)
+    return {room: (files[room], lines[room]) for room, _ in lines.most_common()}
+
+
+def _print_sizes(rooms: bool) -> None:
+    print(f"contract: {len(importable_names())} names, {len(hook_names())} hook specs\n")
+    print("package                files    lines of code\n---------------------  -----  ---------------")
+    total_files = total_lines = 0
+    for package in packages():
+        found = _rooms(package)
+        files, lines = (sum(one) for one in zip(*found.values(), strict=True))
+        total_files, total_lines = total_files + files, total_lines + lines
+        print(f"{package:21}  {files:5,}  {lines:15,}")
+        if rooms:
+            for room, (files, lines) in found.items():
+                print(f"  {room:19}  {files:5,}  {lines:15,}")
+    print(f"{'total':21}  {total_files:5,}  {total_lines:15,}\n")
+    private = {name for package in packages() for file in source_files(package) for name in private_names(file)}
+    print(f"private names of torch: {len(private)}")
+    cycles = {package: cycle for package in packages() if (cycle := import_cycle(package))}
+    for package, cycle in cycles.items():
+        print(f"import cycle in {package}: {' -> '.join(cycle)}")
+    print(f"packages with import cycles: {len(cycles)}")
+
+
+_TRACED = """
+import sys
+from titan_core.cli.main import main
+
+VALUE = 0.01234567
+step, value, steps = set(), set(), []
+
+
+def has(one, depth):
+    if isinstance(one, dict) and depth:
+        return len(one) < 100 and any(has(member, depth - 1) for member in list(one.values()))
+    if depth and type(one).__module__.startswith("titan") and hasattr(one, "__dict__"):
+        return any(has(member, depth - 1) for member in list(vars(one).values()))
+    return str(VALUE) in one if isinstance(one, str) and len(one) < 200 else isinstance(one, float) and one == VALUE
+
+
+def watch(frame, event, result):
+    file = frame.f_code.co_filename
+    if event not in ("call", "return") or "/packages/titan-" not in file:
+        return
+    if frame.f_code.co_qualname == "Trainer.step":
+        steps.append(event)
+    if steps == ["call", "return", "call"]:  # the second of three
+        step.add(file)
+    if file not in value:
+        if any(has(one, 1) for one in [*frame.f_locals.values(), result]):
+            value.add(file)
+
+
+sys.setprofile(watch)
+status = main(["train", "llama3_debug", "--training.steps", "3", "--optimizer.weight_decay", str(VALUE)])
+sys.setprofile(None)
+for what, files in (("STEP", step), ("VALUE", value)):
+    for file in files:
+        print(what, file.rpartition("/src/")[2])
+raise SystemExit(status)
+"""
+
+
+def _print_traces(names: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", _TRACED]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(done.stderr)
+    for what, sentence in (
+        ("STEP", "run code in one step"),
+        ("VALUE", "have optimizer.weight_decay in a variable or member"),
+    ):
+        files = sorted(line.split()[1] for line in done.stdout.splitlines() if line.startswith(f"{what} "))
+        print(f"files that {sentence}: {len(files)}")
+        if names:
+            print("".join(f"  {file}\n" for file in files), end="")
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", action="store_true", help="run a job, and count the files of a step and of a value")
+    parser.add_argument("--rooms", action="store_true", help="list the rooms of each package, and with --trace the files")
+    arguments = parser.parse_args()
+    _print_sizes(arguments.rooms)
+    if arguments.trace:
+        _print_traces(arguments.rooms)
+
+
+if __name__ == "__main__":
+    main()
