@@ -12,8 +12,8 @@ from titan_torchtitan.importing import import_recipe
 from titan_torchtitan.outcome import ImportOutcome
 from titan_torchtitan.reading import from_document
 
-RECIPES = Path(__file__).parents[1] / "torchtitan" / "recipes"
-"""One recipe per generation, with every name that it had."""
+RECIPE = Path(__file__).parents[1] / "torchtitan" / "recipe.toml"
+"""A recipe with nearly every key that TorchTitan had at last."""
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:
@@ -28,9 +28,9 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def changed(file: Path, generation: str, changes: dict[str, Any]) -> Path:
-    """Write the recipe of a generation with changed keys; ``None`` removes a key."""
-    document = tomli.loads((RECIPES / f"{generation}.toml").read_text())
+def changed(file: Path, changes: dict[str, Any]) -> Path:
+    """Write :data:`RECIPE` with changed keys; ``None`` removes a key."""
+    document = tomli.loads(RECIPE.read_text())
     for key, value in changes.items():
         *path, name = key.split(".")
         table = document

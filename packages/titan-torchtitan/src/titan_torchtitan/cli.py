@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "Titan cannot do what it requests; these keys are comments at the end of the recipe."
     )
     parser.formatter_class = argparse.HelpFormatter
-    parser.add_argument("old", metavar="OLD.toml", help="a TOML recipe of TorchTitan from 2024 or 2025")
+    parser.add_argument("old", metavar="OLD.toml", help="a TOML recipe of TorchTitan from October 2025 to January 2026")
     parser.add_argument("--output", metavar="FILE", help="where to write the recipe (default: standard output)")
     parser.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
     json_argument(parser)
@@ -46,11 +46,14 @@ def run(context: CommandContext) -> int:
     if output is not None and output.exists() and not (settings.force and output.is_file()):
         fix = "add --force to overwrite it" if output.is_file() else "name a file"
         raise UserError.one(f"--output {output}", "exists already", fix)
-    old = read(settings.old)
+    registry = context.registry
+    titan = {
+        f"{section}.{key}" for section, owners in registry.sections().items() for cls in owners for key in cls.model_fields
+    }
+    old = read(settings.old, titan)
     if output is not None and output.exists() and output.samefile(settings.old):
         raise UserError.one(f"--output {output}", "is the TorchTitan recipe itself", "name another file")
-    names = context.registry.names
-    outcome = import_recipe(old, names(Model), names(Dataset), names(Optimizer))
+    outcome = import_recipe(old, registry.names(Model), registry.names(Dataset), registry.names(Optimizer))
     recipe = to_toml(outcome)
     if output is not None:
         try:
@@ -71,7 +74,7 @@ def _report(outcome: ImportOutcome, output: Path | None) -> None:
     if table:
         print_table(("status", "TorchTitan", "Titan"), table)
         print()
-    print(f"{outcome.old.source}: a TorchTitan recipe of {outcome.old.generation}; keys: {summary(outcome)}")
+    print(f"{outcome.old.source}: keys: {summary(outcome)}")
     for key in _LOCAL:
         path = outcome.values.get(key)
         if path and path.startswith((".", "/", "~")) and not Path(path).expanduser().exists():

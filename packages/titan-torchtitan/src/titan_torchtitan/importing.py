@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
-from titan_torchtitan.data import import_data
-from titan_torchtitan.float8 import import_low_precision
-from titan_torchtitan.model import import_model
-from titan_torchtitan.optimization import import_optimization
-from titan_torchtitan.outcome import ImportOutcome
-from titan_torchtitan.parallelism import import_parallelism
+from titan_torchtitan.outcome import Entry, ImportOutcome
 from titan_torchtitan.reading import OldRecipe
-from titan_torchtitan.saving import import_saving
+from titan_torchtitan.rules import RULES, holds
+from titan_torchtitan.values import DECIDE
 
 
 def import_recipe(
@@ -28,12 +25,29 @@ def import_recipe(
     Raises:
         UserError: Titan has no such model.
     """
-    outcome = ImportOutcome(old)
-    import_model(outcome, models)
-    import_data(outcome, datasets)
-    import_optimization(outcome, optimizers)
-    import_parallelism(outcome)
-    import_low_precision(outcome)
-    import_saving(outcome)
-    outcome.close()
+    outcome = ImportOutcome(old, models, datasets, optimizers)
+    for key, value in outcome.asked.items():
+        _apply(outcome, key, value)
+    outcome.set("optimizer.param_groups", {"optimizer.param_groups": []}, "TorchTitan decays every parameter, also norms")
+    if outcome.asked.get("metrics.enable_wandb"):
+        why = "TorchTitan's default; it read the variable WANDB_PROJECT"
+        outcome.set("metrics.wandb_project", {"metrics.wandb_project": "torchtitan"}, why)
+    why = "not a key of TorchTitan: perhaps of a fork, or of a custom config module"
+    outcome.entries += [Entry("unknown", name, value, why=why) for name, value in old.unknown.items()]
     return outcome
+
+
+def _apply(outcome: ImportOutcome, key: str, value: Any) -> None:
+    rule = RULES[key]
+    if rule.ignore:
+        outcome.ignore(key, rule.ignore)
+    elif value == "" or (rule.refuse and (not value or value == rule.unless)):
+        outcome.ignore(key, "requests nothing")
+    elif not holds(rule.when, outcome.asked):
+        outcome.ignore(key, f"no effect without {rule.when}")
+    elif rule.refuse:
+        outcome.refuse(key, rule.refuse)
+    elif rule.by:
+        DECIDE[key](outcome, key, value)
+    else:
+        outcome.set(key, {rule.to: value})

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from titan_torchtitan.reading import Given, OldRecipe
+from titan_torchtitan.reading import OldRecipe
+from titan_torchtitan.rules import with_defaults
 
-Status = Literal["same", "changed", "default", "ignored", "unsupported", "unknown"]
+Status = Literal["unknown", "unsupported", "changed", "default", "ignored", "same"]
 """What became of a key:
 
-* same: Titan has the key and the value;
+* unknown: TorchTitan itself never had the key;
+* unsupported: Titan cannot do what the value requests;
 * changed: another name or value says the same, or ``why`` states the difference;
 * default: the recipe relied on a default of TorchTitan that differs from Titan's, and now states it;
 * ignored: nothing that is trained depends on it;
-* unsupported: Titan cannot do what the value requests;
-* unknown: TorchTitan itself never had the key.
+* same: Titan has the key and the value.
 """
 
 
@@ -38,46 +39,31 @@ class Entry:
 class ImportOutcome:
     """Collects the values of the new recipe. Each key of the old one is accounted for exactly once."""
 
-    def __init__(self, old: OldRecipe) -> None:
+    def __init__(
+        self, old: OldRecipe, models: Collection[str], datasets: Collection[str] = (), optimizers: Collection[str] = ()
+    ) -> None:
         self.old = old
+        self.models, self.datasets, self.optimizers = models, datasets, optimizers
+        """The names that the installed plugins provide."""
+        self.asked = with_defaults(old.given)
+        """The keys of the old recipe, and the defaults of TorchTitan that it relied on and Titan does not have."""
         self.values: dict[str, Any] = {}
         """The new recipe, by dotted key."""
         self.entries: list[Entry] = []
-        self._open = dict(old.given)
-
-    def keep(self, *keys: str, why: str = "") -> None:
-        """Keys that the old recipe sets, if it does, mean the same in Titan under the same name."""
-        for key in keys:
-            if self.old.has(key):
-                self.set(key, {key: self.old.get(key)}, why)
 
     def set(self, key: str, new: Mapping[str, Any], why: str = "") -> None:
-        """Key ``key``, if the old recipe sets it, becomes the keys ``new``."""
-        if key not in self._open:
-            return
+        """``key`` of the old recipe, or TorchTitan's default of it, becomes the keys ``new``."""
         self.values.update(new)
-        for given in self._take(key):
-            same = not why and dict(new) == {given.name: given.value}
-            self.entries.append(Entry("same" if same else "changed", given.name, given.value, dict(new), why))
+        if key not in self.old.written:
+            self.entries.append(Entry("default", new=new, why=why or "TorchTitan's default"))
+            return
+        same = not why and new == {key: self.old.written[key]}
+        self.entries.append(Entry("same" if same else "changed", key, self.old.written[key], new, why))
 
-    def note(self, key: str, why: str) -> None:
-        """State another difference of ``key``, which has been accounted for."""
-        names = {given.name for given in self.old.given[key]}
-        for index, entry in enumerate(self.entries):
-            if entry.old in names:
-                whole = f"{entry.why}; {why}" if entry.why else why
-                self.entries[index] = replace(entry, status="changed", why=whole)
-
-    def default(self, key: str, value: Any, why: str = "TorchTitan's default") -> None:
-        """The old recipe relied on a default that Titan does not have."""
-        self.values[key] = value
-        self.entries.append(Entry("default", new={key: value}, why=why))
-
-    def ignore(self, why: str, *keys: str) -> None:
-        """Nothing that is trained depends on ``keys``."""
-        for key in keys:
-            for given in self._take(key):
-                self.entries.append(Entry("ignored", given.name, given.value, why=why))
+    def ignore(self, key: str, why: str) -> None:
+        """Nothing that is trained depends on ``key``."""
+        if key in self.old.written:
+            self.entries.append(Entry("ignored", key, self.old.written[key], why=why))
 
     def refuse(self, key: str, why: str, new: Mapping[str, Any] | None = None) -> None:
         """Titan cannot do what the value of ``key`` requests.
@@ -85,22 +71,10 @@ class ImportOutcome:
         Args:
             new: keys for the new recipe, in which the user must correct the value; `titan config check` refuses it.
         """
-        if new and key in self._open:
-            self.values.update(new)
-        for given in self._take(key):
-            self.entries.append(Entry("unsupported", given.name, given.value, new or {}, why))
-
-    def close(self) -> None:
-        """Add the unknown keys. Every known key must have been accounted for."""
-        assert not self._open, f"keys without a rule: {', '.join(self._open)}"
-        for name, value in self.old.unknown.items():
-            why = "not a key of TorchTitan: perhaps of a fork, or of a custom config module"
-            self.entries.append(Entry("unknown", name, value, why=why))
+        self.values.update(new or {})
+        self.entries.append(Entry("unsupported", key, self.old.written[key], new or {}, why))
 
     @property
     def needs_attention(self) -> bool:
         """Whether a key could not be imported although something may depend on it."""
         return any(entry.status in ("unsupported", "unknown") for entry in self.entries)
-
-    def _take(self, key: str) -> tuple[Given, ...]:
-        return self._open.pop(key, ())

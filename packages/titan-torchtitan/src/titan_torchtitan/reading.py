@@ -1,9 +1,8 @@
-"""Reading a TorchTitan recipe: its keys under their last names, and the generation that it belongs to."""
+"""Reading a TorchTitan recipe of the last generation in TOML."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,32 +10,10 @@ from typing import Any
 from titan_core.api.errors import Problem, UserError
 from titan_core.api.tools.shown import shorten, show
 from titan_core.api.tools.toml import LONGEST, BadToml, parse_toml
-from titan_torchtitan.keys import ALIASES, KEYS, LATE, SHARED, TITAN_ONLY, TORCHTRAIN, Generation, Kind
+from titan_torchtitan.rules import RULES, TYPES, last_name
 
 _LARGE = 2**53
 """Larger integers are not exact as floats; the check of the new recipe refuses them."""
-_FLAG = re.compile(r"\s*(?:\S*torchrun\b.*|.*\s)?--[a-z_0-9]+\.[a-z_0-9.-]+(\s|=|\\|$)")
-_KINDS: dict[Kind, tuple[type, ...]] = {
-    "bool": (bool,), "int": (int,), "float": (int, float), "str": (str,), "list": (list,), "ranks": (list,),
-    "any": (object,),
-}  # fmt: skip
-_ELEMENTS: dict[Kind, type] = {"list": str, "ranks": int}
-_WORDS: dict[Kind, str] = {
-    "bool": "true or false", "int": "a whole number", "float": "a number", "str": "a string", "list": "a list of strings",
-    "ranks": "a list of whole numbers",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Given:
-    """A key as the recipe has it."""
-
-    name: str
-    """Its dotted name."""
-    value: Any
-    """Its value, as written."""
-    meaning: Any
-    """The value that the last name of the key would have."""
 
 
 @dataclass(frozen=True)
@@ -44,83 +21,74 @@ class OldRecipe:
     """A TorchTitan recipe."""
 
     source: str
-    generation: Generation
-    given: Mapping[str, tuple[Given, ...]]
-    """The keys, by their last name. Earlier names for one key, if the recipe uses several, have the same meaning."""
+    written: Mapping[str, Any]
+    """The keys that TorchTitan has, by dotted name, with their values as written."""
+    given: Mapping[str, Any]
+    """The same, with values as TorchTitan understood them: it also read lists from strings, and strings from numbers."""
     unknown: Mapping[str, Any]
-    """Keys that TorchTitan never had, by dotted name."""
-
-    def has(self, key: str) -> bool:
-        """Whether the recipe sets ``key``, under any of its names."""
-        return key in self.given
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of ``key``, or ``default`` if the recipe does not set it."""
-        assert key in KEYS, key
-        return self.given[key][0].meaning if key in self.given else default
-
-    def names(self) -> set[str]:
-        """Return the names of all keys as written."""
-        return {given.name for names in self.given.values() for given in names}
+    """Keys that TorchTitan never had."""
 
 
-def read(path: str) -> OldRecipe:
+def read(path: str, titan: Collection[str] = ()) -> OldRecipe:
     """Read the TorchTitan recipe at ``path``.
+
+    Args:
+        titan: the keys of Titan's recipes.
 
     Raises:
         UserError: the file cannot be read, or :func:`from_document` refuses it.
     """
-    return from_document(_parse(_text(path), path), path)
+    try:
+        return from_document(parse_toml(_text(path)), path, titan)
+    except BadToml as error:
+        where = path if error.line is None else f"{path}:{error.line}"
+        raise UserError.one(where, str(error), "correct the file") from None
 
 
-def from_document(document: Mapping[str, Any], path: str) -> OldRecipe:
+def from_document(document: Mapping[str, Any], path: str, titan: Collection[str] = ()) -> OldRecipe:
     """Return the recipe in a TOML document.
 
     Raises:
-        UserError: the document is not a TorchTitan recipe, has a value of a wrong type, or uses two names of one key with
-            different values.
+        UserError: the document is not a TorchTitan recipe, has names from before October 2025, or values of a wrong type.
     """
     flat = dict(_flattened(document))
-    known = {name for name in flat if name in KEYS or name in ALIASES}
-    titan = sorted(name for name in flat if name in TITAN_ONLY or name.startswith("model.args."))
-    if titan and not any(_only_torchtitan(name) for name in known):
-        where = f"{path}: {titan[0]} = {show(flat[titan[0]], titan[0])}"
-        raise UserError.one(where, "is a key of Titan: the file is a Titan recipe already", f"use it: titan train {path}")
+    known = {name: value for name, value in flat.items() if name in RULES}
+    older = {name: new for name in flat if (new := last_name(name)) is not None}
+    only_titan = [
+        name for name in flat if name not in (*known, *older) and (name in titan or name.startswith("model.args."))
+    ]
+    if only_titan and all(name in titan for name in (*known, *older)):
+        name = only_titan[0]
+        why = "is a key of Titan: the file is a Titan recipe already"
+        raise UserError.one(f"{path}: {name} = {show(flat[name], name)}", why, f"use it: titan train {path}")
+    if older:
+        names = ", ".join(f"{name} (now {new})" if new else f"{name} (removed)" for name, new in older.items())
+        why = f"is of a generation before October 2025, which Titan does not import: {names}"
+        raise UserError.one(path, why, 'rename these keys first, and see docs/torchtitan.md, "Older recipes"')
     if not known:
         sections = ", ".join(f"[{name}]" for name in list(document)[:3]) or "no section"
         raise UserError.one(
             path, f"is not a TorchTitan recipe: it has {sections}, and none of TorchTitan's keys",
             "give a TOML file of TorchTitan's train_configs",
         )  # fmt: skip
-    given: dict[str, list[Given]] = {}
+    given: dict[str, Any] = {}
     problems: list[Problem] = []
-    for name in flat:
-        if name not in known:
-            continue
-        alias = ALIASES.get(name)
-        key = alias.key if alias else name
-        kind = (alias.kind if alias else None) or KEYS[key].kind
+    for name, value in known.items():
         try:
-            value = _typed(flat[name], kind)
+            given[name] = _typed(value, RULES[name].type)
         except ValueError as error:
-            problems.append(Problem(f"{path}: {name} = {show(flat[name], name)}", str(error), "correct the value"))
-            continue
-        meaning = alias.convert(value) if alias and alias.convert else value
-        given.setdefault(key, []).append(Given(name, flat[name], meaning))
-    problems += _contradictions(path, given)
+            problems.append(Problem(f"{path}: {name} = {show(value, name)}", str(error), "correct the value"))
     if problems:
         raise UserError(*problems)
-    unknown = {name: value for name, value in flat.items() if name not in known}
-    return OldRecipe(path, _generation(flat), {key: tuple(names) for key, names in given.items()}, unknown)
+    return OldRecipe(path, known, given, {name: value for name, value in flat.items() if name not in known})
 
 
 def _text(path: str) -> str:
-    file = Path(path)
-    if file.suffix == ".py":
+    if path.endswith(".py"):
         why = "is Python: TorchTitan's recipes are TOML until the end of 2025, and Python functions since"
         raise UserError.one(path, why, "give a TOML recipe, or write a Titan recipe with the same values")
     try:
-        with file.open("rb") as stream:
+        with Path(path).open("rb") as stream:
             content = stream.read(LONGEST + 1)  # one byte more than allowed: the file may be endless, such as a device
         if len(content) > LONGEST:
             raise UserError.one(shorten(path), f"is longer than {LONGEST:,} bytes", "give a recipe")
@@ -130,20 +98,6 @@ def _text(path: str) -> str:
     except (OSError, ValueError) as error:  # ValueError: not a possible file name
         reason = getattr(error, "strerror", None) or error
         raise UserError.one(shorten(path), f"cannot be read: {reason}", "check the path") from None
-
-
-def _parse(text: str, path: str) -> dict[str, Any]:
-    try:
-        return parse_toml(text)
-    except BadToml as error:
-        flag = next((number for number, line in enumerate(text.splitlines(), 1) if _FLAG.match(line)), None)
-        if flag is not None:
-            why = "is a command-line flag of TorchTitan, and a recipe is TOML"
-            raise UserError.one(
-                f"{path}:{flag}", why, "write [section] and key = value, or import its --job.config_file"
-            ) from None
-        where = path if error.line is None else f"{path}:{error.line}"
-        raise UserError.one(where, str(error), "correct the file") from None
 
 
 def _flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -156,17 +110,8 @@ def _flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield key, value
 
 
-def _only_torchtitan(name: str) -> bool:
-    """Whether a key of TorchTitan cannot be a key of Titan: an earlier name, or one of another section."""
-    return name in ALIASES.keys() - SHARED or name.partition(".")[0] in (
-        "experimental", "debug", "memory_estimation", "quantize", "liger_kernel",
-    ) or name in (
-        "model.converters", "model.hf_assets_path", "model.norm_type", "fault_tolerance.semi_sync_method",
-    )  # fmt: skip
-
-
-def _typed(value: Any, kind: Kind) -> Any:
-    """Return ``value`` as ``kind``. Lists may be strings with commas, and strings numbers: TorchTitan accepted both.
+def _typed(value: Any, kind: str) -> Any:
+    """Return ``value`` as a value of the type ``kind``.
 
     Raises:
         ValueError: it has another type.
@@ -175,28 +120,8 @@ def _typed(value: Any, kind: Kind) -> Any:
         return [part.strip() for part in value.split(",") if part.strip()]
     if kind == "str" and isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    fits = isinstance(value, _KINDS[kind]) and (not isinstance(value, bool) or kind in ("bool", "any"))
-    if not fits or (kind in _ELEMENTS and not all(isinstance(item, _ELEMENTS[kind]) for item in value)):
-        raise ValueError(f"must be {_WORDS[kind]}")
+    words, wanted, item = TYPES[kind]
+    fits = isinstance(value, wanted) and (not isinstance(value, bool) or kind in ("bool", "any"))
+    if not fits or (kind != "any" and isinstance(value, list) and not all(isinstance(entry, item) for entry in value)):
+        raise ValueError(f"must be {words}")
     return float(value) if kind == "float" and abs(value) < _LARGE else value
-
-
-def _contradictions(path: str, given: Mapping[str, list[Given]]) -> Iterator[Problem]:
-    for names in given.values():
-        first = names[0]
-        for other in names[1:]:
-            if other.meaning != first.meaning:
-                where = f"{path}: {first.name} = {show(first.value)} and {other.name} = {show(other.value)}"
-                yield Problem(where, "are two names of one key with different values", "keep one of them")
-
-
-def _generation(flat: Mapping[str, Any]) -> Generation:
-    """Return the latest generation whose names occur, or else the first that removed one of them."""
-    aliases = [ALIASES[name] for name in flat if name in ALIASES]
-    since = max([alias.since for alias in aliases] + [KEYS[name].since for name in flat if name in KEYS])
-    if since > TORCHTRAIN:
-        return since
-    paths = (value for value in flat.values() if isinstance(value, str))
-    if any("torchtrain/" in value for value in paths) or flat.get("model.name") == "llama":
-        return TORCHTRAIN
-    return min((alias.until for alias in aliases), default=LATE)

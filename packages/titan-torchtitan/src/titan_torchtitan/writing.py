@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import tomli_w
 
@@ -32,8 +33,7 @@ _COLUMN: Final = 55
 def to_toml(outcome: ImportOutcome) -> str:
     """Return the new recipe. A comment names the earlier key or the reason, and the keys that could not be imported are
     comments at its end."""
-    old = outcome.old
-    title = f"{PurePath(old.source).name}, a TorchTitan recipe of {old.generation}, imported by `titan config import`"
+    title = f"{PurePath(outcome.old.source).name}, a TorchTitan recipe, imported by `titan config import`"
     lines = [f"# {_printable(title)}"]
     comments = _comments(outcome.entries)
     tables = _tables(outcome.values)
@@ -106,10 +106,9 @@ def _plain(entry: Entry) -> Any:
 
 def rows(outcome: ImportOutcome) -> Iterator[tuple[str, str, str]]:
     """Yield (status, key, note) of every key that did not stay the same, in the order of importance."""
-    order: tuple[Status, ...] = ("unknown", "unsupported", "changed", "default", "ignored")
-    for status in order:
+    for status in get_args(Status):
         for entry in outcome.entries:
-            if entry.status == status:
+            if entry.status == status != "same":
                 yield status, _printable(_shown(entry)), _printable(_note(entry))
 
 
@@ -129,21 +128,18 @@ def _note(entry: Entry) -> str:
 
 def summary(outcome: ImportOutcome) -> str:
     """Return one line with the number of keys by what became of them."""
-    counts = dict.fromkeys(("same", "changed", "default", "ignored", "unsupported", "unknown"), 0)
-    for entry in outcome.entries:
-        counts[entry.status] += 1
-    words = {
+    words: dict[Status, str] = {
         "same": "unchanged", "changed": "renamed or changed", "default": "added, because a default differs",
         "ignored": "without effect", "unsupported": "not supported", "unknown": "unknown",
     }  # fmt: skip
-    return ", ".join(f"{count} {words[status]}" for status, count in counts.items() if count)
+    counts = Counter(entry.status for entry in outcome.entries)
+    return ", ".join(f"{counts[status]} {word}" for status, word in words.items() if counts[status])
 
 
 def as_json(outcome: ImportOutcome, recipe: str) -> dict[str, Any]:
     """Return the outcome as plain values."""
     return {
         "source": outcome.old.source,
-        "generation": str(outcome.old.generation),
         "complete": not outcome.needs_attention,
         "recipe": recipe,
         "keys": [
