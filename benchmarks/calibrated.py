@@ -23,8 +23,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from titan_core.api.config import Override
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
+from titan_core.toolkit.jobs import Override
 
 WITHIN = 0.25
 """How far a prediction may be from the measured time."""
@@ -85,12 +85,12 @@ def train(settings: dict[str, str], ranks: int) -> tuple[float, float]:
     """Train a job as one of its ranks; return the median CPU seconds and wall seconds of a step."""
     from titan_core.config.load import load_config
     from titan_core.job.assemble import assemble
-    from titan_core.plugins.registry import Registry
+    from titan_core.plugins.registry import Components
     from titan_core.train import trainer
 
     times = StepTimes()
     overrides = [Override(key, value) for key, value in settings.items()]
-    config, registry = load_config("llama3_debug", overrides, Registry.from_installed())
+    config, registry = load_config("llama3_debug", overrides, Components.from_installed())
     trainer.train(assemble(config, registry, ranks), [times])
     return times.medians()
 

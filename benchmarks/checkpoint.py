@@ -28,16 +28,14 @@ from titan_ckpt.optimizer_restore import initialise_state
 from titan_ckpt.optimizer_state import group_values, parameter_names, state_of
 from titan_ckpt.saving import Saving
 from titan_ckpt.tensors import model_tensors
-from titan_core.api.batch import Batch
-from titan_core.api.checkpoint import CheckpointContext
-from titan_core.api.config import Override
-from titan_core.api.step import StepInput
+from titan_core.api import Batch, CheckpointContext, StepInput
 from titan_core.config.load import load_config
 from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
 from titan_core.plugins.lifecycle import Lifecycle
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_core.runlog.run_directory import RunDirectory
+from titan_core.toolkit.jobs import Override
 from titan_core.train.trainer import Trainer
 from titan_core.train.world import join_world
 
@@ -98,7 +96,7 @@ def main() -> None:
     settings = {"model.args": size, "checkpoint.enable": "true", "checkpoint.async_mode": "async",
                 "checkpoint.keep_latest_k": "1", "job.dump_folder": root}  # fmt: skip
     overrides = [Override(key, value) for key, value in settings.items()]
-    config, registry = load_config("llama3_debug", overrides, Registry.from_installed())
+    config, registry = load_config("llama3_debug", overrides, Components.from_installed())
     job = assemble(config, registry, 1)
     plain, saved, blocked, whole = [], [], [], []
     with join_world(job) as world:
@@ -109,7 +107,7 @@ def main() -> None:
         tensors = {**model_tensors(state.parts), **kept.tensors}
         num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         context = CheckpointContext(
-            section=config.section(CheckpointSection), facts=job.facts, job=job, world=world, state=state,
+            section=config.section(CheckpointSection), job=job, world=world, state=state,
             lifecycle=trainer.lifecycle, lock_folder=lambda folder, where: None,
         )  # fmt: skip
         saving = Saving(context, Folder(root))

@@ -22,17 +22,15 @@ from pathlib import Path
 
 import tiktoken
 
-from titan_core.api.config import Override
-from titan_core.api.dataset import DatasetContext
-from titan_core.api.job import Job
-from titan_core.api.tokenizer import TokenizerContext
+from titan_core.api import DatasetContext, TokenizerContext
 from titan_core.config.load import load_config
 from titan_core.data.loader import data_loader
 from titan_core.data.opened import OpenedData
 from titan_core.data.shards import ShardGroup
 from titan_core.data.stdlib import open_stdlib
 from titan_core.job.assemble import assemble
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_data.tokenize import tokenize
 from titan_models_llama.tokenizer import build
 
@@ -48,7 +46,7 @@ def make_tokenizer(path: Path, texts: list[str]) -> None:
     path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()))
 
 
-def job_of(folder: Path, tokenizer: Path, **settings: str) -> Job:
+def job_of(folder: Path, tokenizer: Path, **settings: str) -> AssembledJob:
     given = {
         "model.tokenizer": "llama3",
         "model.tokenizer_path": str(tokenizer),
@@ -60,10 +58,10 @@ def job_of(folder: Path, tokenizer: Path, **settings: str) -> Job:
         **settings,
     }
     overrides = [Override(key, value) for key, value in given.items()]
-    return assemble(*load_config("llama3_debug", overrides, Registry.from_installed()), 1)
+    return assemble(*load_config("llama3_debug", overrides, Components.from_installed()), 1)
 
 
-def tokens_per_second(job: Job, steps: int, batches: bool) -> float:
+def tokens_per_second(job: AssembledJob, steps: int, batches: bool) -> float:
     """Return the speed of reading rows for ``steps`` steps, or of making batches from them."""
     data, plan = OpenedData.of(job), job.data.plan
     if batches:

@@ -1,4 +1,4 @@
-"""Measures forward and backward of :class:`titan_core.api.dropout.Dropout`, compared with ``torch.nn.Dropout``.
+"""Measures forward and backward of :class:`titan_core.api.Dropout`, compared with ``torch.nn.Dropout``.
 
 Both run in turns in one process, so that other load on the machine affects both. The ratio is that of the medians.
 
@@ -14,9 +14,8 @@ import time
 import torch
 from torch import Tensor, nn
 
-from titan_core.api.batch import Batch
-from titan_core.api.dropout import Dropout
-from titan_core.api.microbatch import Microbatch, microbatch_scope
+from titan_core.api import Batch, Dropout, Microbatch
+from titan_core.toolkit.models import microbatch_scope
 
 
 def seconds(module: nn.Module, hidden: Tensor, gradient: Tensor) -> float:

@@ -27,7 +27,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 
 TIMEOUT_MS = 10_000
 HEARTBEAT_MS = 2_000
@@ -90,10 +90,10 @@ def train_group(number: int, lighthouse: str, recipe: str, overrides: Sequence[s
     """Train one group in this process."""
     import torch
 
-    from titan_core.api.config import Override
     from titan_core.config.load import load_config
     from titan_core.job.assemble import assemble
-    from titan_core.plugins.registry import Registry
+    from titan_core.plugins.registry import Components
+    from titan_core.toolkit.jobs import Override
     from titan_core.train.trainer import train
 
     torch.set_num_threads(1)
@@ -109,7 +109,7 @@ def train_group(number: int, lighthouse: str, recipe: str, overrides: Sequence[s
         "fault_tolerance.replica_id": str(number),
         "fault_tolerance.process_group_timeout_ms": str(TIMEOUT_MS),
     }
-    installed = Registry.from_installed()
+    installed = Components.from_installed()
     for section in ("checkpoint", "sample"):
         if section in installed.sections():
             settings[f"{section}.enable"] = "false"

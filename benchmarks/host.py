@@ -26,15 +26,14 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from titan_core.api.config import Override
-from titan_core.api.job_mesh import JobMesh
-from titan_core.api.world import World
+from titan_core.api import JobMesh, World
 from titan_core.config.load import load_config
 from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
 from titan_core.plugins.lifecycle import Lifecycle
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_core.runlog.run_directory import RunDirectory
+from titan_core.toolkit.jobs import Override
 from titan_core.train import trainer as trainer_module
 from titan_core.train.trainer import Trainer
 
@@ -76,12 +75,12 @@ class Variant:
     def __init__(self, ranks: int, settings: dict[str, str]) -> None:
         overrides = {**SHAPES, **settings, "job.dump_folder": tempfile.mkdtemp()}
         config, registry = load_config(
-            "llama3_debug", [Override(key, value) for key, value in overrides.items()], Registry.from_installed()
+            "llama3_debug", [Override(key, value) for key, value in overrides.items()], Components.from_installed()
         )
         job = assemble(config, registry, ranks)
-        device, plan = torch.device("cpu"), job.facts.mesh
+        device, plan = torch.device("cpu"), job.mesh
         world = FirstOfEqualRanks(0, device, plan, JobMesh(plan, device.type))
-        lifecycle = Lifecycle([debugger.build.load()(debugger.context(job.facts)) for debugger in job.debuggers])
+        lifecycle = Lifecycle([debugger.build.load()(debugger.context(job)) for debugger in job.debuggers])
         self.seconds: defaultdict[str, list[float]] = defaultdict(list)
         self._spent: defaultdict[str, float] = defaultdict(float)
         self._timed = False

@@ -20,21 +20,19 @@ from dataclasses import replace
 
 import torch
 
-from titan_core.api.config import Override
-from titan_core.api.events import PendingUpdate, StepReport
-from titan_core.api.job import Job
-from titan_core.api.world import World
+from titan_core.api import PendingUpdate, StepReport, World
 from titan_core.config.load import load_config
 from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
 from titan_core.plugins.lifecycle import Lifecycle
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_core.runlog.run_directory import RunDirectory
+from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_core.train.trainer import Trainer
 from titan_core.train.world import join_world
 
 
-def make_job(plugins: str) -> Job:
+def make_job(plugins: str) -> AssembledJob:
     """Assemble the debug recipe with metrics every step and with ``plugins`` disabled."""
     settings = {
         "job.dump_folder": tempfile.mkdtemp(),
@@ -45,13 +43,13 @@ def make_job(plugins: str) -> Job:
         "plugins.disable": plugins,
     }
     overrides = [Override(key, value) for key, value in settings.items()]
-    config, registry = load_config("llama3_debug", overrides, Registry.from_installed())
+    config, registry = load_config("llama3_debug", overrides, Components.from_installed())
     return assemble(config, registry, 1)
 
 
-def make_trainer(job: Job, world: World) -> Trainer:
+def make_trainer(job: AssembledJob, world: World) -> Trainer:
     """Build a trainer with the observers of the job."""
-    lifecycle = Lifecycle([debugger.build.load()(debugger.context(job.facts)) for debugger in job.debuggers])
+    lifecycle = Lifecycle([debugger.build.load()(debugger.context(job)) for debugger in job.debuggers])
     trainer = Trainer(job, world, OpenedData.of(job), lifecycle, RunDirectory.create(job.dump_folder))
     if not job.loggers:
         lifecycle.unregister(trainer.metrics)
@@ -106,7 +104,7 @@ def main() -> None:
         for trainer in trainers.values():
             trainer.close()
     nobody = hooks(Lifecycle(plugin.module for plugin in bare.registry.found.plugins))
-    tokens = watched.facts.batch.tokens_per_step
+    tokens = watched.batch.tokens_per_step
     medians = {name: statistics.median(figures) for name, figures in seconds.items()}
     ratios = [bare / watched for bare, watched in zip(seconds["bare"], seconds["watched"], strict=True)]
     print(f"\ntorch {torch.__version__}, {torch.get_num_threads()} threads, {os.cpu_count()} CPUs, device {world.device}")

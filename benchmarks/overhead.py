@@ -44,18 +44,16 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from benchmarks.gpu.bare_loop import BareLoop
-from titan_core.api.batch import Batch
-from titan_core.api.config import Override
-from titan_core.api.events import StepReport, TrainEnd
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.sections import OptimizerSection, TrainingSection
+from titan_core.api import Batch, OptimizerSection, RunEnd, StepReport, hookimpl
 from titan_core.config.load import load_config
 from titan_core.data.loader import data_loader
 from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
 from titan_core.plugins.lifecycle import Lifecycle
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_core.runlog.run_directory import RunDirectory
+from titan_core.toolkit.jobs import Override
+from titan_core.toolkit.sections import TrainingSection
 from titan_core.train.trainer import Trainer
 from titan_core.train.world import join_world
 
@@ -130,7 +128,7 @@ class Contenders:
 
 def bare_loop(trainer: Trainer) -> tuple[BareLoop, LambdaLR]:
     """Return the loop that a user would write for the trainer's model, and its schedule."""
-    config, definition = trainer.job.config, trainer.job.facts.model
+    config, definition = trainer.job.config, trainer.job.model
     optimizer = config.section(OptimizerSection)
     model: Any = definition.build()
     model.load_state_dict({name: whole(value) for name, value in trainer.state.parts[0].module.state_dict().items()})
@@ -183,15 +181,15 @@ def contenders(settings: dict[str, str], steps: int, folder: str) -> Iterator[Co
         "sample.enable": "false",
     }
     given = [Override(key, value) for key, value in overrides.items()]
-    job = assemble(*load_config("llama3_debug", given, Registry.from_installed()), ranks)
+    job = assemble(*load_config("llama3_debug", given, Components.from_installed()), ranks)
     with join_world(job) as world:
         opened = OpenedData.of(job)
-        lifecycle = Lifecycle([debugger.build.load()(debugger.context(job.facts)) for debugger in job.debuggers])
+        lifecycle = Lifecycle([debugger.build.load()(debugger.context(job)) for debugger in job.debuggers])
         trainer = Trainer(job, world, opened, lifecycle, RunDirectory.create(folder))
         try:
             yield Contenders(trainer, opened, steps)
         finally:
-            lifecycle.train_end(TrainEnd(trainer.state.step, completed=False, reason="measured"))
+            lifecycle.train_end(RunEnd(trainer.state.step, completed=False, reason="measured"))
             trainer.close()
 
 
@@ -268,7 +266,7 @@ def ratio(bare: list[float], ours: list[float]) -> float:
 
 def report(both: Contenders, bare: Times, ours: Times) -> None:
     """Print a table."""
-    tokens, world = both.trainer.job.facts.batch.tokens_per_step, both.trainer.world
+    tokens, world = both.trainer.job.batch.tokens_per_step, both.trainer.world
     wall, cpu = ratio(bare.wall, ours.wall), ratio(bare.cpu, ours.cpu)
     print(
         f"\ntorch {torch.__version__}, {world.size} ranks, {torch.get_num_threads()} threads each, {os.cpu_count()} CPUs, "

@@ -21,18 +21,16 @@ from pathlib import Path
 
 import torch
 
-from titan_core.api.config import Override
-from titan_core.api.events import StepReport
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.tools.arguments import parse_overrides
-from titan_core.api.tools.device import synchronize
-from titan_core.api.world import World
+from titan_core.api import StepReport, World, hookimpl
 from titan_core.config.load import load_config
 from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
 from titan_core.plugins.lifecycle import Lifecycle
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_core.runlog.run_directory import RunDirectory
+from titan_core.toolkit.arguments import parse_overrides
+from titan_core.toolkit.device import synchronize
+from titan_core.toolkit.jobs import Override
 from titan_core.train.trainer import Trainer
 from titan_core.train.world import join_world
 from titan_debug.mfu import flops_by_type
@@ -57,7 +55,7 @@ class Variant:
 
     def __init__(self, recipe: str, overrides: list[Override], settings: dict[str, str], folder: str) -> None:
         own = [Override(key, text) for key, text in {**settings, "job.dump_folder": folder}.items()]
-        config, registry = load_config(recipe, [*overrides, *own], Registry.from_installed())
+        config, registry = load_config(recipe, [*overrides, *own], Components.from_installed())
         self.job = assemble(config, registry, 1)
         self.seconds: list[float] = []
         self.losses: list[float] = []
@@ -90,10 +88,10 @@ class Variant:
     def mfu(self) -> float:
         """Return the MFU, with each matmul relative to the peak of its own type."""
         job, world = self.job, self.trainer.world
-        batch = job.facts.batch
+        batch = job.batch
         dtype = getattr(torch, job.config.value("training.mixed_precision_param"))
         others = flops_by_type(self.trainer.state.parts, world)
-        ideal = ideal_time_per_token(job.facts.model.flops_per_token(batch.seq_len), dtype, others, world.device)
+        ideal = ideal_time_per_token(job.model.flops_per_token(batch.seq_len), dtype, others, world.device)
         return batch.tokens_per_step * ideal.seconds / statistics.median(self.seconds)
 
 
@@ -106,7 +104,7 @@ def table(variants: dict[str, Variant]) -> list[str]:
     ]
     for name, variant in variants.items():
         median, last = statistics.median(variant.seconds), statistics.mean(variant.losses[-10:])
-        speed = variant.job.facts.batch.tokens_per_step / median
+        speed = variant.job.batch.tokens_per_step / median
         lines.append(f"| {name} | {speed:,.0f} | {baseline / median:.2f} | {variant.mfu():.1%} | {last:.4f} |")
     return lines
 

@@ -18,14 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from titan_core.api.batch import Batch
-from titan_core.api.components import Transform
-from titan_core.api.config import Override
-from titan_core.api.step import GradientAccumulation, StepInput
+from titan_core.api import Batch, StepInput, Transform
+from titan_core.api.parallel.step import GradientAccumulation
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.model.build import build_parts
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.jobs import Override
 from titan_core.train.world import join_world
 from titan_parallel.pipeline import make_step
 from titan_parallel.pipeline_plan import SCHEDULES
@@ -84,7 +83,7 @@ def measure(schedule: str, microbatches: int, seconds: float, rounds: int) -> fl
         "job.device": "cpu",
     }
     given = [Override(key, str(value)) for key, value in overrides.items()]
-    config, registry = load_config("llama3_debug", given, Registry.from_installed())
+    config, registry = load_config("llama3_debug", given, Components.from_installed())
     job = assemble(config, registry, int(os.environ["WORLD_SIZE"]))
     with join_world(job) as world:
         pipeline = registry.get(Transform, "pipeline_parallel")
@@ -93,7 +92,7 @@ def measure(schedule: str, microbatches: int, seconds: float, rounds: int) -> fl
             for block in part.blocks().values():
                 let_sleep(block, seconds)
         plain = GradientAccumulation(parts[0])
-        step = make_step(plain, parts, pipeline.training_context(job.facts, world.mesh, world.device))
+        step = make_step(plain, parts, pipeline.training_context(job, world.mesh, world.device))
         tokens = torch.zeros(microbatches, 8, dtype=torch.int64)
         times = []
         for _ in range(rounds + 1):

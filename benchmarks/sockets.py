@@ -22,11 +22,11 @@ import torch._dynamo  # device meshes use it: imported once, and not by each for
 import torch.distributed as dist
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend
 
-from titan_core.api.job import Job
-from titan_core.api.tools.arguments import parse_overrides
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.arguments import parse_overrides
+from titan_core.toolkit.jobs import AssembledJob
 from titan_core.train import world as joining
 
 FORK = multiprocessing.get_context("fork")
@@ -39,7 +39,7 @@ def sockets() -> int:
     return sum(os.readlink(name).startswith("socket:") for name in names if os.path.islink(name))
 
 
-def opened_by(rank: int, job: Job) -> int:
+def opened_by(rank: int, job: AssembledJob) -> int:
     """Join the other ranks as a rank on a GPU does; return the number of sockets that this has opened."""
     before = sockets()
     gpu = torch.device("cuda", 0)
@@ -62,7 +62,7 @@ def opened_by(rank: int, job: Job) -> int:
         return opened
 
 
-def report(to: Connection, rank: int, job: Job) -> None:
+def report(to: Connection, rank: int, job: AssembledJob) -> None:
     """Send :func:`opened_by` of ``rank``."""
     to.send(opened_by(rank, job))
 
@@ -87,9 +87,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--recipe", default="llama3_debug")
     arguments, overrides = parser.parse_known_args()
-    config, registry = load_config(arguments.recipe, parse_overrides(overrides), Registry.from_installed())
+    config, registry = load_config(arguments.recipe, parse_overrides(overrides), Components.from_installed())
     job = assemble(config, registry, arguments.ranks)
-    print(f"{arguments.ranks} ranks: {job.facts.mesh}")
+    print(f"{arguments.ranks} ranks: {job.mesh}")
     os.environ.update(LOOPBACK, WORLD_SIZE=str(arguments.ranks))
     os.environ["MASTER_PORT"] = str(start(host_store).recv())
     ranks = [start(report, rank, job) for rank in range(arguments.ranks)]

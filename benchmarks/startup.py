@@ -98,14 +98,14 @@ def main() -> None:
 
 def shapes(recipe: str, overrides: list[str]) -> list[str]:
     """Return the arguments of :func:`bare` for the model and the batch of a recipe."""
-    from titan_core.api.tools.arguments import parse_overrides
     from titan_core.config.load import load_config
     from titan_core.job.assemble import assemble
-    from titan_core.plugins.registry import Registry
+    from titan_core.plugins.registry import Components
+    from titan_core.toolkit.arguments import parse_overrides
 
-    config, registry = load_config(recipe, parse_overrides(overrides), Registry.from_installed())
+    config, registry = load_config(recipe, parse_overrides(overrides), Components.from_installed())
     job = assemble(config, registry, 1)
-    batch = job.facts.batch
+    batch = job.batch
     return [*map(str, (batch.local_size, batch.microbatches, batch.seq_len)), job.model_args.model_dump_json()]
 
 

@@ -35,13 +35,13 @@ def one_job(mode: str, steps: int) -> None:
     import torch
 
     from titan_ckpt.saving import Saving
-    from titan_core.api.config import Override
     from titan_core.config.load import load_config
     from titan_core.data.opened import OpenedData
     from titan_core.job.assemble import assemble
     from titan_core.plugins.lifecycle import Lifecycle
-    from titan_core.plugins.registry import Registry
+    from titan_core.plugins.registry import Components
     from titan_core.runlog.run_directory import RunDirectory
+    from titan_core.toolkit.jobs import Override
     from titan_core.train.trainer import Trainer
     from titan_core.train.world import join_world
 
@@ -55,7 +55,9 @@ def one_job(mode: str, steps: int) -> None:
         "checkpoint.interval": "100000",
         "checkpoint.async_mode": MODES[mode] or "disabled",
     }
-    config, registry = load_config("llama3_debug", [Override(*pair) for pair in settings.items()], Registry.from_installed())
+    config, registry = load_config(
+        "llama3_debug", [Override(*pair) for pair in settings.items()], Components.from_installed()
+    )
     job = assemble(config, registry, 1)
     with join_world(job) as world:
         trainer = Trainer(job, world, OpenedData.of(job), Lifecycle(), RunDirectory.create(job.dump_folder))

@@ -20,16 +20,14 @@ from collections.abc import Callable
 
 import torch
 
-from titan_core.api.batch import Batch
-from titan_core.api.config import Override
-from titan_core.api.microbatch import Microbatch
-from titan_core.api.optimizer import param_groups, trained_parameters
-from titan_core.api.sections import OptimizerSection
-from titan_core.api.tools.arguments import parse_overrides
+from titan_core.api import Batch, Microbatch, OptimizerSection
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.model.build import build_parts
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.arguments import parse_overrides
+from titan_core.toolkit.jobs import Override
+from titan_core.toolkit.models import param_groups, trained_parameters
 from titan_core.train.world import join_world
 
 M_MMAP_THRESHOLD = -3
@@ -66,16 +64,16 @@ class Variant:
 
     def __init__(self, recipe: str, overrides: list[Override], settings: dict[str, str]) -> None:
         own = [Override(key, text) for key, text in settings.items()]
-        config, registry = load_config(recipe, [*overrides, *own], Registry.from_installed())
+        config, registry = load_config(recipe, [*overrides, *own], Components.from_installed())
         job = assemble(config, registry, 1)
         self.seconds: list[float] = []
         with join_world(job) as world:
             self.device = world.device
             (self.part,) = build_parts(job, world.mesh, world.device)
             groups = param_groups(trained_parameters([self.part]), config.section(OptimizerSection))
-            context = job.optimizer.optimizer_context(job.facts, world.mesh, world.device, groups)
+            context = job.optimizer.optimizer_context(job, world.mesh, world.device, groups)
             self.optimizer = job.optimizer.build.load()(context)
-            batch = job.facts.batch
+            batch = job.batch
             shape = (batch.local_size, batch.seq_len)
             tokens = torch.randint(job.text_tokenizer.vocab_size, shape, device=world.device)
             self.batch, self.tokens = Microbatch(Batch(tokens, tokens), step=1, seed=0), tokens.numel()

@@ -10,13 +10,10 @@ from typing import Any
 
 import numpy
 
-from titan_core.api.batch_plan import BatchPlan
-from titan_core.api.dataset import DatasetContext, DatasetSpec, Document, StreamSpec
-from titan_core.api.ref import Ref
-from titan_core.api.tokenizer import TokenizerContext
-from titan_core.api.tools.shuffled import ShuffledDocuments
+from titan_core.api import BatchPlan, DatasetContext, Document, Ref, ShuffledDocuments, TokenizerContext
 from titan_core.data import shards, tokens
 from titan_core.data.byte_tokenizer import ByteTokenizer
+from titan_core.toolkit.reading import DatasetSpec, StreamSpec
 
 REPEATS = 3
 

@@ -1,38 +1,81 @@
-"""Records the public names and signatures of ``titan_core.api``, the contract that plugins are written against::
+"""Records the contract that plugins are written against, the names of ``titan_core.api`` with their signatures, and the hook
+specs::
 
     uv run python -m ci.contract
 
-The record makes each change of the contract visible in review. A change that breaks plugins raises the major number of
-``API_VERSION``, an addition the minor number.
+The record (``packages/titan-core/contract.txt``) makes each change visible in review, and changes only together with
+``API_VERSION``: a change that breaks plugins needs a new major number, an addition a new minor number.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+import runpy
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from ci.workspace import ROOT
 
 API = ROOT / "packages/titan-core/src/titan_core/api"
 FILE = ROOT / "packages/titan-core/contract.txt"
+HOOKS = "hooks"
+"""The chapter of the record with the hook specs."""
+
+
+def contents() -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+    """Return chapter -> file -> promised names."""
+    table: Mapping[str, Mapping[str, str]] = runpy.run_path(str(API / "_contents.py"))["CONTENTS"]
+    return {chapter: {file: tuple(names.split()) for file, names in files.items()} for chapter, files in table.items()}
 
 
 def render() -> str:
-    """The record's text: per module, one line for each public name, without docstrings and bodies."""
-    blocks = []
-    for file in sorted(API.rglob("*.py")):
-        if file.name == "torch_private.py" or (file.name.startswith("_") and file.name != "__init__.py"):
-            continue
-        lines = list(_public(ast.parse(file.read_text(encoding="utf-8")).body))
-        if lines:
-            module = ".".join(file.relative_to(API.parents[1]).with_suffix("").parts).removesuffix(".__init__")
-            blocks.append("\n".join([module, *(f"    {line}" for line in lines)]))
+    """Return the record's text: the version, and per chapter the definition of each name without docstrings and bodies."""
+    version = _assigned(API / "__init__.py", "API_VERSION")
+    blocks = [f"version {version[0]}.{version[1]}"]
+    for chapter, files in contents().items():
+        lines = [line for file, names in files.items() for line in _definitions(file, names)]
+        blocks.append("\n".join([chapter, *(f"    {line}" for line in lines)]))
+    specs = ast.parse((API / "hookspecs.py").read_text(encoding="utf-8"))
+    hooks = [node for node in specs.body if isinstance(node, ast.FunctionDef) and node.name.startswith("titan_")]
+    lines = [line for node in hooks for line in _public([node])]
+    blocks.append("\n".join([HOOKS, *(f"    {line}" for line in lines)]))
     return "\n\n".join(blocks) + "\n"
 
 
+def _assigned(file: Path, name: str) -> tuple[int, int]:
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name and node.value is not None:
+            major, minor = ast.literal_eval(node.value)
+            return major, minor
+    raise LookupError(f"{file} does not assign {name}")
+
+
+def _definitions(file: str, names: tuple[str, ...]) -> Iterator[str]:
+    """Yield the lines that define ``names`` in a file of the contract.
+
+    Raises:
+        LookupError: the file does not define one of them.
+    """
+    path = API / f"{file.replace('.', '/')}.py"
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    found = {name: node for node in body for name in _names(node)}
+    for name in names:
+        if name not in found:
+            raise LookupError(f"{path} does not define {name}")
+        yield from _public([found[name]])
+
+
+def _names(node: ast.stmt) -> Iterator[str]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(name)):
+            yield name
+        case ast.Assign(targets=[ast.Name(name)]):
+            yield name
+
+
 def _public(body: list[ast.stmt]) -> Iterator[str]:
-    """One line for each public name that ``body`` defines; those of a class follow it, indented."""
+    """Yield one line for each public name that ``body`` defines; those of a class follow it, indented."""
     for node in body:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() if not _is_private(node.name):
@@ -63,21 +106,13 @@ def _is_private(name: str) -> bool:
 
 
 def importable_names() -> set[str]:
-    """Return the names that authors may import, as the record has them."""
-    return {name for line in _record() if (name := _name(line)) and not name.startswith("titan_")}
+    """Return the names that authors may import."""
+    return {"API_VERSION"} | {name for files in contents().values() for names in files.values() for name in names}
 
 
 def hook_names() -> set[str]:
-    """Return the hook specs, as the record has them."""
-    return {name for line in _record() if (name := _name(line)).startswith("titan_")}
-
-
-def _record() -> list[str]:
-    return [line.strip() for line in FILE.read_text(encoding="utf-8").splitlines() if re.match(r"    [^ @]", line)]
-
-
-def _name(line: str) -> str:
-    return re.split(r"[^\w]", line.removeprefix("class ").removeprefix("def "))[0]
+    """Return the names of the hook specs."""
+    return set(re.findall(r"^def (titan_\w+)", (API / "hookspecs.py").read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from playwright.sync_api import sync_playwright
 from rich.console import Console
 
 from ci.workspace import ROOT
-from titan_core.api.runs.run_log import RunLog
+from titan_core.toolkit.runs.run_log import RunLog
 from titan_report.dashboard import frame
 from titan_report.followed_run import FollowedRun
 from titan_report.page import write_report

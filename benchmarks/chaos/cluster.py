@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.chaos.site.titan_chaos import FOLDER
-from titan_core.api.errors import EXIT_USER_ERROR
-from titan_core.api.launcher import JOB_KEY
-from titan_core.api.processes import environment_of_child
+from titan_core.toolkit.errors import EXIT_USER_ERROR
+from titan_core.toolkit.launching import JOB_KEY
+from titan_core.toolkit.processes import environment_of_child
 
 SITE = Path(__file__).parent / "site"
 RECIPE = Path(__file__).parent / "recipe.toml"

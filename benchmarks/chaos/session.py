@@ -19,8 +19,8 @@ from benchmarks.chaos.report import HEAD, Report, Struck, row
 from benchmarks.chaos.site.titan_chaos import GATE, TRAIL
 from benchmarks.chaos.trail import attempts_in, differences, lost_steps, trajectory
 from benchmarks.chaos.watch import Watch
-from titan_core.api.runs.files import METRICS
-from titan_core.api.runs.json_lines import read_lines
+from titan_core.toolkit.json_lines import read_lines
+from titan_core.toolkit.runs.files import METRICS
 
 SEQUENCES = 8
 """``training.global_batch_size`` of the recipe."""

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.chaos.site.titan_chaos import TRAIL
-from titan_core.api.runs.json_lines import read_lines
+from titan_core.toolkit.json_lines import read_lines
 
 
 @dataclass

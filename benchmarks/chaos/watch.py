@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from titan_core.api.runs.files import EVENTS, METRICS
-from titan_core.api.runs.tail import Tail
+from titan_core.toolkit.runs.files import EVENTS, METRICS
+from titan_core.toolkit.runs.tail import Tail
 
 
 class Watch:

@@ -26,10 +26,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from titan_ckpt import exporting
-from titan_core.api.config import Override
 from titan_core.cli.main import main as titan
 from titan_core.cli.stored_models import InstalledModels
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.jobs import Override
 from titan_models_llama.config import LlamaArgs
 from titan_models_llama.layout import define
 
@@ -100,7 +100,9 @@ def export(args: LlamaArgs, folder: Path, several_files: bool) -> tuple[Tensor, 
         if titan(command):
             raise SystemExit("titan checkpoint convert failed")
     tokens = torch.randint(0, args.vocab_size, (2, LENGTH), generator=generator)
-    models = InstalledModels(Registry.from_installed(), [Override("model.tokenizer", "byte"), Override("job.device", "cpu")])
+    models = InstalledModels(
+        Components.from_installed(), [Override("model.tokenizer", "byte"), Override("job.device", "cpu")]
+    )
     stored = models.find(str(folder / "titan"))
     with models.open(models.job(stored), stored) as loaded:
         return loaded.part.module(tokens).float(), tokens

@@ -15,7 +15,7 @@ import torch
 from benchmarks.control_plane import commit, exchange, gloo, rendezvous, table
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 
 REQUESTS = 3
 """Shared requests of every run: stop, interrupt and save."""
@@ -40,7 +40,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}")
     print(NOTES)
-    config, registry = load_config("llama3_debug", [], Registry.from_installed())
+    config, registry = load_config("llama3_debug", [], Components.from_installed())
     job = assemble(config, registry, 1)
     job.digest()
     print(*table.HEADER, sep="\n")

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from benchmarks.control_plane.table import Cost, Row
 from titan_ckpt import rng
-from titan_core.api import world as worlds
-from titan_core.api.errors import UserError
-from titan_core.api.job import Job
-from titan_core.api.shared_request import SharedRequests
-from titan_core.api.world import World, gather_objects
+from titan_core.api import UserError, World
+from titan_core.api.observe.shared_request import SharedRequests
+from titan_core.api.parallel import world as worlds
+from titan_core.api.parallel.world import gather_objects
 from titan_core.data.loader import StepData
+from titan_core.toolkit.jobs import AssembledJob
 from titan_core.train import world as joining
 from titan_core.train.lookahead import Lookahead
 
@@ -100,7 +100,7 @@ def _lower_bits(place: int) -> list[int]:
     return [1 << bit for bit in range((place & -place).bit_length() - 1)]
 
 
-def same_job(job: Job, ranks: int, one_differs: bool) -> Row:
+def same_job(job: AssembledJob, ranks: int, one_differs: bool) -> Row:
     """Compare the jobs of all ranks; with ``one_differs``, rank 1 has other packages, and all ranks name it."""
 
     def cost(rank: int) -> Cost:
@@ -117,7 +117,7 @@ def same_job(job: Job, ranks: int, one_differs: bool) -> Row:
                 return gather_objects(value)
 
         total = Cost()
-        mine = cast(Job, SimpleNamespace(digest=job.digest, identity=job.identity))
+        mine = cast(AssembledJob, SimpleNamespace(digest=job.digest, identity=job.identity))
         with patch.object(joining, "gather_objects", gather), total.timed():
             try:
                 joining.require_same_job(mine)

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import torch.distributed as dist
 
 from benchmarks.control_plane.table import Cost, Row
-from titan_core.api.tools.open_files import allow_open_files
+from titan_core.toolkit.open_files import allow_open_files
 
 ADDRESS_BYTES = 140
 """Size of a gloo address in the store, about."""

@@ -35,14 +35,12 @@ from titan_ckpt.optimizer_state import group_values, parameter_names, state_of
 from titan_ckpt.restoring import restore
 from titan_ckpt.stored import NAME, chunk_digest
 from titan_ckpt.tensors import model_tensors
-from titan_core.api.checkpoint import CheckpointContext
-from titan_core.api.config import Override
-from titan_core.api.errors import UserError
-from titan_core.api.ref import Ref
+from titan_core.api import CheckpointContext, Ref, UserError
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.jobs import Override
 from titan_core.train import trainer
 
 SECONDS = 10.0
@@ -77,7 +75,7 @@ def run(count: int, seed: int, folder: Path) -> list[str]:
 
 def _job(changes: dict[str, str]) -> Any:
     overrides = [Override(key, value) for key, value in {**TINY, **changes}.items()]
-    config, registry = load_config("llama3_debug", overrides, Registry.from_installed())
+    config, registry = load_config("llama3_debug", overrides, Components.from_installed())
     return assemble(config, registry, 1)
 
 
@@ -200,7 +198,7 @@ class _Store:
 
 
 def store(context: CheckpointContext[CheckpointSection]) -> _Store:
-    """Build a :class:`~titan_core.api.checkpoint.CheckpointStore`."""
+    """Build a :class:`~titan_core.api.CheckpointStore`."""
     return _Store(context)
 
 

@@ -19,15 +19,15 @@ from typing import Any
 import tomli_w
 
 from benchmarks.fuzz.values import ABSURD, random_value
-from titan_core.api.components import Model, Recipe
-from titan_core.api.errors import PluginFailure, RunStopped, UserError
-from titan_core.api.job import Job
-from titan_core.api.tools.arguments import parse_overrides
+from titan_core.api import Model, Recipe, RunStopped, UserError
 from titan_core.cli.job import describe
 from titan_core.config.load import load_config
 from titan_core.config.render import to_toml
 from titan_core.job.assemble import assemble
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.arguments import parse_overrides
+from titan_core.toolkit.errors import PluginFailure
+from titan_core.toolkit.jobs import AssembledJob
 
 LONGEST_SECONDS = 10
 MEMORY = 4 * 2**30
@@ -69,7 +69,7 @@ class Case:
 
 def run(count: int, seed: int, folder: Path) -> list[str]:
     """Run ``count`` cases of ``seed``; return the failures. The number of a case and the seed are enough to repeat it."""
-    registry = Registry.from_installed()
+    registry = Components.from_installed()
     keys = keys_of(registry)
     with contextlib.chdir(folder):
         # Runs before time and memory are limited: importing torch needs more than a case may use.
@@ -80,7 +80,7 @@ def run(count: int, seed: int, folder: Path) -> list[str]:
     return [f"the valid recipe: {plain}", *failures] if plain else failures
 
 
-def run_limited(cases: list[Case], registry: Registry, folder: Path) -> list[str]:
+def run_limited(cases: list[Case], registry: Components, folder: Path) -> list[str]:
     """Run each case within limits of time and memory; return its failure, empty if there is none."""
     failures: list[str] = []
     with contextlib.chdir(folder), _limits() as limited:
@@ -94,7 +94,7 @@ def run_limited(cases: list[Case], registry: Registry, folder: Path) -> list[str
     return failures
 
 
-def _numbered(number: int, seed: int, registry: Registry, keys: dict[tuple[str, str], Any]) -> Case:
+def _numbered(number: int, seed: int, registry: Components, keys: dict[tuple[str, str], Any]) -> Case:
     """Return case ``number`` of ``seed``. A case to be trained is a variant of the tiny recipe."""
     rng = random.Random(f"{seed}/{number}")
     if number % TRAINED_EVERY == 0:
@@ -102,7 +102,7 @@ def _numbered(number: int, seed: int, registry: Registry, keys: dict[tuple[str, 
     return case(rng, registry, keys)
 
 
-def keys_of(registry: Registry) -> dict[tuple[str, str], Any]:
+def keys_of(registry: Components) -> dict[tuple[str, str], Any]:
     """Return the type of each (section, key). The arguments of every model family are in section ``model.args``."""
     keys = {
         (name, key): info.annotation
@@ -116,7 +116,7 @@ def keys_of(registry: Registry) -> dict[tuple[str, str], Any]:
     return keys
 
 
-def case(rng: random.Random, registry: Registry, keys: dict[tuple[str, str], Any]) -> Case:
+def case(rng: random.Random, registry: Components, keys: dict[tuple[str, str], Any]) -> Case:
     """Return a random case."""
     world_size = rng.choice((None, None, 1, 1, 1, 2, 4, 7, 8, 512, 2**20))
     kind = rng.random()
@@ -156,7 +156,7 @@ def _structured(rng: random.Random, keys: dict[tuple[str, str], Any]) -> bytes:
         return b"[training]\nsteps = 1\n"
 
 
-def _mutated(rng: random.Random, registry: Registry) -> bytes:
+def _mutated(rng: random.Random, registry: Components) -> bytes:
     recipes = registry.all(Recipe)
     data = bytearray(rng.choice(recipes).file.read_bytes())
     for _ in range(rng.choice((1, 1, 2, 5, 40))):
@@ -220,7 +220,7 @@ def _toml(value: Any) -> str:
         return repr(value)
 
 
-def check(made: Case, registry: Registry, folder: Path, train: bool = False) -> str:
+def check(made: Case, registry: Components, folder: Path, train: bool = False) -> str:
     """Run a case; return its failure, empty if there is none."""
     file = folder / "fuzz.toml"
     if made.text is not None:
@@ -259,11 +259,11 @@ def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
         yield key, value
 
 
-def _is_tiny(job: Job) -> bool:
-    batch, sections = job.facts.batch, job.config.as_dict()
+def _is_tiny(job: AssembledJob) -> bool:
+    batch, sections = job.batch, job.config.as_dict()
     return (
-        job.facts.mesh.world_size == 1
-        and job.facts.model.num_params < 10**6
+        job.mesh.world_size == 1
+        and job.model.num_params < 10**6
         and batch.tokens_per_step < 10**4
         and job.data.datasets[0].context.name == "stdlib"
         and sections["data"]["num_workers"] == 0
@@ -272,7 +272,7 @@ def _is_tiny(job: Job) -> bool:
     )
 
 
-def _train(job: Job) -> str:
+def _train(job: AssembledJob) -> str:
     """Train the few steps of a job without output; return the failure, empty if there is none."""
     from titan_core.train.trainer import train
 

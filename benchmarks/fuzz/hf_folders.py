@@ -26,8 +26,7 @@ from torch import Tensor
 from benchmarks.fuzz.damage import damage_bytes, places, wrong_type
 from titan_ckpt.catalogue import pick
 from titan_ckpt.chunks import read_whole
-from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import TokenizerContext
+from titan_core.api import TokenizerContext, UserError
 from titan_core.cli.main import main
 from titan_data.tokenizers.hugging_face import build
 

@@ -16,14 +16,12 @@ from torch import nn
 from benchmarks.gpu.bare_loop import BareLoop
 from benchmarks.gpu.cases import Case, Plan
 from benchmarks.gpu.meter import Measurement, Meter
-from titan_core.api.config import Override
-from titan_core.api.events import StepReport
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job import Job
-from titan_core.api.tools.device import choose_device
+from titan_core.api import StepReport, hookimpl
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.device import choose_device
+from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_core.train.trainer import train
 from titan_debug.peak_flops import peak_flops
 
@@ -47,26 +45,26 @@ class MeterOfARun:
         self.losses.append(report.loss)
 
 
-def job_of(case: Case, plan: Plan, folder: str) -> Job:
+def job_of(case: Case, plan: Plan, folder: str) -> AssembledJob:
     """Return the job of a Titan case; for other cases, one that describes the same model and batch."""
     settings = {**plan.overrides(case), "job.dump_folder": folder}
-    installed = Registry.from_installed()
+    installed = Components.from_installed()
     present = installed.sections()
     given = [Override(key, text) for key, text in settings.items() if key.partition(".")[0] in present]
     config, registry = load_config(plan.recipe, given, installed)
     return assemble(config, registry, 1)
 
 
-def measure_titan(job: Job, meter: Meter) -> list[float]:
+def measure_titan(job: AssembledJob, meter: Meter) -> list[float]:
     """Train ``job`` by Titan's trainer, as `titan train` does; return the first and the last loss."""
     observer = MeterOfARun(meter)
     train(job, [observer])
     return [observer.losses[0].item(), observer.losses[-1].item()]
 
 
-def measure_bare(job: Job, meter: Meter, case: Case, plan: Plan, device: torch.device) -> list[float]:
+def measure_bare(job: AssembledJob, meter: Meter, case: Case, plan: Plan, device: torch.device) -> list[float]:
     """Train the model of ``job`` by the bare loop on random tokens; return the first and the last loss."""
-    definition, batch = job.facts.model, job.facts.batch
+    definition, batch = job.model, job.batch
     torch.manual_seed(0)
     with torch.device("meta"):
         model: Any = definition.build()
@@ -102,8 +100,8 @@ def measure(case: Case, plan: Plan, started: float) -> Measurement:
         device = choose_device(plan.device)
         meter = Meter(device, started, plan.warmup, plan.steps, plan.probes)
         losses = measure_titan(job, meter) if case.kind == "titan" else measure_bare(job, meter, case, plan, device)
-        batch = job.facts.batch
-        flops = job.facts.model.flops_per_token(batch.seq_len)
+        batch = job.batch
+        flops = job.model.flops_per_token(batch.seq_len)
         return replace(meter.result(batch.tokens_per_step, flops, peak_flops(device, torch.bfloat16)), losses=losses)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from titan_core.api.tools.device import synchronize
+from titan_core.toolkit.device import synchronize
 
 
 @dataclass

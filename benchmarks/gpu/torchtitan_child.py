@@ -118,9 +118,9 @@ def measure(case: Case, plan: Plan, started: float, folder: Path) -> Measurement
     trainer.train()
     trainer.close()
     torch.distributed.destroy_process_group()
-    facts = job_of(case, plan, str(folder / "titan")).facts
-    flops = facts.model.flops_per_token(facts.batch.seq_len)
-    return meter.result(facts.batch.tokens_per_step, flops, peak_flops(device, torch.bfloat16))
+    job = job_of(case, plan, str(folder / "titan"))
+    flops = job.model.flops_per_token(job.batch.seq_len)
+    return meter.result(job.batch.tokens_per_step, flops, peak_flops(device, torch.bfloat16))
 
 
 def main() -> None:

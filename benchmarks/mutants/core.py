@@ -17,7 +17,7 @@ DIVIDED, HEAD, AUXILIARY = (
     "tests/core/test_loss_head.py",
     "tests/core/test_auxiliary_loss.py",
 )
-VOCABULARY = "core/api/vocabulary.py"
+VOCABULARY = "core/api/training/vocabulary.py"
 VIEWS = "tests/core/test_mesh_views.py"
 GRAD_NORM = "tests/core/test_grad_norm.py"
 RANKS = "tests/core/test_world.py"
@@ -29,11 +29,11 @@ OPTIM = "tests/core/test_optim.py"
 VALUES = "tests/core/test_random_values.py"
 TRAINER = "tests/core/test_trainer.py"
 
-STEP, NORM, TRAIN = "core/api/step.py", "core/train/grad_norm.py", "core/train/trainer.py"
-LOOKAHEAD, WORLD, GUARD = "core/train/lookahead.py", "core/api/world.py", "core/train/finite_guard.py"
-ADAM, SCHEDULE, GROUPS = "core/optim/adam.py", "core/optim/lr_schedule.py", "core/api/optimizer.py"
-ATTENTION, PART = "core/api/attention.py", "core/api/model_part.py"
-MASK, BLOCKS = "core/api/document_mask.py", "tests/core/test_document_mask.py"
+STEP, NORM, TRAIN = "core/api/parallel/step.py", "core/train/grad_norm.py", "core/train/trainer.py"
+LOOKAHEAD, WORLD, GUARD = "core/train/lookahead.py", "core/api/parallel/world.py", "core/train/finite_guard.py"
+ADAM, SCHEDULE, GROUPS = "core/optim/adam.py", "core/optim/lr_schedule.py", "core/api/training/optimizer.py"
+ATTENTION, PART = "core/api/model/attention.py", "core/api/parallel/model_part.py"
+MASK, BLOCKS = "core/api/model/document_mask.py", "tests/core/test_document_mask.py"
 
 MUTANTS = (
     # -- clipping and the norm
@@ -58,7 +58,7 @@ MUTANTS = (
     Mutant("redistributed-gradient-dropped", NORM, "parameter.grad = gradient = gradient.redistribute(", "gradient = gradient.redistribute(", (GRAD_NORM + "::test_the_norm_of_dtensors_is_that_of_the_whole_gradients",)),
     # -- the loop
     Mutant("skipped-update-done-anyway", "core/train/guarded_steps.py", "        if not skip:\n", "        if True:\n", (SKIPPED,)),
-    Mutant("the-device-skips-nothing", "core/api/torch_private.py", "None, skip.float()", "None, 0 * skip.float()", (LATE,)),
+    Mutant("the-device-skips-nothing", "core/torch_private.py", "None, skip.float()", "None, 0 * skip.float()", (LATE,)),
     Mutant("the-device-skips-the-good-steps", "core/train/finite_guard.py", "return ~finite(", "return finite(", (LATE,)),
     Mutant("gradients-kept-after-a-skip", TRAIN, "            state.optimizer.zero_grad()\n", "            if not skipped:\n                state.optimizer.zero_grad()\n", (SKIPPED,)),
     Mutant("gradients-never-zeroed", TRAIN, "            state.optimizer.zero_grad()\n", "", (ORACLE,)),
@@ -94,7 +94,7 @@ MUTANTS = (
     Mutant("gradients-unscaled", "core/model/loss_gradients.py", "torch.ones_like(loss.detach()) / divisor", "torch.ones_like(loss.detach())", (HEAD,)),
     Mutant("gradients-not-rescaled", "core/model/loss_gradients.py", "outer[0] / gradients.scale", "outer[0] / outer[0]", (HEAD,)),
     Mutant("gradients-of-the-last-chunk", "core/model/loss_gradients.py", "self.value.add_(gradient)", "self.value = gradient", (HEAD,)),
-    Mutant("auxiliary-losses-of-each-microbatch", "core/api/auxiliary_loss.py", "ctx.losses.scale * ctx.share", "ctx.share", (AUXILIARY,)),
+    Mutant("auxiliary-losses-of-each-microbatch", "core/api/model/auxiliary_loss.py", "ctx.losses.scale * ctx.share", "ctx.share", (AUXILIARY,)),
     # -- seeds
     Mutant("one-seed-for-all-ranks", "core/train/seeds.py", "* 1_000_003 + world.data_rank", "* 1_000_003", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
     Mutant("a-seed-for-each-rank", "core/train/seeds.py", "+ world.data_rank", "+ world.rank", (NOISY + "::test_ranks_that_see_the_same_tokens_draw_the_same",)),
@@ -110,15 +110,15 @@ MUTANTS = (
     Mutant("exponentials-in-bf16", VOCABULARY, "logits.amax(-1).float()", "logits.amax(-1)", (DIVIDED,)),
     Mutant("a-request-needs-two-ranks", LOOKAHEAD, "request.agree(sent_here, ranks > 0)", "request.agree(sent_here, ranks > 1)", (AHEAD + "::test_requests_travel_with_the_totals",)),
     Mutant("a-mistake-elsewhere-unheard", LOOKAHEAD, "        if mistakes:\n", "        if exchange.mistake:\n", ("tests/parallel/test_equivalence.py::test_a_bad_record_on_one_rank_is_the_same_clear_error_on_all",)),
-    Mutant("a-request-made-again", "core/api/shared_request.py", "            self.pending = False\n", "            pass\n", (AHEAD + "::test_a_request_is_taken_once_and_may_be_made_again_meanwhile",)),
-    Mutant("a-request-forgotten", "core/api/shared_request.py", "self.agreed = self.agreed or anywhere", "self.agreed = anywhere", (AHEAD + "::test_a_request_is_taken_once_and_may_be_made_again_meanwhile",)),
-    Mutant("other-plugin-versions-accepted", "core/api/job.py", "plugin[\"version\"] for plugin in self.plugin_versions()", "\"\" for plugin in self.plugin_versions()", (RANKS + "::test_ranks_with_different_plugin_versions_are_refused", RANKS + "::test_a_jobs_identity_depends_on_every_plugin_version")),
+    Mutant("a-request-made-again", "core/api/observe/shared_request.py", "            self.pending = False\n", "            pass\n", (AHEAD + "::test_a_request_is_taken_once_and_may_be_made_again_meanwhile",)),
+    Mutant("a-request-forgotten", "core/api/observe/shared_request.py", "self.agreed = self.agreed or anywhere", "self.agreed = anywhere", (AHEAD + "::test_a_request_is_taken_once_and_may_be_made_again_meanwhile",)),
+    Mutant("other-plugin-versions-accepted", "core/api/plugins/assembled_job.py", "plugin[\"version\"] for plugin in self.plugin_versions()", "\"\" for plugin in self.plugin_versions()", (RANKS + "::test_ranks_with_different_plugin_versions_are_refused", RANKS + "::test_a_jobs_identity_depends_on_every_plugin_version")),
     Mutant("other-configs-accepted", "core/train/world.py", "if digest != digests[0]]", "if digest is None]", (RANKS + "::test_ranks_with_different_plugin_versions_are_refused",)),
     Mutant("data-rank-by-the-wrong-stride", WORLD, "index = index * self.plan.degrees[dim.name] + self.coordinate(dim.name)", "index = index + self.coordinate(dim.name)", (RANKS + "::test_coordinates_of_ranks_that_see_the_same_data",)),
     Mutant("maximum-is-a-sum", WORLD, "dist.ReduceOp.MAX", "dist.ReduceOp.SUM", (RANKS + "::test_the_collectives_of_a_world",)),
     Mutant("copies-share-their-sums", WORLD, "dist.all_reduce(tensor, group=self.replica_group)", "dist.all_reduce(tensor)", (RANKS + "::test_the_collectives_of_a_world",)),
     Mutant("a-good-step-forgives-nothing", GUARD, "            self._skipped = 0\n            return\n", "            return\n", (FINITE + "::test_too_many_successive_bad_steps_end_the_run_across_restarts",)),
-    Mutant("infinite-norms-are-fine", "core/api/tools/deferred_reports.py", " and math.isfinite(step.grad_norm.item())", "", (FINITE + "::test_a_step_that_is_not_finite_is_skipped_reported_or_ends_the_run",)),
+    Mutant("infinite-norms-are-fine", "core/api/observe/deferred_reports.py", " and math.isfinite(step.grad_norm.item())", "", (FINITE + "::test_a_step_that_is_not_finite_is_skipped_reported_or_ends_the_run",)),
     Mutant("eleven-bad-steps", GUARD, "if self._skipped == MOST_SKIPPED:", "if self._skipped > MOST_SKIPPED:", (FINITE + "::test_too_many_successive_bad_steps_end_the_run_across_restarts",)),
     Mutant("bad-steps-forgotten-at-restart", GUARD, "self._skipped = state.get(STATE, 0)", "self._skipped = 0", (FINITE + "::test_too_many_successive_bad_steps_end_the_run_across_restarts",)),
     # -- validation
@@ -161,7 +161,7 @@ MUTANTS = (
     Mutant("mask-sees-one-ahead", MASK, "same & (columns[:, :, None] >= order)", "same & (columns[:, :, None] + 1 >= order)", (ORACLE,)),
     Mutant("block-of-one-query-is-full", MASK, "first >= key_last", "last >= key_last", (BLOCKS,)),
     Mutant("cut-off-block-is-full", MASK, "& whole\n", "\n", (BLOCKS,)),
-    Mutant("mask-made-again", "core/api/microbatch.py", " and self.document_mask is None", "", (BLOCKS,)),
+    Mutant("mask-made-again", "core/api/parallel/microbatch.py", " and self.document_mask is None", "", (BLOCKS,)),
     Mutant("whole-sequences-not-causal", ATTENTION, "is_causal=True, enable_gqa", "is_causal=False, enable_gqa", (ORACLE,)),
     Mutant("first-batch-transform-alone", PART, "            batch = transform(batch)\n", "            return transform(batch)\n", (MODEL,)),
     Mutant("positions-dropped", PART, '"positions": batch.positions, ', "", (MODEL,)),
@@ -174,14 +174,14 @@ MUTANTS = (
     Mutant("offset-of-shards-ignored", "core/model/materialise.py", "return tensor.to_local(), global_offset(tensor)", "return tensor.to_local(), (0,) * tensor.dim()", ("tests/parallel/test_equivalence.py::test_training_is_that_of_one_device[FSDP 2-none]",)),
     Mutant("parts-in-evaluation-mode", "core/model/build.py", "part.module.train()", "part.module.eval()", (NOISY + "::test_each_microbatch_is_one_forward_pass",)),
     # -- observation
-    Mutant("observers-draw", "core/api/tools/random_state.py", "stack.callback(random.setstate, random.getstate())", "pass", (NOISY + "::test_observers_change_nothing_that_training_draws",)),
-    Mutant("observers-draw-torchs", "core/api/tools/random_state.py", "stack.enter_context(torch.random.fork_rng(devices))", "pass", (NOISY + "::test_observers_change_nothing_that_training_draws",)),
+    Mutant("observers-draw", "core/toolkit/random_state.py", "stack.callback(random.setstate, random.getstate())", "pass", (NOISY + "::test_observers_change_nothing_that_training_draws",)),
+    Mutant("observers-draw-torchs", "core/toolkit/random_state.py", "stack.enter_context(torch.random.fork_rng(devices))", "pass", (NOISY + "::test_observers_change_nothing_that_training_draws",)),
     # -- plans
     Mutant("microbatches-of-one-rank", "core/job/batch_plan.py", "size // (local * ranks), ranks", "size // local, ranks", (MODEL,)),
     Mutant("shards-not-of-whole-ranks", "core/job/batch_plan.py", "if shards % ranks or size % shards:", "if size % shards:", (MODEL,)),
-    Mutant("batch-degree-with-the-sequence", "core/api/mesh.py", 'if dim.divides == "batch")', 'if dim.divides in ("batch", "sequence"))', (MODEL,)),
-    Mutant("experts-summed-over-their-own-view", "core/api/job_mesh.py", "= view.remainder", "= view.name", (VIEWS + "::test_which_ranks_see_different_data",)),
-    Mutant("a-view-multiplies-the-world", "core/api/mesh.py", "return math.prod(self.degrees.values())", "return math.prod([*self.degrees.values(), *self.view_degrees.values()])", (VIEWS + "::test_a_view_does_not_multiply_the_world",)),
-    Mutant("copies-are-summed-over", "core/api/mesh.py", 'return self.divides in ("batch", "sequence") and not self.diverges', 'return self.divides in ("batch", "sequence")', (VIEWS + "::test_impossible_views_are_refused",)),
-    Mutant("batch-of-the-wrong-dimension", "core/api/mesh.py", 'MeshDim("cp", "parallelism.context_parallel_degree", "sequence")', 'MeshDim("cp", "parallelism.context_parallel_degree", "batch")', (MODEL,)),
+    Mutant("batch-degree-with-the-sequence", "core/api/parallel/mesh.py", 'if dim.divides == "batch")', 'if dim.divides in ("batch", "sequence"))', (MODEL,)),
+    Mutant("experts-summed-over-their-own-view", "core/api/parallel/job_mesh.py", "= view.remainder", "= view.name", (VIEWS + "::test_which_ranks_see_different_data",)),
+    Mutant("a-view-multiplies-the-world", "core/api/parallel/mesh.py", "return math.prod(self.degrees.values())", "return math.prod([*self.degrees.values(), *self.view_degrees.values()])", (VIEWS + "::test_a_view_does_not_multiply_the_world",)),
+    Mutant("copies-are-summed-over", "core/api/parallel/mesh.py", 'return self.divides in ("batch", "sequence") and not self.diverges', 'return self.divides in ("batch", "sequence")', (VIEWS + "::test_impossible_views_are_refused",)),
+    Mutant("batch-of-the-wrong-dimension", "core/api/parallel/mesh.py", 'MeshDim("cp", "parallelism.context_parallel_degree", "sequence")', 'MeshDim("cp", "parallelism.context_parallel_degree", "batch")', (MODEL,)),
 )  # fmt: skip

@@ -15,7 +15,7 @@ READING = "tests/core/test_reading.py"
 SHUFFLING = "tests/core/test_shuffling.py"
 
 LOADER, TOKENS, SHARDS = "core/data/loader.py", "core/data/tokens.py", "core/data/shards.py"
-SHUFFLED, BUFFERED, MIXTURE = "core/api/tools/shuffled.py", "core/data/buffered_shuffle.py", "core/data/mixture.py"
+SHUFFLED, BUFFERED, MIXTURE = "core/api/data/shuffled.py", "core/data/buffered_shuffle.py", "core/data/mixture.py"
 
 MUTANTS = (
     Mutant("other-shuffle-buffers-accepted", "core/data/streams.py", '        "data.shuffle_buffer": spec.shuffle_buffer,\n', "", (IDENTITY,)),
@@ -41,8 +41,8 @@ MUTANTS = (
     Mutant("mixture-of-one-seed", MIXTURE, 'f"mixture:{seed}"', 'f"mixture:{0}"', (SHUFFLING,)),
     Mutant("mixture-by-count", MIXTURE, "accumulate(weights)", "accumulate([total / len(weights)] * len(weights))", (SHUFFLING, DATA)),
     Mutant("sequences-numbered-by-shard-alone", SHARDS, "step * self._global_size + self._index * self._per_step + row", "step * self._global_size + row", (DATA,)),
-    Mutant("corrupt-records-stop-nothing", "core/api/tools/reading.py", 'if self._policy.on_corrupt == "stop":', 'if self._policy.on_corrupt == "never":', (READING,)),
-    Mutant("one-retry-too-many", "core/api/tools/reading.py", "if attempt > self._policy.retries:", "if attempt > self._policy.retries + 1:", (READING,)),
-    Mutant("waits-do-not-grow", "core/api/tools/reading.py", "2 ** (attempt - 1)", "1", (READING,)),
-    Mutant("splits-lose-the-rest", "core/api/batch.py", "starts = range(0, len(self.tokens), size)", "starts = range(0, len(self.tokens) - size + 1, size)", ("tests/core/test_model_parts.py",)),
+    Mutant("corrupt-records-stop-nothing", "core/toolkit/reading.py", 'if self._policy.on_corrupt == "stop":', 'if self._policy.on_corrupt == "never":', (READING,)),
+    Mutant("one-retry-too-many", "core/toolkit/reading.py", "if attempt > self._policy.retries:", "if attempt > self._policy.retries + 1:", (READING,)),
+    Mutant("waits-do-not-grow", "core/toolkit/reading.py", "2 ** (attempt - 1)", "1", (READING,)),
+    Mutant("splits-lose-the-rest", "core/api/training/batch.py", "starts = range(0, len(self.tokens), size)", "starts = range(0, len(self.tokens) - size + 1, size)", ("tests/core/test_model_parts.py",)),
 )  # fmt: skip

@@ -34,7 +34,7 @@ MUTANTS = (
     Mutant("gather-in-high-precision", FLOAT8, "enable_fsdp_float8_all_gather=gather)", "enable_fsdp_float8_all_gather=False)", (PLUGIN, TRAINING)),
     Mutant("scales-recomputed", FLOAT8, "    part.saved_operators += _LARGEST\n", "", (PLUGIN, TRAINING)),
     Mutant("flops-of-two-matmuls", FLOAT8, "1 - _HIGH_PRECISION_SHARE[section.recipe_name]", "_HIGH_PRECISION_SHARE[section.recipe_name]", (PLUGIN, NUMERICS)),
-    Mutant("blocks-cut-by-ranks", MX, "BLOCK * context.facts.mesh.degree(\"tp\")", "BLOCK", (PLUGIN, TRAINING)),
+    Mutant("blocks-cut-by-ranks", MX, "BLOCK * context.job.mesh.degree(\"tp\")", "BLOCK", (PLUGIN, TRAINING)),
     Mutant("floor-for-rceil", MX, 'ScaleCalculationMode.FLOOR if section.recipe_name == "mxfp8_floor" else ScaleCalculationMode.RCEIL', "ScaleCalculationMode.FLOOR", (NUMERICS,)),
     Mutant("weight-gradients-in-low-precision", MX, 'converted.weight_gradient_in_high_precision = section.recipe_name.endswith("wgrad_with_hp")', "converted.weight_gradient_in_high_precision = False", (NUMERICS,)),
     Mutant("any-gpu-has-float8", "float8/hardware.py", "capability >= needed", "capability <= needed", (PLUGIN, "tests/float8")),

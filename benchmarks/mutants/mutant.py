@@ -34,7 +34,7 @@ class Mutant:
     name: str
     """Unique description of the mistake, in kebab case."""
     place: str
-    """The file, with the short name of the package in place of its path: ``"core/api/step.py"``."""
+    """The file, with the short name of the package in place of its path: ``"core/api/parallel/step.py"``."""
     old: str
     """A text that occurs exactly once in the file."""
     new: str

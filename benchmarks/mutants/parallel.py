@@ -15,12 +15,12 @@ CP, RING = "parallel/context_parallel.py", "parallel/ring_attention.py"
 
 MUTANTS = (
     Mutant("heads-without-tails", CP, "chunks[-1 - self._rank]", "chunks[2 * self._rank + 1]", (PARTS,)),
-    Mutant("chunks-out-of-order", "core/api/sequence_share.py", "pieces[held.index(chunk)]", "pieces[chunk]", (PARTS,)),
+    Mutant("chunks-out-of-order", "core/api/model/sequence_share.py", "pieces[held.index(chunk)]", "pieces[chunk]", (PARTS,)),
     Mutant("heads-see-later-ranks", RING, "else (back, _WHOLE)", "else (_WHOLE, _WHOLE)", (PARTS,)),
     Mutant("own-keys-are-an-earlier-ranks", RING, "if step <= rank else", "if step < rank else", (PARTS,)),
     Mutant("steps-not-weighted", RING, "torch.logaddexp(logsumexp, scores)", "torch.maximum(logsumexp, scores)", (PARTS,)),
     Mutant("own-gradients-alone", RING, "self._next, self._work = _pass_on(sums, self._ranks)", "pass", (PARTS,)),
-    Mutant("gradients-of-keys-averaged", "core/api/sequence_share.py", "grad_placements=[Partial()]", "grad_placements=[Replicate()]", (PARTS,)),
+    Mutant("gradients-of-keys-averaged", "core/api/model/sequence_share.py", "grad_placements=[Partial()]", "grad_placements=[Replicate()]", (PARTS,)),
     Mutant("fsdp-averages", "parallel/fsdp.py", "    _sum_gradients(part.module)\n", "", (MESH + "[FSDP]",)),
     Mutant("pipeline-scales-gradients", "parallel/pipeline.py", '"scale_grads": False', '"scale_grads": True', (MESH + "[PP]",)),
     Mutant("pipeline-loss-not-divided", "parallel/pipeline.py", "stage.microbatches[int(number)].batch) / self._target_weight", "stage.microbatches[int(number)].batch)", (MESH + "[PP]",)),

@@ -26,7 +26,7 @@ STEPS = 24
 PLUGIN = '''
 """Kills its process in a phase of a save. CHAOS = "phase|number of the save|ranks"."""
 import os, signal
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 
 api = (1, 0)
 

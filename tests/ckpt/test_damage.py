@@ -20,9 +20,8 @@ from titan_ckpt.config import CheckpointSection
 from titan_ckpt.folder import Folder
 from titan_ckpt.manifest import read_manifest, verify_data
 from titan_ckpt.stored import UNFINISHED, BrokenCheckpoint
-from titan_core.api.errors import UserError
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.runs.run_log import RunLog
+from titan_core.api import UserError, hookimpl
+from titan_core.toolkit.runs.run_log import RunLog
 
 TINY: dict[str, object] = {
     "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}",

@@ -103,7 +103,7 @@ def whole(number: int) -> Tensor:
 @pytest.mark.full
 def test_shards_of_any_division_are_joined(gloo: GlooPool, tmp_path: Path) -> None:
     from titan_ckpt.dcp_files import DcpFiles
-    from titan_core.api.weights import ForeignTensor
+    from titan_core.api import ForeignTensor
 
     gloo.run(2, save_sharded, str(tmp_path / "sharded"))
     expected = {f"placed.{number}": whole(number) for number in range(len(PLACEMENTS))}

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.jobs import TINY, run_recipe
-from titan_core.api.errors import UserError
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.runs.folder_lock import FolderLock
+from titan_core.api import UserError, hookimpl
+from titan_core.toolkit.folder_lock import FolderLock
 
 
 def lock(folder: Path) -> FolderLock:

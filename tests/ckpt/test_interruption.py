@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from harness.jobs import TINY, make_job, run_recipe
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 from titan_core.train.trainer import train
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.jobs import TINY, run_recipe
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 
 
 class Events:

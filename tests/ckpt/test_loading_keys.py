@@ -18,8 +18,7 @@ from titan_ckpt.dtypes import to_dtype
 from titan_ckpt.folder import Folder
 from titan_ckpt.manifest_checks import _require_known_names
 from titan_ckpt.stored import BrokenCheckpoint, Chunk, StoredTensor
-from titan_core.api.errors import UserError
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import UserError, hookimpl
 
 ARGS = "{dim = 32, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 48%s}"
 TINY: dict[str, object] = {

@@ -15,9 +15,8 @@ from harness.resuming import run_in
 from titan_ckpt import store
 from titan_ckpt.folder import Folder
 from titan_ckpt.local_checkpoints import LocalCheckpoints
-from titan_core.api.errors import UserError
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.launcher import RESTART
+from titan_core.api import UserError, hookimpl
+from titan_core.toolkit.launching import RESTART
 
 
 class Fails:

@@ -14,7 +14,7 @@ from harness.gloo_pool import GlooPool
 from harness.odd_optimizers import train_in
 from titan_ckpt.optimizer_state import group_values, state_of
 from titan_ckpt.plain_values import Unsaveable, decode, encode, require_same_type
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 
 
 @pytest.mark.parametrize(("optimizer", "schedule"), [("build_odd", None), (None, "build_exponential")])

@@ -14,7 +14,7 @@ import torch
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord
 from harness.resuming import run_in
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 
 
 @pytest.fixture(scope="module")

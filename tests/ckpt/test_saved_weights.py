@@ -13,8 +13,8 @@ import pytest
 from harness.jobs import TINY, make_job
 from titan_ckpt.plugin import titan_next_commands
 from titan_ckpt.resume_command import with_overrides
-from titan_core.api.events import EndedRun, TrainEnd
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import RunEnd, hookimpl
+from titan_core.api.observe.events import EndedRun
 from titan_core.cli.main import main
 from titan_core.train.trainer import train
 
@@ -75,22 +75,22 @@ def test_an_override_takes_the_place_of_an_earlier_one(given: list[str], changed
     assert list(with_overrides(given, {"training.steps": 8})) == changed
 
 
-def resume(changes: dict[str, object], end: TrainEnd, **facts: Any) -> list[tuple[str, ...]]:
+def resume(changes: dict[str, object], end: RunEnd, **facts: Any) -> list[tuple[str, ...]]:
     job = make_job("tiny", {**SAVED, **changes})
     run = EndedRun(job, end, **{"checkpoint": "c/step-5", "command": ("train", "tiny"), **facts})
     return [command.arguments for command in titan_next_commands(run)]
 
 
 def test_a_complete_run_can_train_further_and_a_stopped_one_to_its_end() -> None:
-    done = TrainEnd(5, True, "")
+    done = RunEnd(5, True, "")
     assert resume({}, done) == [("train", "tiny", "--training.steps", "10")]
-    stopped = resume({"training.stop_at_step": 3}, TrainEnd(3, False, ""))
+    stopped = resume({"training.stop_at_step": 3}, RunEnd(3, False, ""))
     assert stopped == [("train", "tiny", "--training.stop_at_step", "5")]
     older = resume({"checkpoint.load_step": 2}, done)
     assert older == [("train", "tiny", "--training.steps", "10", "--checkpoint.load_step", "-1")]
     assert resume({"checkpoint.last_save_model_only": "true"}, done) == []
     assert resume({}, done, checkpoint=None) == resume({}, done, command=None) == []
-    assert resume({}, TrainEnd(4, False, "the dataset has ended")) == []
+    assert resume({}, RunEnd(4, False, "the dataset has ended")) == []
 
 
 def test_the_command_that_a_run_prints_resumes_it(

@@ -16,8 +16,8 @@ from harness.jobs import RunRecord, run_recipe, whole
 from harness.noisy import NOISY
 from titan_ckpt import saving, staging
 from titan_ckpt.staging import Staging
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.runs.json_lines import read_lines
+from titan_core.api import hookimpl
+from titan_core.toolkit.json_lines import read_lines
 
 SETTINGS: dict[str, object] = {**NOISY, "checkpoint.enable": "true", "checkpoint.interval": 2}
 

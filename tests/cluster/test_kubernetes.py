@@ -17,8 +17,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from harness.fake_cluster import HOSTILE, FakeCluster, shellcheck
 from titan_cluster.bash import script_text

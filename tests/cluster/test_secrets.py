@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from titan_cluster.secrets import secrets_in_options, secrets_in_overrides, secrets_in_recipe
-from titan_core.api.config import Override
+from titan_core.api.config.resolved import Override
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from harness.fake_cluster import HOSTILE, FakeCluster, shellcheck
 from titan_cluster.bash import script

@@ -13,9 +13,9 @@ import pytest
 
 from titan_completion.scripts import SHELLS, script
 from titan_completion.table import _values_of
-from titan_core.api.command import Command
+from titan_core.api import Command
 from titan_core.cli.main import main
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 
 BASH = """
 source {script}
@@ -81,7 +81,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("scripts")
-    registry = Registry.from_installed()
+    registry = Components.from_installed()
     files = {shell: folder / shell for shell in SHELLS}
     for shell, file in files.items():
         file.write_text(script(shell, registry), encoding="utf-8")
@@ -126,7 +126,7 @@ def test_a_completion_is_quick(scripts: dict[str, Path], tmp_path: Path) -> None
 
 
 def test_every_command_and_key_is_in_the_scripts(scripts: dict[str, Path]) -> None:
-    registry = Registry.from_installed()
+    registry = Components.from_installed()
     text = scripts["bash"].read_text(encoding="utf-8")
     assert all(f"\nc\t\t{command.name}\t" in text for command in registry.all(Command))
     for section, owners in registry.sections().items():
@@ -148,4 +148,4 @@ def test_config_schema(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_option_that_is_named_for_a_kind_of_component_completes_its_names() -> None:
     """Such as ``titan eval MODEL --dataset NAME``."""
     action = argparse.ArgumentParser().add_argument("--dataset", metavar="NAME")
-    assert "stdlib" in _values_of(action, Registry.from_installed()).split()
+    assert "stdlib" in _values_of(action, Components.from_installed()).split()

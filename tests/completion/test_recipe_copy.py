@@ -8,11 +8,10 @@ from textwrap import dedent
 import pytest
 
 from titan_completion.recipe_copy import commented_copy
-from titan_core.api.components import Recipe
-from titan_core.api.errors import UserError
-from titan_core.api.tools.toml import parse_toml
+from titan_core.api import Recipe, UserError
+from titan_core.api._toml import parse_toml
 from titan_core.cli.main import main
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 
 
 class _Written(Recipe):
@@ -26,7 +25,7 @@ class _Written(Recipe):
 def copied(text: str) -> str:
     Path("written.toml").write_text(dedent(text))
     recipe = _Written(name="written", summary="", package="", path="written.toml")
-    return commented_copy(recipe, Registry.from_installed())
+    return commented_copy(recipe, Components.from_installed())
 
 
 def test_documentation_stands_above_the_comments_of_each_key(in_tmp: Path) -> None:
@@ -136,6 +135,6 @@ def test_force_overwrites(in_tmp: Path) -> None:
 
 
 def test_a_recipe_is_suggested_by_its_beginning() -> None:
-    from titan_core.api.errors import nearest
+    from titan_core.toolkit.errors import nearest
 
     assert nearest("llama3_10m", ["llama3_8b", "llama3_10m_laptop", "llama3_1b"]) == "did you mean 'llama3_10m_laptop'?"

@@ -10,23 +10,23 @@ import pytest
 
 from harness.jobs import TINY
 from harness.refusals import refused
-from titan_core.api.dataset import ReadPolicy
-from titan_core.api.errors import UserError
-from titan_core.api.tools import reading
-from titan_core.api.tools.reading import DocumentReader
-from titan_core.api.tools.shown import LONGEST_SHOWN, show
-from titan_core.api.tools.toml import LONGEST, BadToml, parse_toml
+from titan_core.api import UserError
+from titan_core.api._shown import LONGEST_SHOWN, show
+from titan_core.api._toml import LONGEST, BadToml, parse_toml
+from titan_core.api.data.dataset import ReadPolicy
 from titan_core.cli.main import main
 from titan_core.config.load import read_raw
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit import reading
+from titan_core.toolkit.reading import DocumentReader
 
-REGISTRY = Registry.from_installed()
+REGISTRY = Components.from_installed()
 
 
 @pytest.fixture(autouse=True)
 def discovered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Discover plugins once, because discovery takes longer than most of these tests."""
-    monkeypatch.setattr(Registry, "from_installed", lambda: REGISTRY)
+    monkeypatch.setattr(Components, "from_installed", lambda: REGISTRY)
 
 
 DOCUMENTS = {
@@ -108,7 +108,7 @@ def test_absurd_arguments_of_commands(command: list[str], in_tmp: Path, capsys: 
 
 def test_a_recipe_may_begin_with_a_byte_order_mark(in_tmp: Path) -> None:
     (in_tmp / "good.toml").write_bytes(b"\xef\xbb\xbf[training]\nsteps = 1\n")
-    assert read_raw("good.toml", Registry.from_installed()).tables == {"training": {"steps": 1}}
+    assert read_raw("good.toml", Components.from_installed()).tables == {"training": {"steps": 1}}
 
 
 def test_a_section_that_is_a_list_of_tables(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,21 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from harness.jobs import make_job
-from titan_core.api.components import Model
-from titan_core.api.config import Override
-from titan_core.api.errors import UserError
-from titan_core.api.mesh import MeshDim, dims_in_order
-from titan_core.api.ref import Ref
+from titan_core.api import MeshDim, Model, Ref, UserError
+from titan_core.api.config.resolved import Override
+from titan_core.api.parallel.mesh import dims_in_order
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.job.mesh_plan import plan_mesh
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 
-REGISTRY = Registry.from_installed()
+REGISTRY = Components.from_installed()
 ALL = [
     "parallelism.pipeline_parallel_degree", "parallelism.data_parallel_replicate_degree",
     "parallelism.data_parallel_shard_degree", "parallelism.context_parallel_degree", "parallelism.tensor_parallel_degree",
@@ -107,8 +104,8 @@ def test_identity_covers_config_and_versions() -> None:
 
 def test_a_model_whose_code_cannot_be_imported_hides_no_other_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = replace(REGISTRY.get(Model, "tiny"), define=Ref("no_such_module:define"))
-    get = Registry.get
-    monkeypatch.setattr(Registry, "get", lambda self, kind, name: broken if kind is Model else get(self, kind, name))
+    get = Components.get
+    monkeypatch.setattr(Components, "get", lambda self, kind, name: broken if kind is Model else get(self, kind, name))
     with pytest.raises(UserError) as caught:
         assemble(config_with(training__dataset="nowhere"), REGISTRY, 1)
     places = " ".join(problem.where for problem in caught.value.problems)

@@ -11,11 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.objectives import first_step
 from harness.small_gpt import LAYOUT, VOCAB, SmallGPT
-from titan_core.api.auxiliary_loss import add_auxiliary_loss
-from titan_core.api.batch import Batch
-from titan_core.api.microbatch import AuxiliaryLosses
-from titan_core.api.model_part import ModelPart
-from titan_core.api.step import GradientAccumulation, StepInput
+from titan_core.api import Batch, ModelPart, StepInput, add_auxiliary_loss
+from titan_core.api.parallel.microbatch import AuxiliaryLosses
+from titan_core.api.parallel.step import GradientAccumulation
 from titan_core.model.loss_head import attach
 from titan_core.model.next_token import NextToken
 

@@ -11,7 +11,7 @@ import torch
 
 from harness.letters import BYTE, letters, stream
 from harness.loaders import LENGTHS, close, loaders, loaders_of, plan
-from titan_core.api.batch import IGNORE, with_positions
+from titan_core.api.training.batch import IGNORE, with_positions
 from titan_core.data.loader import DataLoader, _batch
 
 

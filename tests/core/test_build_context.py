@@ -14,13 +14,21 @@ ROOT = Path(__file__).parents[2]
 
 EVERY_KIND = """
 from typing import ClassVar
-from titan_core.api.checkpoint import Checkpoint
-from titan_core.api.components import (
-    Dataset, Debugger, LRSchedule, Objective, Optimizer, Phase, Tokenizer, Transform)
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.metric_log import MetricLogger
-from titan_core.api.ref import Ref
-from titan_core.api.section import Section
+from titan_core.api import (
+    Checkpoint,
+    Dataset,
+    Debugger,
+    LRSchedule,
+    MetricLogger,
+    Objective,
+    Optimizer,
+    Phase,
+    Ref,
+    Section,
+    Tokenizer,
+    Transform,
+    hookimpl,
+)
 api = (1, 0)
 
 def section_of(kind):

@@ -13,17 +13,13 @@ import torch
 
 from harness.distributions import write_distribution
 from harness.jobs import TINY, run_recipe
-from titan_core.api.errors import PluginFailure
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
+from titan_core.toolkit.errors import PluginFailure
 
 TOY_CHECKPOINT = '''
 import torch
 from typing import ClassVar
-from titan_core.api.checkpoint import Checkpoint
-from titan_core.api.section import Section
-from titan_core.api.errors import UserError
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
+from titan_core.api import Checkpoint, Ref, Section, UserError, hookimpl
 
 api = (1, 0)
 

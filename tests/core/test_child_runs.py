@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from titan_core.api.errors import UserError
-from titan_core.api.runs.child_runs import ChildRun
-from titan_core.api.runs.folder_lock import FolderLock
+from titan_core.api import UserError
+from titan_core.toolkit.folder_lock import FolderLock
+from titan_core.toolkit.runs.child_runs import ChildRun
 
 
 def test_the_directory_of_a_running_job_is_not_moved(in_tmp: Path) -> None:

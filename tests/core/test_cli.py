@@ -54,9 +54,9 @@ def test_job_show(capsys: pytest.CaptureFixture[str]) -> None:
     text = lines(capsys)
     assert "DATA: harness_data_parallel (titan-harness)" in text
     assert main(["job", "show", "tiny", "--world-size", "2", "--json"]) == 0
-    facts = json.loads(lines(capsys))
-    assert facts["mesh"]["dp_shard"] == 2
-    assert facts["batch"]["microbatches"] == 2
+    job = json.loads(lines(capsys))
+    assert job["mesh"]["dp_shard"] == 2
+    assert job["batch"]["microbatches"] == 2
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from titan_core.api.command import Command
-from titan_core.api.ref import Ref
+from titan_core.api import Command, Ref
 from titan_core.cli.help import overview, parser_of
 from titan_core.cli.main import main
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 
 
 def shown(arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int) -> str:
@@ -23,7 +22,7 @@ def shown(arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch:
     return text
 
 
-OVERRIDES = [command.name for command in Registry.from_installed().all(Command) if command.overrides]
+OVERRIDES = [command.name for command in Components.from_installed().all(Command) if command.overrides]
 
 
 @pytest.mark.parametrize("width", [80, 100])
@@ -53,7 +52,7 @@ def test_help_of_all_sections_documents_every_key(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = shown(["config", "check", "--help-all"], capsys, monkeypatch, 100)
-    for section, owners in Registry.from_installed().sections().items():
+    for section, owners in Components.from_installed().sections().items():
         assert f"\n[{section}]\n" in text
         for key in (key for cls in owners for key in cls.model_fields):
             assert f"  --{section}.{key} " in text
@@ -72,7 +71,7 @@ def test_help_of_an_unknown_section_suggests_one(name: str, why: str, capsys: py
     assert why in capsys.readouterr().err
 
 
-GROUPS = sorted({command.name.split()[0] for command in Registry.from_installed().all(Command) if " " in command.name})
+GROUPS = sorted({command.name.split()[0] for command in Components.from_installed().all(Command) if " " in command.name})
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -81,7 +80,7 @@ def test_a_group_has_help(
     group: str, option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = shown([group, option], capsys, monkeypatch, 80)
-    names = [command.name for command in Registry.from_installed().all(Command) if command.name.startswith(f"{group} ")]
+    names = [command.name for command in Components.from_installed().all(Command) if command.name.startswith(f"{group} ")]
     assert text.startswith(f"usage: titan {group} COMMAND")
     assert all(f"  titan {name} " in text for name in names)
 
@@ -89,7 +88,7 @@ def test_a_group_has_help(
 def test_a_command_that_is_also_a_group_lists_its_subcommands() -> None:
     run: Ref = Ref("harness.tiny:define")  # type: ignore[type-arg] # never called
     both = [Command(name="fly", summary="fly", run=run), Command(name="fly away", summary="leave", run=run)]
-    assert "titan fly away" in parser_of(both[0], both, Registry.from_installed()).format_help()
+    assert "titan fly away" in parser_of(both[0], both, Components.from_installed()).format_help()
     assert "titan fly away   leave" in overview(both)
 
 
@@ -99,5 +98,5 @@ def test_the_version_lists_the_packages(capsys: pytest.CaptureFixture[str]) -> N
     assert first.startswith("titan-core ")
     assert "titan-harness 1.0" in others and others[-2].startswith("torch 2.") and others[-1].startswith("Python 3.")
     assert any(line.startswith("titan-parallel ") and line.endswith(" (switched off)") for line in others) == (
-        "titan-parallel" in {plugin.distribution for plugin in Registry.from_installed().found.disabled}
+        "titan-parallel" in {plugin.distribution for plugin in Components.from_installed().found.disabled}
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import tomli
 
-from titan_core.api.errors import close_names
 from titan_core.cli.main import main
+from titan_core.toolkit.errors import close_names
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -7,16 +7,15 @@ from typing import ClassVar
 
 import pytest
 
-from titan_core.api.errors import UserError
-from titan_core.api.section import Section
-from titan_core.api.sections import CORE_SECTIONS, ModelSection, OptimizerSection, TrainingSection
-from titan_core.api.tools.arguments import parse_overrides
-from titan_core.api.tools.fields import field_docs
+from titan_core.api import OptimizerSection, Section, UserError
+from titan_core.api.config.sections import CORE_SECTIONS, ModelSection, TrainingSection
 from titan_core.config.load import load_config
 from titan_core.config.render import to_toml
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.arguments import parse_overrides
+from titan_core.toolkit.fields import field_docs
 
-REGISTRY = Registry.from_installed()
+REGISTRY = Components.from_installed()
 
 
 def load(text: str, tmp_path: Path, *overrides: str):  # type: ignore[no-untyped-def]

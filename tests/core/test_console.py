@@ -10,10 +10,9 @@ import pytest
 from rich.console import Console
 
 from harness.jobs import TINY, make_job
-from titan_core.api.errors import UserError
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.tools.phases import current_progress, hide_all
+from titan_core.api import UserError, hookimpl
 from titan_core.runlog.console import ConsoleLog, format_line
+from titan_core.toolkit.status import current_progress, hide_all
 from titan_core.train.trainer import train
 
 
@@ -94,9 +93,9 @@ class ConsoleRun:
 
     @hookimpl
     def titan_train_start(self, run: Any) -> None:
-        from titan_core.api.metric_log import LoggerContext
+        from titan_core.api import LoggerContext
 
-        self.log = ConsoleLog(LoggerContext(section=None, facts=run.job.facts, run=run, device_name="CPU"), self.console)
+        self.log = ConsoleLog(LoggerContext(section=None, job=run.job, run=run, device_name="CPU"), self.console)
 
     @hookimpl
     def titan_step_end(self, report: Any) -> None:

@@ -7,20 +7,19 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from harness.letters import BYTE, letters, stream
 from harness.loaders import LENGTHS, MIXED, close, global_batch, loaders, loaders_of, merged, plan
-from titan_core.api.batch import IGNORE
-from titan_core.api.dataset import ReadPolicy
-from titan_core.api.errors import UserError
-from titan_core.api.tools.reading import DocumentReader
+from titan_core.api import UserError
+from titan_core.api.data.dataset import ReadPolicy
+from titan_core.api.training.batch import IGNORE
 from titan_core.data.buffered_shuffle import ShuffledStream
 from titan_core.data.loader import DataLoader
 from titan_core.data.shards import ShardGroup
 from titan_core.data.streams import open_sources
 from titan_core.data.tokens import TokenStream
+from titan_core.toolkit.reading import DocumentReader
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), [(1, 2), (1, 8), (2, 1), (2, 4), (4, 2), (8, 1)])

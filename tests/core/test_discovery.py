@@ -9,23 +9,20 @@ from pathlib import Path
 import pytest
 
 from harness.distributions import entry_points_in, write_distribution
-from titan_core.api.components import Dataset, Model
-from titan_core.api.config import Override
-from titan_core.api.errors import UserError
+from titan_core.api import Dataset, Model, UserError
+from titan_core.api.config.resolved import Override
 from titan_core.cli import main as command_line
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.plugins import discovery
 from titan_core.plugins.discovery import Discovery, discover
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 
 INSTALLED = discover()
 
 GOOD = """
-from titan_core.api.components import Dataset
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
+from titan_core.api import Dataset, Ref, hookimpl
 api = (1, 0)
 @hookimpl
 def titan_datasets():
@@ -71,12 +68,12 @@ def test_a_broken_plugin_is_listed_with_its_reason_and_others_work(
     result = found(tmp_path, monkeypatch)
     assert [(broken.name, broken.distribution, broken.version) for broken in result.broken] == [("ill", "ill", "0.3")]
     assert reason in result.broken[0].reason
-    assert Registry(result).names(Dataset) == ["papers"]
+    assert Components(result).names(Dataset) == ["papers"]
 
 
 def test_a_job_that_needs_a_broken_plugin_fails_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_distribution(tmp_path, "sick", "raise RuntimeError('no licence')")
-    registry = Registry(found(tmp_path, monkeypatch))
+    registry = Components(found(tmp_path, monkeypatch))
     with pytest.raises(UserError, match=r"plugin 'sick' .* is broken: .*no licence"):
         registry.get(Model, "sick-model")
 
@@ -84,7 +81,7 @@ def test_a_job_that_needs_a_broken_plugin_fails_with_its_reason(tmp_path: Path, 
 def test_two_components_of_one_name_concern_only_who_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_distribution(tmp_path, "first-papers", GOOD.format(name="papers"), version="1.2")
     write_distribution(tmp_path, "second-papers", GOOD.format(name="papers"), version="3.4")
-    registry = Registry(found(tmp_path, monkeypatch))
+    registry = Components(found(tmp_path, monkeypatch))
     with pytest.raises(UserError, match=r"dataset 'papers': claimed by both first-papers 1\.2 and second-papers 3\.4"):
         registry.get(Dataset, "papers")
     registry.without(["second_papers"]).get(Dataset, "papers")
@@ -93,7 +90,7 @@ def test_two_components_of_one_name_concern_only_who_uses_it(tmp_path: Path, mon
 def test_two_plugins_of_one_name_both_work_but_cannot_be_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_distribution(tmp_path, "one-data", GOOD.format(name="a"), plugin="mine")
     write_distribution(tmp_path, "two-data", GOOD.format(name="b"), plugin="mine")
-    registry = Registry(found(tmp_path, monkeypatch))
+    registry = Components(found(tmp_path, monkeypatch))
     assert registry.get(Dataset, "a") and registry.get(Dataset, "b")
     with pytest.raises(UserError, match=r"plugin 'mine': claimed by both one-data 1\.0 and two-data 1\.0"):
         registry.without(["mine"])
@@ -101,7 +98,7 @@ def test_two_plugins_of_one_name_both_work_but_cannot_be_told_apart(tmp_path: Pa
 
 SECTION = """
 from typing import ClassVar
-from titan_core.api.section import Section
+from titan_core.api import Section
 class S(Section):
     section: ClassVar[str] = {section!r}
     {key}: int = 1
@@ -122,7 +119,7 @@ def test_two_owners_of_one_key_concern_only_who_sets_it(tmp_path: Path, monkeypa
     write_distribution(tmp_path, "left", with_section("l", "papers", "shared"))
     write_distribution(tmp_path, "right", with_section("r", "papers", "shared"))
     mine = found(tmp_path, monkeypatch).plugins
-    registry = Registry(Discovery((*INSTALLED.plugins, *mine), ()))
+    registry = Components(Discovery((*INSTALLED.plugins, *mine), ()))
     assemble(*load_config("tiny", [], registry))
     with pytest.raises(UserError, match=r"config key papers\.shared: claimed by both left 1\.0 and right 1\.0"):
         load_config("tiny", [Override("papers.shared", "2")], registry)
@@ -139,10 +136,7 @@ COMPONENTS = {
     "debug": ("titan_debuggers", "Debugger(name='{name}', summary='', build=Ref('a:b'), active=lambda context: {active})"),
 }
 IMPORTS = """
-from titan_core.api.components import Debugger, Phase, Recipe, Transform
-from titan_core.api.command import Command
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
+from titan_core.api import Command, Debugger, Phase, Recipe, Ref, Transform, hookimpl
 api = (1, 0)
 def hello(context):
     print("hello")
@@ -157,7 +151,7 @@ def twice(
     active: bool = False,
     name: str = "shared",
     other: str = "shared",
-) -> Registry:
+) -> Components:
     """Return the registry of all plugins and of two that register a component of ``kind``, with one name or two."""
     hook, component = COMPONENTS[kind]
     for module, called in (("left", name), ("right", other)):
@@ -165,8 +159,8 @@ def twice(
         write_distribution(folder, module, f"{IMPORTS}@hookimpl\ndef {hook}(): return [{shown}]\n")
     both = found(folder, monkeypatch)
     assert not both.broken
-    registry = Registry(Discovery((*INSTALLED.plugins, *both.plugins), ()))
-    monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
+    registry = Components(Discovery((*INSTALLED.plugins, *both.plugins), ()))
+    monkeypatch.setattr(command_line.Components, "from_installed", lambda: registry)
     return registry
 
 
@@ -210,8 +204,7 @@ ISLANDS = (
     IMPORTS
     + """
 from typing import ClassVar
-from titan_core.api.mesh import MeshDim
-from titan_core.api.section import Section
+from titan_core.api import MeshDim, Section
 class S(Section):
     section: ClassVar[str] = "{section}"
     degree: int = 1
@@ -229,7 +222,7 @@ def test_two_mesh_dimensions_of_one_name_concern_only_who_uses_them(
 ) -> None:
     for section, dim in zip(("east", "west"), dims, strict=True):
         write_distribution(tmp_path, section, ISLANDS.format(section=section, dim=dim, key=f"{section}.degree"))
-    registry = Registry(Discovery((*INSTALLED.plugins, *found(tmp_path, monkeypatch).plugins), ()))
+    registry = Components(Discovery((*INSTALLED.plugins, *found(tmp_path, monkeypatch).plugins), ()))
     assemble(*load_config("tiny", [], registry))
     with pytest.raises(UserError, match=f"mesh dimension '{dims[0]}': two plugins define it"):
         assemble(*load_config("tiny", [Override("east.degree", "2")], registry))
@@ -254,7 +247,7 @@ def test_a_plugin_that_takes_long_to_load_is_named_once(
     write_distribution(tmp_path, "slow", HANGS + GOOD.format(name="papers"), version="0.3")
     write_distribution(tmp_path, "swift", GOOD.format(name="news"))
     monkeypatch.setattr(discovery, "SLOW_SECONDS", 0.25)  # the import ends when the line is printed
-    assert Registry(found(tmp_path, monkeypatch)).names(Dataset) == ["papers", "news"]
+    assert Components(found(tmp_path, monkeypatch)).names(Dataset) == ["papers", "news"]
     assert capsys.readouterr().err == (
         "titan: plugin 'slow' (slow 0.3) is still loading after 0.25 s; TITAN_DISABLE_PLUGINS=slow leaves it out\n"
     )
@@ -266,8 +259,8 @@ def test_training_names_the_plugins_that_failed_to_load(
 ) -> None:
     write_distribution(tmp_path / "sick", "sick", "raise RuntimeError('no licence')", version="0.3")
     broken = found(tmp_path / "sick", monkeypatch).broken
-    registry = Registry(Discovery(INSTALLED.plugins, broken))
-    monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
+    registry = Components(Discovery(INSTALLED.plugins, broken))
+    monkeypatch.setattr(command_line.Components, "from_installed", lambda: registry)
     monkeypatch.chdir(tmp_path)
     warning = "titan: warning: failed to load and not in use: plugin 'sick' (sick 0.3); see `titan plugins`"
     quick = ["train", "tiny", "--training.steps", "1"]
@@ -281,7 +274,7 @@ def test_plugins_are_switched_off_by_variable_and_by_name(tmp_path: Path, monkey
     write_distribution(tmp_path, "one-data", GOOD.format(name="a"))
     write_distribution(tmp_path, "two-data", GOOD.format(name="b"))
     monkeypatch.setenv("TITAN_DISABLE_PLUGINS", "one_data, ")
-    registry = Registry(found(tmp_path, monkeypatch))
+    registry = Components(found(tmp_path, monkeypatch))
     assert registry.names(Dataset) == ["b"]
     assert registry.without(["two_data"]).names(Dataset) == []
     with pytest.raises(UserError, match="no plugin is named 'two_dota'; did you mean 'two_data'"):
@@ -300,7 +293,7 @@ def test_a_misspelt_name_in_the_variable_is_an_error(
 
 
 def test_titans_packages_are_found_and_sound() -> None:
-    registry = Registry.from_installed()
+    registry = Components.from_installed()
     ours = {plugin.distribution for plugin in registry.found.plugins}
     assert "titan-core" in ours
     assert registry.found.broken == ()

@@ -10,14 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask
 
-from titan_core.api import attention, microbatch
-from titan_core.api.attention import CausalAttention, flex_attend
-from titan_core.api.batch import Batch
-from titan_core.api.document_mask import block_mask, document_mask
-from titan_core.api.layout import ModelLayout
-from titan_core.api.layout_rules import causal_attention
-from titan_core.api.microbatch import Microbatch
-from titan_core.api.model_part import ModelPart
+from titan_core.api import Batch, CausalAttention, Microbatch, ModelLayout, ModelPart, causal_attention
+from titan_core.api.model import attention
+from titan_core.api.model.attention import flex_attend
+from titan_core.api.model.document_mask import block_mask, document_mask
+from titan_core.api.parallel import microbatch
 from titan_core.model.next_token import NextToken
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

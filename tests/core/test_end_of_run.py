@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from titan_core.api.events import TrainEnd
+from titan_core.api import RunEnd
 from titan_core.runlog.console import ConsoleLog
 from titan_core.train.results import end_of_run
 
@@ -25,5 +25,5 @@ def test_the_console_names_the_step(step: int, where: str) -> None:
     console: Any = SimpleNamespace(
         close=lambda: None, _run=SimpleNamespace(step=0, steps=10, dump_folder="run"), _print=printed.append
     )
-    ConsoleLog.titan_train_end(console, TrainEnd(step, completed=False, reason="why"))
+    ConsoleLog.titan_train_end(console, RunEnd(step, completed=False, reason="why"))
     assert printed == [f"{where}: why; config, plugins and metrics are in run"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from titan_core.api.tools.error_chain import caused_by_peer, chain
+from titan_core.toolkit.errors import caused_by_peer, chain
 
 
 def lose_a_peer() -> None:

@@ -11,9 +11,9 @@ import torch
 from torch.distributed import DistBackendError, DistNetworkError
 
 from harness.jobs import TINY
-from titan_core.api.errors import PluginFailure, Problem, RunStopped, UserError
-from titan_core.api.tools.exit_status import exit_status
+from titan_core.api import Problem, RunStopped, UserError
 from titan_core.cli.main import main
+from titan_core.toolkit.errors import PluginFailure, exit_status
 
 
 class AcceleratorError(RuntimeError):

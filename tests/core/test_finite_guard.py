@@ -13,10 +13,9 @@ from torch import Tensor
 
 from harness.contexts import job_context
 from harness.one_of_many import OneOfMany
-from titan_core.api.events import Finding, StepReport
-from titan_core.api.sections import TrainingSection
-from titan_core.api.tools import deferred_reports
-from titan_core.api.tools.deferred_reports import DeferredReports
+from titan_core.api import DeferredReports, Finding, StepReport
+from titan_core.api.config.sections import TrainingSection
+from titan_core.api.observe import deferred_reports
 from titan_core.train.finite_guard import MOST_SKIPPED, FiniteGuard, NonFiniteError
 
 

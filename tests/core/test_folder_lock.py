@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from harness import PATIENCE
-from titan_core.api.errors import UserError
-from titan_core.api.launcher import OUTCOMES, lock_for_ranks
-from titan_core.api.runs import folder_lock
-from titan_core.api.runs.folder_lock import FolderLock, Holder
+from titan_core.api import UserError
 from titan_core.runlog.run_directory import early_lock, run_lock
+from titan_core.toolkit import folder_lock
+from titan_core.toolkit.folder_lock import FolderLock, Holder
+from titan_core.toolkit.launching import OUTCOMES, lock_for_ranks
 
 
 def lock(folder: Path) -> FolderLock:
@@ -38,7 +38,7 @@ def test_a_second_writer_is_refused_with_host_and_process_and_release_removes_th
 HOLD = """
 import sys
 from pathlib import Path
-from titan_core.api.runs.folder_lock import FolderLock
+from titan_core.toolkit.folder_lock import FolderLock
 with FolderLock(Path(sys.argv[1]), "x"):
     print("held", flush=True)
     sys.stdin.read()

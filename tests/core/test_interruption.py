@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.jobs import TINY, make_job
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.launcher import OUTCOMES
+from titan_core.api import hookimpl
+from titan_core.toolkit.launching import OUTCOMES
 from titan_core.train.interruption import CLOSING, Interruption
 from titan_core.train.trainer import train
 

@@ -9,10 +9,7 @@ import torch
 
 from harness.tiny import TinyArgs, layout
 from harness.tiny_model import TinyModel
-from titan_core.api.errors import UserError
-from titan_core.api.initial_values import Constant
-from titan_core.api.layout import ModelLayout
-from titan_core.api.layout_rules import Column, Experts, Replicate, Row, Rule, Shard, causal_attention
+from titan_core.api import Column, Constant, Experts, ModelLayout, Replicate, Row, Rule, Shard, UserError, causal_attention
 from titan_core.model.layout_check import check_layout
 
 ARGS = TinyArgs()

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from harness.jobs import TINY, Recorder, make_job
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job import JobFact
+from titan_core.api import hookimpl
 from titan_core.plugins.lifecycle import Lifecycle
+from titan_core.toolkit.jobs import JobFact
 from titan_core.train.trainer import train
 
 

@@ -17,11 +17,10 @@ import pytest
 from harness.distributions import write_distribution
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, run_recipe
-from titan_core.api.errors import UserError
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.runs import json_lines
-from titan_core.api.runs.json_lines import LineFile, read_lines
+from titan_core.api import UserError, hookimpl
 from titan_core.runlog.jsonl import MetricsFile
+from titan_core.toolkit import json_lines
+from titan_core.toolkit.json_lines import LineFile, read_lines
 
 RUN: dict[str, object] = {**TINY, "job.dump_folder": "run"}
 
@@ -31,9 +30,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 BROKEN = """
-from titan_core.api.metric_log import MetricLogger
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
+from titan_core.api import MetricLogger, Ref, hookimpl
 
 api = (1, 0)
 
@@ -235,4 +232,4 @@ def test_a_folder_that_cannot_be_written_is_reported_on_every_rank(gloo: GlooPoo
     (tmp_path / "run/previous").write_text("in the way")
     with pytest.raises(RuntimeError) as caught:
         gloo.run(2, ranks_metrics, str(tmp_path))
-    assert str(caught.value).count("titan_core.api.errors.UserError: job.dump_folder = 'run': run/previous") == 2
+    assert str(caught.value).count("titan_core.api.plugins.errors.UserError: job.dump_folder = 'run': run/previous") == 2

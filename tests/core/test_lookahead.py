@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from harness.one_of_many import ISLANDS, OneOfMany
-from titan_core.api.errors import UserError
-from titan_core.api.shared_request import SharedRequest, SharedRequests
-from titan_core.api.world import World
+from titan_core.api import SharedRequest, UserError, World
+from titan_core.api.observe.shared_request import SharedRequests
 from titan_core.data.loader import StepData
 from titan_core.train.lookahead import Lookahead
 

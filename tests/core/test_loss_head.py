@@ -13,15 +13,11 @@ from harness import small_gpt
 from harness.objectives import first_step
 from harness.small_gpt import DIM, LAYOUT, VOCAB, SmallGPT
 from harness.storages import LargestLive
-from titan_core.api import vocabulary
-from titan_core.api.auxiliary_loss import add_auxiliary_loss
-from titan_core.api.batch import IGNORE, Batch, Extra
-from titan_core.api.dropout import Dropout
-from titan_core.api.microbatch import AuxiliaryLosses
-from titan_core.api.model_part import ModelPart
-from titan_core.api.objective import ObjectiveFunction
-from titan_core.api.step import GradientAccumulation, StepInput
-from titan_core.api.vocabulary import Vocabulary
+from titan_core.api import Batch, Dropout, Extra, ModelPart, ObjectiveFunction, StepInput, Vocabulary, add_auxiliary_loss
+from titan_core.api.parallel.microbatch import AuxiliaryLosses
+from titan_core.api.parallel.step import GradientAccumulation
+from titan_core.api.training import vocabulary
+from titan_core.api.training.batch import IGNORE
 from titan_core.model import loss_head
 from titan_core.model.build import build_parts
 from titan_core.model.loss_head import attach

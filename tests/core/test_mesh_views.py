@@ -12,12 +12,12 @@ from torch import nn
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job
-from titan_core.api.config import Override
-from titan_core.api.errors import UserError
-from titan_core.api.mesh import STANDARD_DIMS, MeshDim, MeshPlan, MeshView, sound_views
+from titan_core.api import MeshDim, MeshPlan, MeshView, UserError
+from titan_core.api.config.resolved import Override
+from titan_core.api.parallel.mesh import STANDARD_DIMS, sound_views
 from titan_core.config.load import load_config
 from titan_core.job.mesh_plan import plan_mesh
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_core.train.grad_norm import global_norm, local_gradients
 from titan_core.train.world import join_world
 
@@ -28,7 +28,7 @@ EP = MeshView("ep", "parallelism.tensor_parallel_degree", borrows=("dp_shard", "
 def plan(world: int | None, **degrees: int) -> MeshPlan:
     keys = {"shard": "data_parallel_shard", "cp": "context_parallel", "ep": "tensor_parallel"}
     given = [Override(f"parallelism.{keys[name]}_degree", str(degree)) for name, degree in degrees.items()]
-    config, _ = load_config("tiny", given, Registry.from_installed())
+    config, _ = load_config("tiny", given, Components.from_installed())
     found = plan_mesh(config, (), None if world is None else world * degrees.get("ep", 1), (EP,))
     # Remove the dimension whose key the view uses.
     return replace(found, degrees={**found.degrees, "tp": 1})
@@ -101,7 +101,7 @@ def meshes(folder: str, degrees: dict[str, int], borrows: tuple[str, ...]) -> di
     view = MeshView("ep", "a.b", borrows)
     mesh_plan = MeshPlan(dims, of_dims, (view,), {"ep": 2})
     job = make_job("tiny", {"job.device": "cpu"}, world_size=1)
-    with join_world(replace(job, facts=replace(job.facts, mesh=mesh_plan))) as world:
+    with join_world(replace(job, mesh=mesh_plan)) as world:
         mesh = world.mesh
         whole = torch.arange(16.0).view(8, 2)
         divided = nn.Parameter(distribute_tensor(whole, mesh["ep"], [Shard(0)]))

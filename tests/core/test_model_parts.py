@@ -13,13 +13,9 @@ from torch import Tensor, nn
 
 from harness.jobs import make_job
 from harness.objectives import OfTargets
-from titan_core.api.attention import CausalAttention
-from titan_core.api.batch import IGNORE, Batch, with_positions
-from titan_core.api.batch_plan import BatchPlan
-from titan_core.api.errors import UserError
-from titan_core.api.initial_values import Constant, Normal
-from titan_core.api.layout import ModelLayout
-from titan_core.api.model_part import ModelPart, PrunedModule, arguments_of
+from titan_core.api import Batch, BatchPlan, CausalAttention, Constant, ModelLayout, ModelPart, Normal, UserError
+from titan_core.api.parallel.model_part import PrunedModule, arguments_of
+from titan_core.api.training.batch import IGNORE, with_positions
 from titan_core.model.philox import philox
 from titan_core.model.random_values import fill
 
@@ -31,7 +27,7 @@ def plan(world_size: int, **overrides: object) -> BatchPlan:
         "tiny",
         {"training.seq_len": 64, **degrees, **{keys[name]: value for name, value in overrides.items() if name in keys}},
         world_size,
-    ).facts.batch
+    ).batch
 
 
 def test_a_global_batch_is_divided_over_ranks_and_microbatches() -> None:

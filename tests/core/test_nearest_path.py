@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from titan_core.api.paths import nearest_path
 from titan_core.cli.main import main
+from titan_core.toolkit.errors import nearest_path
 
 
 def test_the_nearest_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

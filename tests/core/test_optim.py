@@ -16,12 +16,9 @@ from torch.distributed.fsdp import fully_shard
 from harness.contexts import grouped, optimizer_context, schedule_context
 from harness.gloo_pool import GlooPool
 from harness.small_gpt import LAYOUT, SmallGPT
-from titan_core.api.errors import UserError
-from titan_core.api.mesh import MeshPlan
-from titan_core.api.model_part import ModelPart
-from titan_core.api.optimizer import ParamGroup, param_groups, trained_parameters
-from titan_core.api.sections import LRSchedulerSection, OptimizerSection, ParamGroupSpec
-from titan_core.api.world import World
+from titan_core.api import MeshPlan, ModelPart, OptimizerSection, ParamGroup, UserError, World
+from titan_core.api.config.sections import LRSchedulerSection, ParamGroupSpec
+from titan_core.api.training.optimizer import param_groups, trained_parameters
 from titan_core.model.next_token import NextToken
 from titan_core.optim.adam import build_adam, build_adamw
 from titan_core.optim.lr_schedule import build_wsd, wsd_factor

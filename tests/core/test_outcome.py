@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from titan_core.api.errors import RunStopped, UserError
-from titan_core.api.job import Job
-from titan_core.api.launcher import OUTCOMES
+from titan_core.api import RunStopped, UserError
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.cli import train as command
 from titan_core.cli.main import main
+from titan_core.toolkit.launching import OUTCOMES
 from titan_core.train import trainer
 from titan_core.train.finite_guard import NonFiniteError
 from titan_core.train.outcome import OutcomeRecorder
@@ -56,7 +56,7 @@ CASES = [
 
 
 def train_with(act: Any) -> Any:
-    def train(job: Job, observers: list[Any], next_commands: bool) -> None:
+    def train(job: AssembledJob, observers: list[Any], next_commands: bool) -> None:
         (recorder,) = observers
         recorder.titan_step_start(3)
         try:
@@ -82,7 +82,7 @@ def test_a_rank_prints_a_line_or_leaves_it_to_the_launcher(
     if launched:
         monkeypatch.setenv(OUTCOMES, str(in_tmp))
     monkeypatch.setattr(trainer, "train", train_with(act))
-    assert command._train_rank(cast(Job, SimpleNamespace(dump_folder="run")), 1) == status
+    assert command._train_rank(cast(AssembledJob, SimpleNamespace(dump_folder="run")), 1) == status
     assert capsys.readouterr().err == ("" if launched else f"titan: {line}\n")
     log = in_tmp / "run/logs/rank-1.log"
     assert log.exists() == (act in (burn, lose, fill_memory))
@@ -113,7 +113,7 @@ def test_titan_traceback_shows_tracebacks_of_ranks(in_tmp: Path, monkeypatch: py
     monkeypatch.setenv("TITAN_TRACEBACK", "1")
     monkeypatch.setattr(trainer, "train", train_with(burn))
     with pytest.raises(ValueError, match="on fire"):
-        command._train_rank(cast(Job, SimpleNamespace(dump_folder="run")), 1)
+        command._train_rank(cast(AssembledJob, SimpleNamespace(dump_folder="run")), 1)
 
 
 def test_one_process_ends_unexpected_errors_with_a_traceback(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from titan_core.api.processes import PARENT
+from titan_core.toolkit.processes import PARENT
 
 CHILD = """
 import sys, time
-from titan_core.api import processes as parent_process
+from titan_core.toolkit import processes as parent_process
 if sys.argv[1] == "watched":
     parent_process._request_death_signal, parent_process._POLL_SECONDS = (lambda: False), 0.01
 parent_process.end_with_parent()
@@ -22,7 +22,7 @@ time.sleep(600)
 """
 PARENT_OF_IT = """
 import os, subprocess, sys
-from titan_core.api.processes import environment_of_child
+from titan_core.toolkit.processes import environment_of_child
 child = subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], env={**os.environ, **environment_of_child()})
 child.wait()
 """
@@ -48,7 +48,7 @@ def test_a_child_whose_parent_ended_before_the_request_ends_immediately() -> Non
 @pytest.mark.parametrize(("launcher", "ends"), [({}, "False"), ({"TORCHELASTIC_RUN_ID": "job"}, "True")])
 def test_torchruns_ranks_end_with_it_and_a_persons_process_does_not(launcher: dict[str, str], ends: str) -> None:
     script = """
-from titan_core.api import processes as parent_process
+from titan_core.toolkit import processes as parent_process
 asked = []
 parent_process._request_death_signal = lambda: asked.append(1) or True
 parent_process.end_with_parent()

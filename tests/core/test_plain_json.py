@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from titan_core.api.errors import UserError
-from titan_core.api.tools.plain_json import read_object, survives_json
+from titan_core.api import UserError
+from titan_core.toolkit.plain_json import read_object, survives_json
 
 
 def test_an_object_is_read(tmp_path: Path) -> None:

@@ -18,20 +18,25 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 import titan_core.api
+import titan_core.toolkit
 from harness.distributions import entry_points_in, write_distribution
 from harness.jobs import TINY, run_recipe
-from titan_core.api import hookspecs
-from titan_core.api.components import Component, Phase
-from titan_core.api.errors import Interrupted, PluginFailure
-from titan_core.api.events import Finding
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.layout import ModelDefinition
-from titan_core.api.layout_rules import Mixer
-from titan_core.api.model_part import ModelPart
-from titan_core.api.objective import ObjectiveFunction
-from titan_core.api.planning import Costs, PipelineCosts
-from titan_core.api.ref import Ref
-from titan_core.api.weights import StoredModel, WeightFormat
+from titan_core.api import (
+    Component,
+    Costs,
+    Finding,
+    Mixer,
+    ModelDefinition,
+    ModelPart,
+    ObjectiveFunction,
+    Phase,
+    PipelineCosts,
+    Ref,
+    StoredModel,
+    WeightFormat,
+    hookimpl,
+    hookspecs,
+)
 from titan_core.cli import main as command_line
 from titan_core.cli.main import main
 from titan_core.plugins.component_checks import with_origin
@@ -39,19 +44,24 @@ from titan_core.plugins.discovery import REGISTRATION_HOOKS, Discovery, discover
 from titan_core.plugins.guard import PASSED_ON_BY, Origin
 from titan_core.plugins.guarded_object import guarded_object
 from titan_core.plugins.lifecycle import Lifecycle
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_core.plugins.results import OBJECTS, RETURNS
+from titan_core.toolkit import hookspecs as toolkit_hooks
+from titan_core.toolkit.errors import Interrupted, PluginFailure
 
 INSTALLED = discover()
 ORIGIN = Origin("odd", "titan-odd", "1.2", "transform 'odd'")
 NAMED = r"plugin 'odd' \(titan-odd 1\.2\): transform 'odd': "
 KINDS = sorted(set(REGISTRATION_HOOKS.values()), key=lambda kind: kind.__name__)
-LIFECYCLE = [
-    name for name, value in vars(hookspecs).items() if name.startswith("titan_") and hasattr(value, "titan_spec")
-    and name not in REGISTRATION_HOOKS
-]  # fmt: skip
+SPECS = {
+    name: value
+    for module in (hookspecs, toolkit_hooks)
+    for name, value in vars(module).items()
+    if hasattr(value, "titan_spec")
+}
+LIFECYCLE = [name for name in SPECS if name not in REGISTRATION_HOOKS]
 CORES_OWN = {
-    "CodeOrigin", "ComponentRegistry", "CommandContext", "CheckpointEvents", "DataPosition", "StoredModels", "ModelTrial",
+    "CodeOrigin", "Registry", "CommandContext", "CheckpointEvents", "DataPosition", "StoredModels", "ModelTrial",
     "RandomAccess", "Simulation",
 }  # fmt: skip
 """Protocols that the core implements, or that a plugin only passes to a function of the contract."""
@@ -87,8 +97,9 @@ def belongs_to(function: str, failure: str) -> bool:
 
 
 def api_classes() -> Iterator[type]:
-    """Yield the classes that the modules of ``titan_core.api`` define."""
-    for module in pkgutil.walk_packages(titan_core.api.__path__, "titan_core.api."):
+    """Yield the classes that the modules of the contract and of the toolkit define."""
+    packages = (titan_core.api, titan_core.toolkit)
+    for module in (one for package in packages for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")):
         found = import_module(module.name)
         yield from (cls for _, cls in inspect.getmembers(found, inspect.isclass) if cls.__module__ == module.name)
 
@@ -102,9 +113,7 @@ def members_of(protocol: type) -> set[str]:
 
 def test_every_hook_has_a_row() -> None:
     assert set(LIFECYCLE) == {row for row in RETURNS if "." not in row}
-    assert set(REGISTRATION_HOOKS) == {
-        name for name, value in vars(hookspecs).items() if hasattr(value, "titan_spec") and name not in LIFECYCLE
-    }
+    assert set(REGISTRATION_HOOKS) < set(SPECS)
 
 
 def test_every_reference_of_the_contract_has_a_row() -> None:
@@ -168,7 +177,7 @@ def test_a_function_that_fails_names_its_plugin(row: str, failure: str) -> None:
 @pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("hook", LIFECYCLE)
 def test_a_hook_that_fails_names_its_plugin(hook: str, failure: str) -> None:
-    spec = getattr(hookspecs, hook)
+    spec = SPECS[hook]
     names = ", ".join(inspect.signature(spec).parameters)
     namespace: dict[str, Any] = {"fails": FAILURES[failure]}
     exec(f"def {hook}(self, {names}): return fails()", namespace)
@@ -238,7 +247,7 @@ class Delegates:
 
 
 def test_methods_of_an_instance_are_guarded_too() -> None:
-    logger = guarded_object(ORIGIN, Delegates(), OBJECTS["titan_core.api.metric_log:MetricLog"], "MetricLog", {})
+    logger = guarded_object(ORIGIN, Delegates(), OBJECTS["titan_core.api.observe.metric_log:MetricLog"], "MetricLog", {})
     with pytest.raises(PluginFailure, match=f"{NAMED}log raised RuntimeError: late"):
         logger.log({})
 
@@ -378,9 +387,7 @@ def test_a_stored_model_is_loaded_by_guarded_code() -> None:
 
 
 PLUGIN = """
-from titan_core.api.components import Dataset, Debugger, LRSchedule
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
+from titan_core.api import Dataset, Debugger, LRSchedule, Ref, hookimpl
 api = (1, 0)
 class Shard:
     def __iter__(self): return self
@@ -429,8 +436,8 @@ def test_a_job_ends_with_one_line(
     monkeypatch.syspath_prepend(str(in_tmp / "site"))
     monkeypatch.delitem(sys.modules, "odd", raising=False)
     mine = discover(entry_points_in(in_tmp / "site"))
-    registry = Registry(Discovery((*INSTALLED.plugins, *mine.plugins), mine.broken))
-    monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
+    registry = Components(Discovery((*INSTALLED.plugins, *mine.plugins), mine.broken))
+    monkeypatch.setattr(command_line.Components, "from_installed", lambda: registry)
     import odd  # type: ignore[import-not-found]
 
     monkeypatch.setattr(odd.Observer, "answers", answers)

@@ -12,17 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from titan_core.api.errors import UserError
-from titan_core.api.launcher import shell_command
-from titan_core.api.tools.plugin_files import VARIABLE, load_plugin_files, plugin_files, using_plugin_files
-from titan_core.api.tools.worker_process import worker_processes
+from titan_core.api import UserError
 from titan_core.cli.main import main
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.launching import shell_command
+from titan_core.toolkit.plugin_files import VARIABLE, load_plugin_files, plugin_files, using_plugin_files
+from titan_core.toolkit.worker_process import worker_processes
 
 FILE = """
-from titan_core.api.components import Dataset
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
+from titan_core.api import Dataset, Ref, hookimpl
 from harness.letters import open_letters
 
 api = (1, 0)
@@ -94,7 +92,7 @@ def test_the_job_of_other_code_has_another_digest(file: Path, capsys: pytest.Cap
 
 def test_workers_load_exactly_the_code_of_the_command(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     with using_plugin_files(["my_plugin.py"]):
-        Registry.from_installed()
+        Components.from_installed()
         with worker_processes(1) as pool:
             assert pool.submit(sys.modules["my_plugin"].answer).result() == 42
 
@@ -105,7 +103,7 @@ def test_a_file_that_changes_after_the_start_is_refused(file: Path) -> None:
         with pytest.raises(
             UserError, match=r"my_plugin\.py: has changed since the command started; start the command again"
         ):
-            Registry.from_installed()
+            Components.from_installed()
 
 
 def test_suggested_commands_name_it(file: Path) -> None:

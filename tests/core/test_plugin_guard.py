@@ -11,14 +11,8 @@ from typing import Any
 import pytest
 
 from harness.distributions import entry_points_in, write_distribution
-from titan_core.api.components import Model
-from titan_core.api.config import Override
-from titan_core.api.errors import PluginFailure, Problem, RunStopped, UserError
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.layout import ModelDefinition, ModelLayout
-from titan_core.api.layout_rules import Mixer
-from titan_core.api.ref import Ref
-from titan_core.api.tools.arguments import parse_overrides
+from titan_core.api import Mixer, Model, ModelDefinition, ModelLayout, Problem, Ref, RunStopped, UserError, hookimpl
+from titan_core.api.config.resolved import Override
 from titan_core.cli import main as command_line
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
@@ -27,8 +21,10 @@ from titan_core.plugins.component_checks import RULES, components_from
 from titan_core.plugins.discovery import REGISTRATION_HOOKS, discover
 from titan_core.plugins.guard import Origin
 from titan_core.plugins.lifecycle import Lifecycle
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_core.plugins.results import RETURNS
+from titan_core.toolkit.arguments import parse_overrides
+from titan_core.toolkit.errors import PluginFailure
 
 INSTALLED = discover()
 ORIGIN = Origin("odd", "titan-odd", "1.2", "transform 'odd'")
@@ -36,15 +32,7 @@ ORIGIN = Origin("odd", "titan-odd", "1.2", "transform 'odd'")
 HEAD = """
 from typing import Any, ClassVar
 from pydantic import BaseModel, Field, field_validator
-from titan_core.api.checkpoint import Checkpoint
-from titan_core.api.command import Command
-from titan_core.api.metric_log import MetricLogger
-from titan_core.api.components import *
-from titan_core.api.section import Section
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.components import Phase
-from titan_core.api.ref import Ref
+from titan_core.api import *
 api = (1, 0)
 def raises(*a): raise ZeroDivisionError("odd")
 def leaves(*a): import sys; sys.exit(4)
@@ -66,13 +54,13 @@ class Own(Section):
 """
 
 
-def registry_with(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch, name: str = "odd") -> Registry:
+def registry_with(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch, name: str = "odd") -> Components:
     """Return the registry of all installed plugins and of a plugin with ``source``."""
     write_distribution(folder, name, HEAD + source)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, name, raising=False)
     found = discover(entry_points_in(folder))
-    return Registry(
+    return Components(
         type(found)(INSTALLED.plugins + found.plugins, INSTALLED.broken + found.broken, INSTALLED.disabled + found.disabled)
     )
 
@@ -143,7 +131,7 @@ def test_the_command_line_prints_one_line_and_lists_the_plugin(
 ) -> None:
     component = TRANSFORM.format(active="raises", more="")
     registry = registry_with(tmp_path, f"@hookimpl\ndef titan_parallelisms(): return [{component}]\n", monkeypatch)
-    monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
+    monkeypatch.setattr(command_line.Components, "from_installed", lambda: registry)
     assert main(["config", "check", "tiny"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("titan: error: plugin 'odd' (odd 1.0): transform 'odd': active raised ZeroDivisionError: odd; ")

@@ -15,9 +15,7 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 
 from harness.gloo_pool import GlooPool
 from harness.objectives import OfTargets
-from titan_core.api.events import Finding, PendingUpdate
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.model_part import ModelPart
+from titan_core.api import Finding, ModelPart, PendingUpdate, hookimpl
 from titan_core.model.preserved import preserved_module, preserved_state
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.train.missing_gradients import MissingGradients
@@ -106,7 +104,7 @@ def test_a_hook_without_observers_guards_nothing(monkeypatch: pytest.MonkeyPatch
     def guards() -> None:
         raise AssertionError("the state of the generators was read")
 
-    monkeypatch.setattr("titan_core.api.tools.random_state.same_generators", guards)
+    monkeypatch.setattr("titan_core.toolkit.random_state.same_generators", guards)
     lifecycle = Lifecycle([DrawsAtFindings()])
     lifecycle.step_start(1)
     assert lifecycle.before_update(cast(PendingUpdate, None)) is False

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.jobs import TINY, run_recipe
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 from titan_core.train.collector import collector_as_before
 
 SETTINGS: dict[str, object] = {

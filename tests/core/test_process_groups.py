@@ -14,11 +14,10 @@ from torch.nn.attention import SDPBackend
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job
-from titan_core.api.errors import UserError
-from titan_core.api.job_mesh import JobMesh
-from titan_core.api.mesh import STANDARD_DIMS, MeshDim, MeshPlan, MeshView
-from titan_core.api.tools.device import attention_kernels, choose_device
-from titan_core.api.torch_private import process_groups
+from titan_core.api import JobMesh, MeshDim, MeshPlan, MeshView, UserError
+from titan_core.api.parallel.mesh import STANDARD_DIMS
+from titan_core.toolkit.device import attention_kernels, choose_device
+from titan_core.torch_private import process_groups
 from titan_core.train.world import _replica_group, join_world, require_own_gpu
 
 

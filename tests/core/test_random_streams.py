@@ -10,14 +10,11 @@ import torch._dynamo.testing
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from titan_core.api import dropout
-from titan_core.api._random_bits import element_bits, element_bits_into, feature_words, token_words
-from titan_core.api.batch import Batch
-from titan_core.api.dropout import Dropout
-from titan_core.api.errors import UserError
-from titan_core.api.microbatch import Microbatch, microbatch_scope
-from titan_core.api.random_streams import RandomStream
-from titan_core.api.step import shape_inference
+from titan_core.api import Batch, Dropout, Microbatch, RandomStream, UserError
+from titan_core.api.model import dropout
+from titan_core.api.model._random_bits import element_bits, element_bits_into, feature_words, token_words
+from titan_core.api.parallel.microbatch import microbatch_scope
+from titan_core.api.parallel.step import shape_inference
 
 CPU = torch.device("cpu")
 

@@ -6,11 +6,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from titan_core.api.initial_values import Constant, InitialValue, Normal, TruncatedNormal, Uniform
+from titan_core.api import Constant, InitialValue, Normal, TruncatedNormal, Uniform
 from titan_core.model import random_values
 from titan_core.model.philox import philox_words
 from titan_core.model.random_values import fill

@@ -11,11 +11,11 @@ import pytest
 
 from harness.letters import letters, stream
 from harness.loaders import close, loaders, loaders_of, plan
-from titan_core.api.dataset import CorruptRecord, ReadPolicy
-from titan_core.api.errors import UserError
-from titan_core.api.tools.reading import DocumentReader, is_transient
+from titan_core.api import CorruptRecord, UserError
+from titan_core.api.data.dataset import ReadPolicy
 from titan_core.data.buffered_shuffle import BufferedShuffle
 from titan_core.data.tokens import TokenStream
+from titan_core.toolkit.reading import DocumentReader, is_transient
 
 
 class Failing:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from harness.jobs import TINY, make_job
-from titan_core.api.events import EndedRun, NextCommand, TrainEnd
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.launcher import COMMAND, shell_command, user_command
-from titan_core.api.tools.shown import printable
+from titan_core.api import RunEnd, hookimpl
+from titan_core.api._shown import printable
+from titan_core.api.observe.events import EndedRun, NextCommand
 from titan_core.plugins.lifecycle import Lifecycle
+from titan_core.toolkit.launching import COMMAND, shell_command, user_command
 from titan_core.train.results import last_checkpoint, print_next_commands
 from titan_core.train.trainer import train
 
@@ -38,10 +38,10 @@ def test_a_store_that_omits_the_last_step_is_reported(
     newest: tuple[int, str] | None, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store: Any = Store(newest)
-    assert last_checkpoint(store, TrainEnd(4, True, "")) is None
+    assert last_checkpoint(store, RunEnd(4, True, "")) is None
     assert caplog.messages == [f"the weights after step 4 were not saved: {line}"]
     store = Store((4, "c/step-4"))
-    assert last_checkpoint(store, TrainEnd(4, True, "")) == "c/step-4"
+    assert last_checkpoint(store, RunEnd(4, True, "")) == "c/step-4"
     assert len(caplog.messages) == 1
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.jobs import TINY, make_job, run_recipe
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_core.runlog.jsonl import MetricsFile
 from titan_core.runlog.run_directory import RunDirectory
 

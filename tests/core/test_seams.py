@@ -9,10 +9,7 @@ from torch import nn
 from harness import transforms
 from harness.ring import Divides, ring_job
 from harness.small_gpt import LAYOUT
-from titan_core.api.batch import Batch
-from titan_core.api.errors import UserError
-from titan_core.api.model_part import ModelPart
-from titan_core.api.vocabulary import Vocabulary
+from titan_core.api import Batch, ModelPart, UserError, Vocabulary
 from titan_core.model.next_token import NextToken
 from titan_core.model.part_guard import PartGuard
 
@@ -71,10 +68,10 @@ def test_a_dimension_with_different_data_needs_a_sum_of_gradients(divides: Divid
     with pytest.raises(UserError, match=message) as caught:
         ring_job(divides)
     assert "reduces = ('ring',)" in str(caught.value)
-    assert ring_job(divides, reduces=("ring",)).facts.mesh.degree("ring") == 2
-    assert ring_job(divides, diverges=True).facts.mesh.diverging_replicas == 2
+    assert ring_job(divides, reduces=("ring",)).mesh.degree("ring") == 2
+    assert ring_job(divides, diverges=True).mesh.diverging_replicas == 2
 
 
 @pytest.mark.parametrize("divides", ["layers", "weights"])
 def test_a_dimension_with_the_same_data_needs_none(divides: Divides) -> None:
-    assert ring_job(divides).facts.mesh.degree("ring") == 2
+    assert ring_job(divides).mesh.degree("ring") == 2

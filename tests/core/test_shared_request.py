@@ -10,7 +10,7 @@ import pytest
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, run_recipe
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 
 
 class Asks:
@@ -86,10 +86,10 @@ def mistaken(folder: str, observer: type[Alone | Late]) -> str:
 def test_ranks_with_different_requests_are_reported(gloo: GlooPool, tmp_path: Path) -> None:
     for error in gloo.run(2, mistaken, str(tmp_path), Alone):
         assert error.startswith(
-            "rank 0 has 3 shared requests and rank 1 has 4: an observer calls RunStart.shared_request on some"
+            "rank 0 has 3 shared requests and rank 1 has 4: an observer calls Run.shared_request on some"
         )
     for error in gloo.run(2, mistaken, str(tmp_path), Late):
-        assert "RunStart.shared_request was called after titan_train_start" in error
+        assert "Run.shared_request was called after titan_train_start" in error
 
 
 def test_a_request_in_the_last_step_is_not_served(gloo: GlooPool, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from titan_core.api.tools.shown import describe_model, show_bytes, show_count
+from titan_core.toolkit.text import describe_model, show_bytes, show_count
 
 
 @pytest.mark.parametrize(

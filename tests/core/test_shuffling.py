@@ -12,7 +12,7 @@ import pytest
 
 from harness.letters import Letters, letters
 from harness.loaders import LENGTHS
-from titan_core.api.tools.shuffled import ShuffledDocuments
+from titan_core.api import ShuffledDocuments
 from titan_core.data.buffered_shuffle import BufferedShuffle, ShuffledStream
 from titan_core.data.mixture import Mixture
 

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from harness.jobs import TINY, run_recipe
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.step import StepAbandoned, StepInput, StepRunner
+from titan_core.api import StepAbandoned, StepInput, StepRunner, hookimpl
 from titan_core.data.loader import DataLoader
 from titan_core.train import trainer
 

@@ -10,8 +10,8 @@ import pytest
 
 from harness.letters import BYTE, letters, stream
 from harness.loaders import LENGTHS, MIXED, close, loaders, loaders_of, merged, plan
-from titan_core.api.dataset import DatasetSpec, FormatSpec, StreamSpec
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
+from titan_core.api.data.dataset import DatasetSpec, FormatSpec, StreamSpec
 from titan_core.data.loader import DataLoader
 from titan_core.data.streams import open_sources
 

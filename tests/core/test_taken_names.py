@@ -9,10 +9,11 @@ import importlib_metadata
 import pytest
 
 from harness.distributions import entry_points_in
-from titan_core.api.health import Health, HealthContext
+from titan_core.api import HealthContext
+from titan_core.api.commands.health import Health
 from titan_core.cli.main import main
 from titan_core.plugins import names
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 
 THEIRS = "#!/x/python\nimport sys\nfrom titan.cli import main\nsys.exit(main())\n"
 OURS = "#!/y/python\nimport sys\nfrom titan_core.__main__ import main\nsys.exit(main())\n"
@@ -43,7 +44,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def doctor(tmp_path: Path) -> list[tuple[str, Health]]:
-    context = HealthContext(Registry.from_installed(), tmp_path, "")
+    context = HealthContext(Components.from_installed(), tmp_path, "")
     return [(f"{one.subject}: {one.detail}", one.health) for one in names.check_health(context)]
 
 

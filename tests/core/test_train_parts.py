@@ -15,18 +15,15 @@ from torch import Tensor, nn
 
 from harness.objectives import OfTargets
 from harness.one_of_many import CPU, OneOfMany
-from titan_core.api.batch import IGNORE, Batch
-from titan_core.api.errors import UserError
-from titan_core.api.sections import TrainingSection, ValidationSection
-from titan_core.api.shared_request import SharedRequest
-from titan_core.api.step import GradientAccumulation, StepInput
-from titan_core.api.tools.device import backend_for, choose_device
-from titan_core.api.vocabulary import Vocabulary
-from titan_core.api.world import World
+from titan_core.api import Batch, SharedRequest, StepInput, UserError, Vocabulary, World
+from titan_core.api.config.sections import TrainingSection, ValidationSection
+from titan_core.api.parallel.step import GradientAccumulation
+from titan_core.api.training.batch import IGNORE
 from titan_core.data.loader import StepData
 from titan_core.model.next_token import NextToken
 from titan_core.runlog import stopwatch
 from titan_core.runlog.stopwatch import Stopwatch
+from titan_core.toolkit.device import backend_for, choose_device
 from titan_core.train.seeds import prepare_numerics
 from titan_core.train.validation import Validation
 
@@ -51,7 +48,7 @@ class Line(nn.Module):
 
 
 def test_microbatches_add_up_to_the_mean_over_the_global_batch() -> None:
-    from titan_core.api.model_part import ModelPart
+    from titan_core.api import ModelPart
 
     module = Line()
     part = ModelPart(

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from harness.jobs import TINY, Recorder, make_job, run_recipe
-from titan_core.api.batch import IGNORE, Batch
-from titan_core.api.errors import EXIT_NUMERICS, UserError
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import Batch, UserError, hookimpl
+from titan_core.api.training.batch import IGNORE
 from titan_core.cli.main import main
 from titan_core.data import loader
+from titan_core.toolkit.errors import EXIT_NUMERICS
 from titan_core.train.finite_guard import NonFiniteError
 from titan_core.train.lookahead import Lookahead
 from titan_core.train.trainer import train

@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from harness.gloo_pool import GlooPool
-from titan_core.api import vocabulary
-from titan_core.api.batch import IGNORE, Batch
-from titan_core.api.vocabulary import Vocabulary
+from titan_core.api import Batch, Vocabulary
+from titan_core.api.training import vocabulary
+from titan_core.api.training.batch import IGNORE
 from titan_core.model.next_token import NextToken
 
 VOCABULARIES = (4, 5, 7, 8, 287)

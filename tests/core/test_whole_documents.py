@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from titan_core.api.dataset import ExcludedRecord, ReadPolicy, WeightedTokens
-from titan_core.api.errors import UserError
-from titan_core.api.tools.reading import DocumentReader
-from titan_core.api.tools.shuffled import ShuffledDocuments
+from titan_core.api import ExcludedRecord, ShuffledDocuments, UserError, WeightedTokens
+from titan_core.api.data.dataset import ReadPolicy
 from titan_core.data.byte_tokenizer import ByteTokenizer
 from titan_core.data.tokens import TokenStream, Window
+from titan_core.toolkit.reading import DocumentReader
 
 
 class Whole:

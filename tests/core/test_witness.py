@@ -25,8 +25,7 @@ from harness.planted_sources import (
     Relative,
     Source,
 )
-from titan_core.api.dataset import CorruptRecord, Document, DocumentSource, ExcludedRecord, WeightedTokens
-from titan_core.api.errors import UserError
+from titan_core.api import CorruptRecord, Document, DocumentSource, ExcludedRecord, UserError, WeightedTokens
 from titan_core.data import witness
 from titan_core.data.loader import DataLoader
 from titan_core.data.witness import ShardName, WitnessedShard

@@ -20,11 +20,11 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import make_job
 from harness.one_of_many import OneOfMany
 from titan_core.__main__ import main
-from titan_core.api.errors import UserError
-from titan_core.api.job import Job
-from titan_core.api.mesh import STANDARD_DIMS, MeshDim, MeshPlan
-from titan_core.api.tools.open_files import allow_open_files
-from titan_core.api.world import gather_objects
+from titan_core.api import MeshDim, MeshPlan, UserError
+from titan_core.api.parallel.mesh import STANDARD_DIMS
+from titan_core.api.parallel.world import gather_objects
+from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.toolkit.open_files import allow_open_files
 from titan_core.train.world import join_world, require_same_job
 
 
@@ -81,7 +81,7 @@ def collectives(folder: str) -> list[Any]:
     dims = (islands, *(dim for dim in STANDARD_DIMS if dim.name != "dp_replicate"))
     job = make_job("tiny", {"job.device": "cpu", "parallelism.data_parallel_replicate_degree": 2})
     plan = MeshPlan(dims, {dim.name: 2 if dim.name in ("islands", "dp_shard") else 1 for dim in dims})
-    with join_world(replace(job, facts=replace(job.facts, mesh=plan))) as world:
+    with join_world(replace(job, mesh=plan)) as world:
         numbers = [10.0**world.rank, -float(world.rank)]
         total, most, within = (how(torch.tensor(numbers)).tolist() for how in (world.sum, world.max, world.sum_over_replica))
         return [total, most, within, world.gather(world.data_rank), world.on_first_rank(lambda: world.rank)]
@@ -99,7 +99,7 @@ def test_a_jobs_identity_depends_on_every_plugin_version() -> None:
     for number, plugin in enumerate(found.plugins):
         plugins = list(found.plugins)
         plugins[number] = replace(plugin, version=f"{plugin.version}.post1")
-        other: Job = replace(job, registry=replace(job.registry, found=replace(found, plugins=tuple(plugins))))
+        other: AssembledJob = replace(job, registry=replace(job.registry, found=replace(found, plugins=tuple(plugins))))
         assert other.digest() != job.digest()
 
 

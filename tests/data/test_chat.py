@@ -13,12 +13,19 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from harness.chat_model import ANSWER, CHATS, MARKED, TEMPLATE, save_tokenizer, write_chats
-from titan_core.api.components import RecordFormat
-from titan_core.api.dataset import CorruptRecord, DatasetContext, ExcludedRecord, FormatSpec, WeightedTokens
-from titan_core.api.errors import UserError
-from titan_core.api.ref import Ref
-from titan_core.api.tokenizer import TokenizerContext, TokenizerSpec
-from titan_core.plugins.registry import Registry
+from titan_core.api import (
+    CorruptRecord,
+    DatasetContext,
+    ExcludedRecord,
+    RecordFormat,
+    Ref,
+    TokenizerContext,
+    UserError,
+    WeightedTokens,
+)
+from titan_core.api.data.dataset import FormatSpec
+from titan_core.api.data.tokenizer import TokenizerSpec
+from titan_core.plugins.registry import Components
 from titan_data.chat.config import ChatSection
 from titan_data.chat.source import ChatReader, check_chats, open_chats
 
@@ -305,7 +312,7 @@ def test_a_template_that_ends_no_turn_is_reported(tmp_path: Path, caplog: pytest
 def test_a_format_may_convert_records(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     ids = ChatReader(context(tmp_path))(FORMS["messages"], "").ids.tolist()
-    function = FormatSpec("to_chat", "data.format", Registry.from_installed().get(RecordFormat, "to_chat").convert)
+    function = FormatSpec("to_chat", "data.format", Components.from_installed().get(RecordFormat, "to_chat").convert)
     template = FormatSpec('{"prompt": {{ instruction|tojson }}, "completion": {{ output|tojson }}}', "data.format")
     for spec, why in ((function, "KeyError"), (template, "data.format: 'output' is undefined")):
         read = ChatReader(replace(context(tmp_path), format=spec))

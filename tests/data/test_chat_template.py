@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_data.tokenizers.chat_template import ChatTemplate
 
 TEMPLATE = """{{- bos_token }}

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from titan_core.api.dataset import DatasetContext
-from titan_core.api.errors import UserError
+from titan_core.api import DatasetContext, UserError
 from titan_data.compressed import Damaged, decompress
 from titan_data.huggingface import open_local
 from titan_data.local_files import check_files

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.jobs import make_job
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_core.cli.main import main
 from titan_core.data.opened import OpenedData
 

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from titan_core.api.components import RecordFormat
-from titan_core.api.dataset import CorruptRecord, DatasetContext, FormatSpec
-from titan_core.api.errors import UserError
-from titan_core.api.ref import Ref
+from titan_core.api import CorruptRecord, DatasetContext, RecordFormat, Ref, UserError
+from titan_core.api.data.dataset import FormatSpec
 from titan_core.data.stdlib import open_stdlib
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_data.huggingface import StreamedDocuments, open_local
 from titan_data.local_files import check_files
 from titan_data.records import reads_text
@@ -144,7 +142,7 @@ def test_corrupt_lines_are_reported_with_their_place_and_the_others_are_read(tmp
 def test_a_formatting_function_returns_the_text(tmp_path: Path) -> None:
     records = [{"question": "who", "answer": "me"}, {"question": "where"}, {"question": "what", "answer": "this"}]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    joined = Registry.from_installed().get(RecordFormat, "joined").convert
+    joined = Components.from_installed().get(RecordFormat, "joined").convert
     formatted = replace(request("json", tmp_path), format=FormatSpec("joined", "data.format", joined))
     assert check_files(formatted) == []
     shard = open_local(formatted).shard(0, 1, 0)

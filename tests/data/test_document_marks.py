@@ -10,10 +10,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from harness.contexts import tokenizer_at
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_core.data.byte_tokenizer import ByteTokenizer
-from titan_data.tokenizers.hugging_face import HuggingFaceTokenizer
-from titan_data.tokenizers.hugging_face import build as build_hf
+from titan_data.tokenizers.hugging_face import HuggingFaceTokenizer, build as build_hf
 
 SPECIAL = ("<s>", "</s>", "[CLS]", "[SEP]", "<|endoftext|>", "<begin>", "<end>", "<more>")
 ID = {name: number for number, name in enumerate(SPECIAL)}

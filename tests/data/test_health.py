@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from titan_core.api.health import CheckResult, Health, HealthContext
+from titan_core.api import CheckResult, HealthContext
+from titan_core.api.commands.health import Health
 from titan_core.plugins.discovery import discover
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_data.health import check
 
 
@@ -34,7 +35,7 @@ def server() -> Iterator[str]:
 
 
 def hub() -> CheckResult:
-    (result,) = [one for one in check(HealthContext(Registry(discover()), Path("outputs"), "")) if one.subject == "hub"]
+    (result,) = [one for one in check(HealthContext(Components(discover()), Path("outputs"), "")) if one.subject == "hub"]
     return result
 
 

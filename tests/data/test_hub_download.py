@@ -16,7 +16,7 @@ import pytest
 
 from harness import fake_hub
 from harness.fake_hub import COMMIT, FakeHub
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_core.cli.main import main
 from titan_data.hub.errors import hub_errors
 from titan_data.model_hub import locate

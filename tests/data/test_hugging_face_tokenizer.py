@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.contexts import tokenizer_at
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_data.tokenizers.hugging_face import build as build_hf
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from titan_core.api.dataset import CorruptRecord
-from titan_core.api.errors import UserError
+from titan_core.api import CorruptRecord, UserError
 from titan_data.record_template import RecordTemplate
 from titan_data.tokenizers.chat_template import ChatTemplate
 

@@ -16,10 +16,9 @@ from harness.chat_model import save_tokenizer, write_chats
 from harness.fake_hub import folders_for_the_hub
 from harness.letters import BYTE, letters, stream
 from harness.loaders import close, global_batch, merged, plan
-from titan_core.api.dataset import DatasetContext, DatasetSpec, StreamSpec
-from titan_core.api.errors import UserError
-from titan_core.api.ref import Ref
-from titan_core.api.tokenizer import TokenizerContext, TokenizerSpec
+from titan_core.api import DatasetContext, Ref, TokenizerContext, UserError
+from titan_core.api.data.dataset import DatasetSpec, StreamSpec
+from titan_core.api.data.tokenizer import TokenizerSpec
 from titan_core.data.loader import DataLoader
 from titan_core.data.streams import open_sources
 from titan_data.chat.config import ChatSection

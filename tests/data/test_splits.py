@@ -14,8 +14,7 @@ from typing import Any, Literal
 import pytest
 
 from harness.jobs import make_job
-from titan_core.api.dataset import DatasetContext
-from titan_core.api.errors import UserError
+from titan_core.api import DatasetContext, UserError
 from titan_data.huggingface import open_hub, open_local
 from titan_data.local_files import ENDINGS, check_files, check_hub, find_files
 from titan_data.text_files import open_text

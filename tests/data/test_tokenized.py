@@ -19,15 +19,12 @@ import pytest
 from harness import PATIENCE
 from harness.jobs import make_job
 from harness.letters import BYTE, letters, stream
-from titan_core.api.batch_plan import BatchPlan
-from titan_core.api.dataset import CorruptRecord, DatasetContext, DatasetSpec, ReadPolicy
-from titan_core.api.errors import UserError
-from titan_core.api.ref import Ref
-from titan_core.api.tokenizer import fingerprint
-from titan_core.api.tools.reading import DocumentReader
-from titan_core.api.tools.shuffled import ShuffledDocuments
+from titan_core.api import BatchPlan, CorruptRecord, DatasetContext, Ref, ShuffledDocuments, UserError
+from titan_core.api.data.dataset import DatasetSpec, ReadPolicy
+from titan_core.api.data.tokenizer import fingerprint
 from titan_core.data.loader import DataLoader
 from titan_core.data.tokens import TokenStream
+from titan_core.toolkit.reading import DocumentReader
 from titan_data.tokenize import _write_part, tokenize
 from titan_data.tokenized import INDEX, check_tokenized, open_tokenized
 

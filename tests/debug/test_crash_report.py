@@ -20,12 +20,9 @@ import torch.distributed as dist
 from harness.contexts import job_context
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
-from titan_core.api.errors import UserError
-from titan_core.api.events import RunStart
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.tools.error_chain import caused_by_peer
-from titan_debug.crash import rank_files
-from titan_debug.crash import report as crash_report
+from titan_core.api import Run, UserError, hookimpl
+from titan_core.toolkit.errors import caused_by_peer
+from titan_debug.crash import rank_files, report as crash_report
 from titan_debug.crash.environment import command_line, relevant_variables
 from titan_debug.crash.page import Context, RankCrash, first_crashes, page
 from titan_debug.crash.rank_files import CrashFiles
@@ -219,7 +216,7 @@ class Ranks:
         world = SimpleNamespace(rank=rank, size=self._size, mesh=mesh, device=torch.device("cpu"))
         run = SimpleNamespace(world=world, job=self._job, dump_folder=str(self._folder), step=3, attempt=1.0)
         report = CrashReport(job_context())
-        report.titan_train_start(cast(RunStart, run))
+        report.titan_train_start(cast(Run, run))
         report.titan_exception(error)
 
     def page(self) -> str:

@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from titan_core.api.errors import UserError
-from titan_core.api.health import CheckResult, Health, HealthCheck, HealthContext
-from titan_core.api.ref import Ref
+from titan_core.api import CheckResult, HealthCheck, HealthContext, Ref, UserError
+from titan_core.api.commands.health import Health
 from titan_core.cli.main import main
 from titan_core.plugins.discovery import discover
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_debug.cli.doctor import _results
 from titan_debug.doctor.communication import communication
 from titan_debug.doctor.gpus import gpus
@@ -348,7 +347,7 @@ def failing_check(context: HealthContext) -> Iterable[CheckResult]:
     ],
 )
 def test_a_check_that_raises_is_a_result(name: str, detail: str, fix: str) -> None:
-    context = HealthContext(Registry(discover()), Path("outputs"), "")
+    context = HealthContext(Components(discover()), Path("outputs"), "")
     results = list(_results(HealthCheck(name="odd", summary="", check=Ref(f"{__name__}:{name}")), context))
     assert [result.health for result in results] == [Health.OK, Health.ERROR]
     assert re.fullmatch(detail, results[1].detail)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.made_dumps import ASLEEP, ITEM, dump, entry, of_mesh, raised, verdict
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_core.cli.main import main
 from titan_debug.flight.analysis import analyse
 from titan_debug.flight.dump import Entry, write_dump

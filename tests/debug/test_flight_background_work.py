@@ -28,7 +28,7 @@ def test_a_job_that_writes_a_checkpoint_in_the_background_is_healthy() -> None:
 
 
 def test_the_label_of_background_groups_is_that_of_titan_core() -> None:
-    from titan_core.api import world  # loads torch
+    from titan_core.api.parallel import world
 
     assert world.BACKGROUND == BACKGROUND
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.jobs import make_job
-from titan_core.api.batch_plan import BatchPlan
-from titan_core.api.job_facts import JobFacts
-from titan_core.api.mesh import STANDARD_DIMS, MeshPlan
+from titan_core.api import BatchPlan, Job, MeshPlan
+from titan_core.api.parallel.mesh import STANDARD_DIMS
 from titan_debug.flight.capacity import LEAST, MOST, STEPS, capacity
 
 
-def facts(blocks: int, microbatches: int = 1, local_size: int = 1, **degrees: int) -> JobFacts:
+def facts(blocks: int, microbatches: int = 1, local_size: int = 1, **degrees: int) -> Job:
     job = make_job("tiny")
     mesh = MeshPlan(STANDARD_DIMS, {dim.name: degrees.get(dim.name, 1) for dim in STANDARD_DIMS})
-    model = replace(job.facts.model, layout=replace(job.facts.model.layout, num_blocks=blocks))
+    model = replace(job.model, layout=replace(job.model.layout, num_blocks=blocks))
     batch = BatchPlan(1, local_size, microbatches, 1, 1, 128)
-    return replace(job.facts, mesh=mesh, model=model, batch=batch)
+    return replace(job, mesh=mesh, model=model, batch=batch)
 
 
 def test_a_small_job_keeps_as_many_as_before() -> None:

@@ -16,8 +16,8 @@ from harness import PATIENCE
 from harness.flights import AT, FLIGHT, PATIENT, RUN, analysed, asks, run_with, sleeps, sleeps_again
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
-from titan_core.api.runs.files import EVENTS
 from titan_core.data.loader import DataLoader
+from titan_core.toolkit.runs.files import EVENTS
 from titan_debug.flight.analysis import analyse
 from titan_debug.flight.read import read_dumps
 from titan_debug.request import send_request

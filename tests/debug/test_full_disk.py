@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from harness.jobs import TINY, run_recipe
-from titan_core.api.runs import json_lines
-from titan_core.api.runs.json_lines import read_lines
+from titan_core.toolkit import json_lines
+from titan_core.toolkit.json_lines import read_lines
 
 RUN: dict[str, object] = {**TINY, "job.dump_folder": "run"}
 

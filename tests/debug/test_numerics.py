@@ -16,9 +16,9 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_recipe
 from harness.planting import SETTINGS, SPIKES, Plant, Spike, findings, planted, planted_late
 from harness.quick import rows
-from titan_core.api.errors import EXIT_NUMERICS
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.runs.json_lines import read_lines
+from titan_core.api import hookimpl
+from titan_core.toolkit.errors import EXIT_NUMERICS
+from titan_core.toolkit.json_lines import read_lines
 from titan_core.train.finite_guard import MOST_SKIPPED, NonFiniteError
 from titan_debug.numerics.loss_spike import DeviceSpikeDetector, LossSpikeError, SpikeDetector
 from titan_debug.torch_private import uncompiled

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from titan_core.api.command import Command
-from titan_core.api.components import Debugger
-from titan_core.plugins.registry import Registry
+from titan_core.api import Command, Debugger
+from titan_core.plugins.registry import Components
 
 
 def test_its_debuggers_and_commands_are_registered() -> None:
-    registry = Registry.from_installed()
+    registry = Components.from_installed()
     (plugin,) = (plugin for plugin in registry.found.plugins if plugin.distribution == "titan-debug")
     assert plugin.name == "debug"
     assert {"flight_recorder", "crash_report"} <= {

@@ -20,9 +20,7 @@ import torch
 from harness.contexts import job_context
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, make_job, run_recipe
-from titan_core.api.errors import UserError
-from titan_core.api.events import RunStart, StepReport
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import Run, StepReport, UserError, hookimpl
 from titan_debug.config import ProfilingSection
 from titan_debug.profiling.memory_snapshots import MemorySnapshots, ran_out_of_memory
 from titan_debug.profiling.profiler import Profiler
@@ -240,7 +238,7 @@ class SnapshotsAsOnCuda(MemorySnapshots):
     """Memory snapshots of a run that appears to be on a GPU."""
 
     @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         super().titan_train_start(replace(run, world=replace(run.world, device=torch.device("cuda"))))
 
 

@@ -14,10 +14,10 @@ import pytest
 from harness import PATIENCE
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, run_recipe
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.processes import pid_namespace
-from titan_core.api.runs.json_lines import read_lines
+from titan_core.api import hookimpl
 from titan_core.cli.main import main
+from titan_core.toolkit.json_lines import read_lines
+from titan_core.toolkit.processes import pid_namespace
 from titan_debug.request import send_request
 from titan_debug.statistics import recorder
 from titan_debug.statistics.read import AddedStatistics, read_statistics

@@ -12,8 +12,7 @@ import pytest
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, run_recipe
-from titan_core.api.events import Finding
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import Finding, hookimpl
 from titan_debug import stragglers
 from titan_debug.stragglers import slow_ranks, thread_seconds
 

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, run_recipe
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_core.cli.main import main
 from titan_debug.profiling.intervals import difference, intersection, length, union
 from titan_debug.profiling.trace_events import TraceEvents

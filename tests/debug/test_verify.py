@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from harness.jobs import run_recipe
-from titan_core.api.errors import UserError
-from titan_core.api.mesh import STANDARD_DIMS
+from titan_core.api import UserError
+from titan_core.api.parallel.mesh import STANDARD_DIMS
 from titan_core.cli.main import main
 from titan_debug.statistics.moments import Moments
 from titan_debug.statistics.read import StepStatistics, read_statistics

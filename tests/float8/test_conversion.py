@@ -11,10 +11,7 @@ from torch import nn
 from torchao.float8.float8_linear import Float8Linear
 
 from harness.jobs import make_job
-from titan_core.api.errors import UserError
-from titan_core.api.layout import ModelLayout
-from titan_core.api.layout_rules import Column, Row
-from titan_core.api.model_part import ModelPart
+from titan_core.api import Column, ModelLayout, ModelPart, Row, UserError
 from titan_core.model.next_token import NextToken
 from titan_float8 import float8, hardware, mx, planning
 from titan_float8.config import AUTO_FILTER, Float8Section, MXSection
@@ -46,7 +43,7 @@ def part_of(**layers: tuple[int, int]) -> ModelPart:
 
 def context_of(section: Float8Section | MXSection, **degrees: int) -> Any:
     mesh = SimpleNamespace(degree=lambda name: degrees.get(name, 1))
-    return SimpleNamespace(section=section, facts=SimpleNamespace(mesh=mesh), mesh={}, device=torch.device("cpu"))
+    return SimpleNamespace(section=section, job=SimpleNamespace(mesh=mesh), mesh={}, device=torch.device("cpu"))
 
 
 def converted(part: ModelPart) -> dict[str, Any]:
@@ -130,7 +127,7 @@ def test_float8_needs_ada_or_newer(monkeypatch: pytest.MonkeyPatch, capability: 
     monkeypatch.setattr(hardware, "device_name", lambda device: "a GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     job = make_job("tiny", {"float8.enable": "true", "job.device": "cpu"})
-    context: Any = SimpleNamespace(section=Float8Section(), facts=job.facts, config=job.config)
+    context: Any = SimpleNamespace(section=Float8Section(), job=job, config=job.config)
     assert [*hardware.float8(context)] == [] if has_float8 else "8.9 or newer" in str(next(iter(hardware.float8(context))))
 
 

@@ -13,9 +13,7 @@ from torchao.float8 import convert_to_float8_training
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job
-from titan_core.api.layout import ModelLayout
-from titan_core.api.layout_rules import Column, Row
-from titan_core.api.model_part import ModelPart
+from titan_core.api import Column, ModelLayout, ModelPart, Row
 from titan_core.model.next_token import NextToken
 from titan_core.train.world import join_world
 from titan_float8.config import Float8Section

@@ -15,7 +15,7 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job, run_recipe
 from harness.low_precision import FAST, RECIPES, run_in
 from harness.quick import rows
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 
 Runs = Callable[[str], RunRecord]
 
@@ -88,11 +88,11 @@ def test_hardware_is_checked_only_when_a_job_starts(section: str) -> None:
     ],
 )
 def test_filters(filters: list[str], convert_head: bool, expected: set[str]) -> None:
-    from titan_core.api.model_part import ModelPart
+    from titan_core.api import ModelPart
     from titan_core.model.next_token import NextToken
     from titan_float8.layers import linear_layers
 
-    definition = make_job("tiny").facts.model
+    definition = make_job("tiny").model
     with torch.device("meta"):
         model: Any = definition.build()
     part = ModelPart(model, definition.layout, NextToken())

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from titan_core.api.launcher import LOCAL_ADDRESS
+from titan_core.toolkit.launching import LOCAL_ADDRESS
 from titan_ft.address import own_host
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from harness.jobs import make_job
 from harness.replicas import SHARED, lighthouse_address
-from titan_core.api.errors import UserError
-from titan_core.api.health import Health, HealthContext
+from titan_core.api import HealthContext, UserError
+from titan_core.api.commands.health import Health
 from titan_ft import check as check_module
 from titan_ft.check import LIGHTHOUSE, check_health
 

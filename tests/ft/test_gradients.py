@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from titan_core.api.errors import UserError
-from titan_core.api.microbatch import AuxiliaryLosses
-from titan_core.api.model_part import ModelPart
+from titan_core.api import ModelPart, UserError
+from titan_core.api.parallel.microbatch import AuxiliaryLosses
 from titan_ft import gradients
 from titan_ft.gradients import sum_step
 from titan_ft.step import share

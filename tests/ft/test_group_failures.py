@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from torch.distributed import DistNetworkError  # type: ignore[attr-defined]  # public, but not exported to type checkers
 
-from titan_core.api.errors import EXIT_FAILURE, RunStopped
-from titan_core.api.step import StepAbandoned
-from titan_core.api.tools.error_chain import caused_by_peer
+from titan_core.api import RunStopped, StepAbandoned
+from titan_core.toolkit.errors import EXIT_FAILURE, caused_by_peer
 from titan_ft import groups as groups_module
 from titan_ft.address import own_host
 from titan_ft.config import FaultToleranceSection

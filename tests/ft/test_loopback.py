@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from titan_core.api.launcher import CONFINED
+from titan_core.toolkit.launching import CONFINED
 from titan_ft.config import FaultToleranceSection
 from titan_ft.plugin import titan_job_assembled
 

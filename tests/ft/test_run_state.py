@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_ft.run_state import require_sendable
 
 

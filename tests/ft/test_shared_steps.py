@@ -18,10 +18,8 @@ from harness import PATIENCE
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_recipe
 from harness.replicas import SHARED, Leave, Script, join_group, lighthouse, run_group, stores, wait_for
-from titan_core.api.errors import RunStopped, UserError
-from titan_core.api.hookspecs import hookimpl
-from titan_ft import groups as groups_module
-from titan_ft import step as step_module
+from titan_core.api import RunStopped, UserError, hookimpl
+from titan_ft import groups as groups_module, step as step_module
 from titan_ft.groups import MOST_COPIES
 from titan_ft.state_transport import StateTransport
 from titan_ft.torchft_api import process_group

@@ -10,10 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from titan_core.api.errors import UserError
-from titan_core.api.microbatch import AuxiliaryLosses
-from titan_core.api.model_part import ModelPart
-from titan_core.api.step import StepAbandoned, StepInput
+from titan_core.api import ModelPart, StepAbandoned, StepInput, UserError
+from titan_core.api.parallel.microbatch import AuxiliaryLosses
 from titan_ft import step as shared
 from titan_ft.run_state import apply, collect
 from titan_ft.step import SharedStep
@@ -52,8 +50,8 @@ def step_of(
     part.auxiliary_losses = ()
     monkeypatch.setattr(shared, "sum_step", lambda groups, parts, loss, auxiliary, digest: loss)
     monkeypatch.setattr(shared, "collect", lambda run: {})
-    facts = SimpleNamespace(section=lambda cls: SimpleNamespace(train_timeout_seconds=1.0))
-    found = SharedStep(runner, [part], SimpleNamespace(section=SimpleNamespace(group_size=2, replica_id=rank), facts=facts))  # type: ignore[arg-type]
+    job = SimpleNamespace(section=lambda cls: SimpleNamespace(train_timeout_seconds=1.0))
+    found = SharedStep(runner, [part], SimpleNamespace(section=SimpleNamespace(group_size=2, replica_id=rank), job=job))  # type: ignore[arg-type]
     found._groups = SimpleNamespace(  # type: ignore[assignment]
         rank=rank, participants=participants, step=0, join=lambda: (False, None), commit=lambda: None
     )

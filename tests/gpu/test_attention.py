@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.on_device import relative_error
-from titan_core.api.attention import CausalAttention
+from titan_core.api import CausalAttention
 from titan_parallel.gathered_attention import attend_gathered
 
 pytestmark = pytest.mark.gpu
@@ -68,7 +68,7 @@ def test_the_mixer_is_softmax_attention(device: torch.device, dtype: torch.dtype
 
 
 class OneRanksShare:
-    """What attention of a rank needs of a :class:`~titan_core.api.sequence_share.SequenceShare`, without other ranks: their
+    """What attention of a rank needs of a :class:`~titan_core.api.SequenceShare`, without other ranks: their
     keys and values are at hand."""
 
     def __init__(self, rank: int, size: int, whole: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.jobs import RunRecord, whole
 from harness.on_device import BF16, train_on
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 
 pytestmark = pytest.mark.gpu
 

@@ -14,11 +14,10 @@ from torch import Tensor
 from harness.jobs import make_job, whole
 from harness.objectives import first_step
 from harness.on_device import BF16, SMALL, relative_error, train_on
-from titan_core.api.batch import Batch
-from titan_core.api.model_part import ModelPart
-from titan_core.api.runs.json_lines import read_lines
-from titan_core.api.tools.device import memory
+from titan_core.api import Batch, ModelPart
 from titan_core.model.build import build_parts
+from titan_core.toolkit.device import memory
+from titan_core.toolkit.json_lines import read_lines
 from titan_core.train.world import join_world
 
 pytestmark = pytest.mark.gpu
@@ -70,11 +69,11 @@ def chunked_loss(device: torch.device, vocabulary: int, chunk: int) -> tuple[Mod
 def whole_loss(device: torch.device, vocabulary: int) -> tuple[Any, Callable[[], Tensor]]:
     """Return the same for the same model, with torch's cross entropy on all logits."""
     job = make_job("tiny", {**wide(vocabulary), "job.device": device.type})
-    model: Any = job.facts.model.build()
+    model: Any = job.model.build()
     with join_world(job) as world:
         (part,) = build_parts(job, world.mesh, world.device)
     model.load_state_dict({name: whole(weight) for name, weight in part.module.named_parameters()}, strict=False)
-    for name, compute in job.facts.model.layout.buffers.items():
+    for name, compute in job.model.layout.buffers.items():
         model.get_buffer(name).copy_(compute())
     model = model.to(device)
     tokens = tokens_on(device, vocabulary, (4, TOKENS // 4))

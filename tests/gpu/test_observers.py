@@ -15,10 +15,9 @@ import torch.distributed as dist
 
 from harness.on_device import BF16, train_on
 from harness.planting import Plant, findings
-from titan_core.api.health import HealthContext
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.runs.json_lines import read_lines
-from titan_core.plugins.registry import Registry
+from titan_core.api import HealthContext, hookimpl
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.json_lines import read_lines
 from titan_core.train.finite_guard import NonFiniteError
 from titan_debug.doctor import computing
 from titan_debug.peak_flops import measured_flops, peak_flops
@@ -111,6 +110,6 @@ def test_the_doctor_reports_the_gpu(cuda: torch.device, in_tmp: Path) -> None:
 
 
 def test_the_doctor_computes_on_the_device(device: torch.device, in_tmp: Path) -> None:
-    found = {result.subject: result.detail for result in computing.check(HealthContext(Registry([]), in_tmp, ""))}
+    found = {result.subject: result.detail for result in computing.check(HealthContext(Components([]), in_tmp, ""))}
     assert found[f"matmul on {'cuda:0' if device.type == 'cuda' else 'cpu'}"] == "works"
     assert found[f"torch.compile for {device.type}"] == "works"

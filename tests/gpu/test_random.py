@@ -13,10 +13,8 @@ from harness.jobs import RunRecord, run_job
 from harness.masks import DIVIDED
 from harness.on_device import relative_error
 from harness.small_gpt import definition, job_of
-from titan_core.api.batch import Batch
-from titan_core.api.dropout import Dropout
-from titan_core.api.initial_values import InitialValue, Normal, TruncatedNormal, Uniform
-from titan_core.api.microbatch import Microbatch, microbatch_scope
+from titan_core.api import Batch, Dropout, InitialValue, Microbatch, Normal, TruncatedNormal, Uniform
+from titan_core.api.parallel.microbatch import microbatch_scope
 from titan_core.model.philox import philox
 from titan_core.model.random_values import fill
 

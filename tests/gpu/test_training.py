@@ -14,7 +14,7 @@ from benchmarks.gpu.bare_loop import BareLoop
 from harness import oracle
 from harness.jobs import RunRecord, make_job
 from harness.on_device import BF16, SMALL, relative_error, train_on
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 
 pytestmark = pytest.mark.gpu
 
@@ -90,9 +90,9 @@ def bare_run(
 ) -> list[tuple[Tensor, Tensor]]:
     """Train from the weights of ``record`` on the same batches by :class:`BareLoop`; return losses and norms."""
     job = make_job("tiny", {**SMALL, **overrides})
-    model: Any = job.facts.model.build()
+    model: Any = job.model.build()
     model.load_state_dict(record.initial, strict=False)
-    for name, compute in job.facts.model.layout.buffers.items():
+    for name, compute in job.model.layout.buffers.items():
         model.get_buffer(name).copy_(compute())
     dtype = getattr(torch, str(job.config.value("training.mixed_precision_param")))
     loop = BareLoop(model.to(device), dtype=dtype)

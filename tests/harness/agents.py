@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
-from titan_core.api.launcher import OUTCOMES
+from titan_core.toolkit.launching import OUTCOMES
 from titan_launch.agent import RankAgent
 from titan_launch.console import Console, Shown
 from titan_launch.elastic import ElasticAgent

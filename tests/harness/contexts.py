@@ -8,25 +8,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.optimizer import (
+from titan_core.api import (
+    JobContext,
     LRScheduleContext,
     OptimizerContext,
+    OptimizerSection,
     ParameterRole,
     ParamGroup,
+    TokenizerContext,
     TrainedParameter,
-    is_vector,
-    param_groups,
 )
-from titan_core.api.sections import LRSchedulerSection, OptimizerSection
-from titan_core.api.tokenizer import TokenizerContext
+from titan_core.api.config.sections import LRSchedulerSection
+from titan_core.api.training.optimizer import is_vector, param_groups
 
 NO_JOB: Any = None
 
 
 def job_context(section: Any = None) -> JobContext[Any]:
     """Return the context of a component that does not use its job."""
-    return JobContext(section=section, facts=NO_JOB)
+    return JobContext(section=section, job=NO_JOB)
 
 
 def tokenizer_at(path: object) -> TokenizerContext[Any]:
@@ -48,9 +48,9 @@ def grouped(named: Iterable[tuple[str, nn.Parameter]], section: OptimizerSection
 
 def optimizer_context(named: Iterable[tuple[str, nn.Parameter]], section: OptimizerSection) -> OptimizerContext[Any]:
     return OptimizerContext(
-        section=section, facts=NO_JOB, mesh=NO_JOB, device=torch.device("cpu"), groups=grouped(named, section)
+        section=section, job=NO_JOB, mesh=NO_JOB, device=torch.device("cpu"), groups=grouped(named, section)
     )
 
 
 def schedule_context(optimizer: torch.optim.Optimizer, section: LRSchedulerSection, steps: int) -> LRScheduleContext[Any]:
-    return LRScheduleContext(section=section, facts=NO_JOB, optimizer=optimizer, steps=steps)
+    return LRScheduleContext(section=section, job=NO_JOB, optimizer=optimizer, steps=steps)

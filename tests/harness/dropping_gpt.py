@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from harness.small_gpt import HEAD_DIM, LAYOUT, MLP, Attention, Block, Embedding, SmallGPT
-from titan_core.api.dropout import Dropout
+from titan_core.api import Dropout
 
 BLOCKS = 4
 P = 0.1

@@ -18,10 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from harness.jobs import make_job
-from titan_core.api.job_mesh import JobMesh
-from titan_core.api.model_part import ModelPart
-from titan_core.api.torch_private import forget_meshes
+from titan_core.api import JobMesh, ModelPart
 from titan_core.model.build import build_parts
+from titan_core.torch_private import forget_meshes
 
 
 @contextmanager
@@ -38,7 +37,7 @@ def fake_ranks(size: int) -> Iterator[None]:
 def build_on_fake_ranks(overrides: dict[str, object]) -> tuple[ModelPart, JobMesh, Any]:
     """Return rank 0's part of recipe ``tiny``, its mesh and its job, on all ranks of the world."""
     job = make_job("tiny", {**overrides, "job.device": "cpu"}, dist.get_world_size())
-    mesh = JobMesh(job.facts.mesh, "cpu")
+    mesh = JobMesh(job.mesh, "cpu")
     (part,) = build_parts(job, mesh, torch.device("cpu"))
     return part, mesh, job
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from harness import PATIENCE
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 from titan_debug.flight.analysis import Analysis, analyse
 from titan_debug.flight.read import read_dumps
 from titan_debug.request import send_request

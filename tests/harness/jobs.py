@@ -10,12 +10,12 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from titan_core.api.config import Override
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job import Job
+from titan_core.api import hookimpl
+from titan_core.api.config.resolved import Override
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 
 
 @dataclass
@@ -128,9 +128,9 @@ OF_THE_DEFAULT_RECIPE = {"checkpoint.enable": "false", "sample.enable": "false"}
 
 def make_job(
     recipe: str, overrides: dict[str, object] | None = None, world_size: int | None = None, missing_ok: bool = False
-) -> Job:
+) -> AssembledJob:
     """Assemble a job as the command line would."""
-    installed = Registry.from_installed()
+    installed = Components.from_installed()
     settings = {**(overrides or {})}
     if recipe == "llama3_debug":
         off = {key: value for key, value in OF_THE_DEFAULT_RECIPE.items() if key.split(".")[0] in installed.sections()}
@@ -148,7 +148,7 @@ def run_recipe(
     return run_job(make_job(recipe, overrides), weights, observers)
 
 
-def run_job(job: Job, weights: bool = False, observers: Iterable[object] = ()) -> RunRecord:
+def run_job(job: AssembledJob, weights: bool = False, observers: Iterable[object] = ()) -> RunRecord:
     """Train ``job``; return its record."""
     from titan_core.train import trainer
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from harness.gloo_pool import pool_processes, restore_environment
-from titan_core.api.tools.phases import hide_all
+from titan_core.toolkit.status import hide_all
 from titan_core.train.collector import collector_as_before
 from titan_core.train.seeds import numerics_as_before
 

@@ -9,11 +9,8 @@ from typing import Any
 
 import numpy
 
-from titan_core.api.batch_plan import BatchPlan
-from titan_core.api.dataset import CorruptRecord, DatasetContext, DatasetSpec, DocumentSource, ReadPolicy, StreamSpec
-from titan_core.api.ref import Ref
-from titan_core.api.tokenizer import TokenizerContext
-from titan_core.api.tools.shuffled import ShuffledDocuments
+from titan_core.api import BatchPlan, CorruptRecord, DatasetContext, DocumentSource, Ref, ShuffledDocuments, TokenizerContext
+from titan_core.api.data.dataset import DatasetSpec, ReadPolicy, StreamSpec
 from titan_core.data.byte_tokenizer import ByteTokenizer
 
 BYTE = ByteTokenizer()

@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from harness.letters import BYTE, letters, stream
-from titan_core.api.batch_plan import BatchPlan
-from titan_core.api.dataset import StreamSpec
+from titan_core.api import BatchPlan
+from titan_core.api.data.dataset import StreamSpec
 from titan_core.data.loader import DataLoader
 from titan_core.data.streams import open_sources
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from harness import PATIENCE
 from harness.distributions import python_path, write_distribution
-from titan_core.api.launcher import JOB_KEY
-from titan_core.api.runs.json_lines import read_lines
+from titan_core.toolkit.json_lines import read_lines
+from titan_core.toolkit.launching import JOB_KEY
 
 SMALL = [
     "--model.args", "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}", "--training.seq_len", "32",
@@ -26,7 +26,7 @@ KEY = "the key of the machines of a test"
 RECORDER = """
 import hashlib, json, os, time
 from pathlib import Path
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 
 api = (1, 0)
 

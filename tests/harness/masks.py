@@ -13,10 +13,8 @@ from torch.distributed.tensor import DTensor
 from harness.dropping_gpt import BLOCKS, DROPPING, DroppingGPT
 from harness.jobs import RunRecord, run_job
 from harness.small_gpt import definition, job_of
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.microbatch import current_microbatch
-from titan_core.api.random_streams import RandomStream
-from titan_core.api.step import is_shape_inference
+from titan_core.api import RandomStream, current_microbatch, hookimpl
+from titan_core.api.parallel.step import is_shape_inference
 
 ROWS, SEQ, STEPS = 4, 16, 3
 DIVIDED: dict[str, object] = {

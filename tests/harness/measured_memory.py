@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from harness.fake_cuda import train_simulated
 from harness.jobs import run_recipe
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 
 if TYPE_CHECKING:
     from titan_simulate.engine.result import SimulatedRank

@@ -9,8 +9,8 @@ import torch
 
 from harness import small_gpt
 from harness.small_gpt import LAYOUT, SmallGPT
-from titan_core.api.job import Job
-from titan_core.api.layout import ModelLayout
+from titan_core.api import ModelLayout
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.model.layout_check import check_layout
 from titan_core.model.layout_trial import try_model
 
@@ -24,13 +24,13 @@ MESHES: dict[str, dict[str, object]] = {
 }  # fmt: skip
 
 
-def require(job: Job) -> None:
+def require(job: AssembledJob) -> None:
     """Run the checks of the job's model without the ranks that it needs."""
     with torch.device("meta"):
-        model: Any = job.facts.model.build()
-    check_layout(model, job.facts.model.layout, "small")
+        model: Any = job.model.build()
+    check_layout(model, job.model.layout, "small")
     try_model(model, job, None, torch.device("cpu"))  # type: ignore[arg-type]
 
 
-def job_on(mesh: dict[str, object], build: Callable[[], object] = SmallGPT, layout: ModelLayout = LAYOUT) -> Job:
+def job_on(mesh: dict[str, object], build: Callable[[], object] = SmallGPT, layout: ModelLayout = LAYOUT) -> AssembledJob:
     return small_gpt.job_of(small_gpt.definition(build, layout), mesh, 1 if mesh in (ONE, DOCUMENTS) else 2)

@@ -11,10 +11,18 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from titan_core.api.initial_values import Constant, Normal
-from titan_core.api.layout import ModelDefinition, ModelLayout
-from titan_core.api.layout_rules import Column, Replicate, Row, causal_attention
-from titan_core.api.numbers import Layers, Share
+from titan_core.api import (
+    Column,
+    Constant,
+    Layers,
+    ModelDefinition,
+    ModelLayout,
+    Normal,
+    Replicate,
+    Row,
+    Share,
+    causal_attention,
+)
 
 DIM, HEADS, VOCABULARY = 32, 2, 258
 

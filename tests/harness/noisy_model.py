@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from harness.noisy import DIM, HEADS, VOCABULARY, NoisyArgs
-from titan_core.api.attention import CausalAttention
+from titan_core.api import CausalAttention
 
 
 def buffers() -> dict[str, Tensor]:

@@ -6,10 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from titan_core.api.batch import Batch
-from titan_core.api.microbatch import Microbatch
-from titan_core.api.objective import ObjectiveFunction
-from titan_core.api.vocabulary import Vocabulary
+from titan_core.api import Batch, Microbatch, ObjectiveFunction, Vocabulary
 
 
 class OfTargets(ObjectiveFunction):

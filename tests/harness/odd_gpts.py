@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from harness import small_gpt
 from harness.small_gpt import DIM, HEAD_DIM, HEADS, LAYOUT, LONGEST, VOCAB, Attention, Block, SmallGPT
-from titan_core.api.layout_rules import Replicate, Rule, Shard, causal_attention
-from titan_core.api.microbatch import current_microbatch
+from titan_core.api import Replicate, Rule, Shard, causal_attention, current_microbatch
 
 
 class PositionsApart(SmallGPT):

@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler
 
 from harness.jobs import Recorder, RunRecord, make_job
-from titan_core.api.optimizer import LRScheduleContext, OptimizerContext
-from titan_core.api.ref import Ref
+from titan_core.api import LRScheduleContext, OptimizerContext, Ref
 from titan_core.train import trainer
 
 

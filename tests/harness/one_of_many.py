@@ -8,8 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from titan_core.api.mesh import STANDARD_DIMS, MeshDim, MeshPlan
-from titan_core.api.world import World
+from titan_core.api import MeshDim, MeshPlan, World
+from titan_core.api.parallel.mesh import STANDARD_DIMS
 
 CPU = torch.device("cpu")
 ISLANDS = MeshDim("islands", "local_sgd.islands", "batch", diverges=True)

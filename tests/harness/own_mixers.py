@@ -10,10 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.small_gpt import DIM, LAYOUT, Block, SmallGPT
-from titan_core.api.layout import ModelLayout
-from titan_core.api.layout_rules import Mixer, Replicate
-from titan_core.api.ref import Ref
-from titan_core.api.sequence_share import SequenceShare
+from titan_core.api import Mixer, ModelLayout, Ref, Replicate, SequenceShare
 
 
 class Mean(nn.Module):

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api.components import Phase, Transform
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.mesh import STANDARD_DIMS
-from titan_core.api.ref import Ref
-from titan_core.api.sections import TrainingSection
+from titan_core.api import Phase, Ref, Transform, hookimpl
+from titan_core.api.config.sections import TrainingSection
+from titan_core.api.parallel.mesh import STANDARD_DIMS
 
 if TYPE_CHECKING:
-    from titan_core.api.build_context import JobContext, TrainingContext
-    from titan_core.api.model_part import ModelPart
+    from titan_core.api import JobContext, ModelPart, TrainingContext
 
 api = (1, 0)
 
@@ -28,7 +25,7 @@ def apply(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     import torch
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-    training = context.facts.section(TrainingSection)
+    training = context.job.section(TrainingSection)
     policy = MixedPrecisionPolicy(
         param_dtype=getattr(torch, training.mixed_precision_param),
         reduce_dtype=getattr(torch, training.mixed_precision_reduce),
@@ -44,14 +41,14 @@ def apply(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
 
 
 def _active(context: JobContext[None]) -> bool:
-    training = context.facts.section(TrainingSection)
+    training = context.job.section(TrainingSection)
     mixed = {training.mixed_precision_param, training.mixed_precision_reduce} != {"float32"}
-    return mixed or context.facts.mesh.degree(SHARD.name) > 1
+    return mixed or context.job.mesh.degree(SHARD.name) > 1
 
 
 def refuse(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     """Refuse to build on other dimensions, which exist only for assembly and for tests that need a mesh but no model."""
-    raise AssertionError(f"a test of a package's suite trains on {context.facts.mesh}: it belongs to tests/integration")
+    raise AssertionError(f"a test of a package's suite trains on {context.job.mesh}: it belongs to tests/integration")
 
 
 @hookimpl
@@ -71,7 +68,7 @@ def titan_parallelisms() -> list[Transform]:
             name="harness_other_dimensions",
             summary="any mesh, for jobs that are not built",
             phase=Phase.TENSOR,
-            active=lambda context: any(context.facts.mesh.degree(dim.name) > 1 for dim in others),
+            active=lambda context: any(context.job.mesh.degree(dim.name) > 1 for dim in others),
             serves=tuple(dim.degree_key for dim in others),
             reduces=tuple(dim.name for dim in others if dim.divides in ("batch", "sequence")),
             apply=Ref("harness.parallel:refuse"),

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from harness.odd_gpts import FUSED, OWN, Fused, OwnParameters
 from harness.own_mixers import WithMeans, twice, with_means
 from harness.small_gpt import DIM, LAYOUT, MLP, Attention, SmallGPT
-from titan_core.api.layout import ModelLayout
-from titan_core.api.layout_rules import Column, Replicate, Row, Shard
+from titan_core.api import Column, ModelLayout, Replicate, Row, Shard
 
 TP, PP, CP, REPLICATE = (
     {f"parallelism.{name}_degree": 2}
@@ -289,14 +288,14 @@ def averaged(patch: pytest.MonkeyPatch) -> None:
 
 def not_replicated(patch: pytest.MonkeyPatch) -> None:
     """Data parallelism forgets to sum over replicas."""
-    from titan_core.api.job_mesh import JobMesh
+    from titan_core.api import JobMesh
 
     whole = JobMesh.data_mesh
     patch.setattr(JobMesh, "data_mesh", lambda self, view=None: self["dp_shard"] if whole(self, view).ndim == 2 else None)
 
 
 def stages_double(patch: pytest.MonkeyPatch) -> None:
-    from titan_core.api.model_part import PrunedModule
+    from titan_core.api.parallel.model_part import PrunedModule
 
     patch.setattr(PrunedModule, "forward", lambda self, hidden, *arguments, **keywords: twice(hidden))
 

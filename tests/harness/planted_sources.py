@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy
 
-from titan_core.api.dataset import Document, State
+from titan_core.api import Document
+from titan_core.api.data.dataset import State
 
 
 class Records:

@@ -12,8 +12,8 @@ import pytest
 from torch import Tensor, nn
 
 from harness.jobs import RunRecord, run_recipe
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.runs.json_lines import read_lines
+from titan_core.api import hookimpl
+from titan_core.toolkit.json_lines import read_lines
 from titan_core.train.finite_guard import NonFiniteError
 
 SETTINGS: dict[str, object] = {
@@ -67,7 +67,7 @@ def planted(folder: str, plant: tuple[Any, ...], overrides: dict[str, object]) -
 @contextmanager
 def read_late() -> Iterator[None]:
     """Make figures count as in flight, so that a run on the CPU reads them as late as on a GPU."""
-    from titan_core.api.tools import deferred_reports
+    from titan_core.api.observe import deferred_reports
     from titan_debug.numerics import locate_nan
 
     with pytest.MonkeyPatch.context() as patch:

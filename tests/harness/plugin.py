@@ -7,9 +7,7 @@ from typing import Any
 
 from harness.noisy import NoisyArgs
 from harness.tiny import TinyArgs
-from titan_core.api.components import Dataset, Model, Recipe, RecordFormat, recipes_in
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
+from titan_core.api import Dataset, Model, Recipe, RecordFormat, Ref, hookimpl, recipes_in
 
 api = (1, 0)
 

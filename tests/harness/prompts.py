@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import numpy
 
-from titan_core.api.dataset import DatasetContext, DocumentSource, WeightedTokens
-from titan_core.api.tools.shuffled import ShuffledDocuments
+from titan_core.api import DatasetContext, DocumentSource, ShuffledDocuments, WeightedTokens
 
 
 class Prompts:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from titan_core.api.tools.shown import LONGEST_SHOWN
+from titan_core.api._shown import LONGEST_SHOWN
 from titan_core.cli.main import main
 
 SECONDS = 10.0

@@ -13,8 +13,8 @@ from torch.distributed import TCPStore
 
 from harness import PATIENCE
 from harness.jobs import TINY, RunRecord, run_recipe
-from titan_core.api.errors import PartOfContract
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
+from titan_core.api.plugins.errors import PartOfContract
 from titan_ft import groups as groups_module
 from titan_ft.torchft_api import lighthouse_server
 

@@ -6,16 +6,13 @@ from dataclasses import replace
 from types import ModuleType
 from typing import ClassVar, Literal
 
-from titan_core.api.components import Phase, Transform
-from titan_core.api.config import Override
-from titan_core.api.job import Job
-from titan_core.api.mesh import MeshDim
-from titan_core.api.ref import Ref
-from titan_core.api.section import Section
+from titan_core.api import MeshDim, Phase, Ref, Section, Transform
+from titan_core.api.config.resolved import Override
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.plugins.discovery import Plugin
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 
 
 class RingKeys(Section):
@@ -30,7 +27,9 @@ Divides = Literal["layers", "batch", "sequence", "weights"]
 Treated = Literal["shard", "replicate", "own"]
 
 
-def ring_job(divides: Divides, diverges: bool = False, reduces: tuple[str, ...] = (), treated: Treated = "own") -> Job:
+def ring_job(
+    divides: Divides, diverges: bool = False, reduces: tuple[str, ...] = (), treated: Treated = "own"
+) -> AssembledJob:
     """Return a job on 2 ranks along a third party's mesh dimension."""
     ring = Transform(
         name="ring",
@@ -38,12 +37,12 @@ def ring_job(divides: Divides, diverges: bool = False, reduces: tuple[str, ...] 
         config=RingKeys,
         phase=Phase.DATA,
         mesh_dims=(MeshDim("ring", "ring.degree", divides, diverges, data_parallel=treated),),
-        active=lambda context: context.facts.mesh.degree("ring") > 1,
+        active=lambda context: context.job.mesh.degree("ring") > 1,
         serves=("ring.degree",),
         reduces=reduces,
         apply=Ref("harness.transforms:bare"),
     )
-    found = Registry.from_installed().found
+    found = Components.from_installed().found
     plugins = (*found.plugins, Plugin("ring", "titan-ring", "1.0", ModuleType("ring"), (ring,)))
-    config, registry = load_config("tiny", [Override("ring.degree", "2")], Registry(replace(found, plugins=plugins)))
+    config, registry = load_config("tiny", [Override("ring.degree", "2")], Components(replace(found, plugins=plugins)))
     return assemble(config, registry, 2)

@@ -9,11 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from harness.jobs import make_job
-from titan_core.api.attention import CausalAttention
-from titan_core.api.initial_values import Constant, Normal
-from titan_core.api.job import Job
-from titan_core.api.layout import ModelDefinition, ModelLayout
-from titan_core.api.layout_rules import Column, Replicate, Row, causal_attention
+from titan_core.api import (
+    CausalAttention,
+    Column,
+    Constant,
+    ModelDefinition,
+    ModelLayout,
+    Normal,
+    Replicate,
+    Row,
+    causal_attention,
+)
+from titan_core.api.plugins.assembled_job import AssembledJob
 
 DIM, HEADS, KV_HEADS, VOCAB, LONGEST, BLOCKS = 24, 4, 2, 288, 64, 2
 HEAD_DIM = DIM // HEADS
@@ -107,9 +114,11 @@ def definition(build: Callable[[], object] = SmallGPT, layout: ModelLayout = LAY
     return ModelDefinition(layout=layout, build=build, num_params=1, flops_per_token=lambda seq_len: 1e6)
 
 
-def job_of(model: ModelDefinition, overrides: dict[str, object] | None = None, world_size: int | None = None) -> Job:
+def job_of(
+    model: ModelDefinition, overrides: dict[str, object] | None = None, world_size: int | None = None
+) -> AssembledJob:
     """Return a job that trains ``model`` as if a plugin provided it."""
     args = f"{{dim = 32, n_layers = {BLOCKS}, n_heads = {HEADS}, n_kv_heads = {KV_HEADS}, ffn_dim = 64}}"
     small = {"model.args": args, "training.seq_len": 16, "training.local_batch_size": 2, "job.device": "cpu"}
     job = make_job("tiny", {**small, **(overrides or {})}, world_size)
-    return replace(job, facts=replace(job.facts, model=model))
+    return replace(job, model=model)

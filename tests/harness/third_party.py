@@ -42,7 +42,7 @@ def train_with(
 ) -> tuple[RunRecord, dict[str, list[torch.Tensor]]]:
     """Train in this process with the packages in ``site``; return the record, and this rank's shards of the parameters
     ``trace`` after each step."""
-    from titan_core.api.hookspecs import hookimpl
+    from titan_core.api import hookimpl
 
     os.chdir(folder)
     traced: dict[str, list[torch.Tensor]] = {name: [] for name in trace}

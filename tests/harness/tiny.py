@@ -8,10 +8,22 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from titan_core.api.initial_values import Constant, Normal
-from titan_core.api.layout import ModelDefinition, ModelLayout
-from titan_core.api.layout_rules import Column, Replicate, Row, causal_attention
-from titan_core.api.numbers import Epsilon, Heads, Layers, Tokens, Vocabulary, Width
+from titan_core.api import (
+    Column,
+    Constant,
+    Epsilon,
+    Heads,
+    Layers,
+    ModelDefinition,
+    ModelLayout,
+    Normal,
+    Replicate,
+    Row,
+    Tokens,
+    VocabularySize,
+    Width,
+    causal_attention,
+)
 
 
 class TinyArgs(BaseModel):
@@ -29,7 +41,7 @@ class TinyArgs(BaseModel):
     """Number of key and value heads."""
     ffn_dim: Width = Field(default=384, gt=0)
     """Width inside the feed-forward layer."""
-    vocab_size: Vocabulary = Field(default=288, gt=0)
+    vocab_size: VocabularySize = Field(default=288, gt=0)
     """Number of tokens in the vocabulary."""
     max_seq_len: Tokens = Field(default=2048, gt=0)
     """Longest context in tokens."""

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from harness.tiny import TinyArgs
-from titan_core.api.attention import CausalAttention
+from titan_core.api import CausalAttention
 
 
 def angles(args: TinyArgs) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from harness.tiny import TinyArgs, define
-from titan_core.api.model_part import ModelPart
+from titan_core.api import ModelPart
 from titan_core.model.materialise import materialise
 from titan_core.model.next_token import NextToken
 

@@ -7,13 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from titan_core.api.batch import Batch
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.components import Phase, Transform
-from titan_core.api.model_part import ModelPart, Slot
-from titan_core.api.objective import ObjectiveFunction
-from titan_core.api.ref import Ref
-from titan_core.api.vocabulary import Vocabulary
+from titan_core.api import Batch, ModelPart, ObjectiveFunction, Phase, Ref, Slot, TrainingContext, Transform, Vocabulary
 from titan_core.model.next_token import NextToken
 
 NOTES: Slot[str] = Slot("tests.notes")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.tiny_parts import CPU, tiny
-from titan_core.api.model_part import ModelPart
+from titan_core.api import ModelPart
 from titan_inference.generation import PREFILL_TOKENS, Generator
 from titan_inference.sampling import Sampler, SamplingOptions
 

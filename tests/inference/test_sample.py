@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from harness.jobs import TINY, make_job, run_recipe
-from titan_core.api.errors import UserError
-from titan_core.api.events import EndedRun, RunStart, Sample, TrainEnd
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import Run, RunEnd, UserError, hookimpl
+from titan_core.api.observe.events import EndedRun, Sample
 from titan_inference.plugin import titan_next_commands
 from titan_inference.sample import obstacle_to_sampling
 
@@ -86,7 +85,7 @@ class Looks:
         self.seen: list[tuple[bool, bool]] = []
 
     @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         self.run = run
 
     @hookimpl
@@ -126,14 +125,14 @@ def test_the_next_command_continues_a_prompt_from_the_saved_weights(in_tmp: Path
     job = make_job("tiny", {"sample.prompts": '["", "say \'hi\'"]'})
 
     def commands(checkpoint: str | None) -> list[Any]:
-        return titan_next_commands(EndedRun(job, TrainEnd(4, True, ""), checkpoint, ("train", "tiny")))
+        return titan_next_commands(EndedRun(job, RunEnd(4, True, ""), checkpoint, ("train", "tiny")))
 
     assert [one.arguments for one in commands("run/step-4")] == [("generate", "run/step-4", "--prompt", "say 'hi'")]
     assert commands(None) == []
 
 
 def test_a_model_with_further_inputs_is_not_sampled() -> None:
-    facts = make_job("tiny", TINY).facts
+    facts = make_job("tiny", TINY)
     assert obstacle_to_sampling(facts) is None
     layout = replace(facts.model.layout, inputs=("prefix",))
     found = obstacle_to_sampling(replace(facts, model=replace(facts.model, layout=layout)))

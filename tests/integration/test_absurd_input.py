@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.refusals import refused
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 
 OVERRIDES = [
     "model.args.rope_theta=1e-300", "model.args.norm_eps=inf", "model.args.rope_scaling={factor = 1e-30}",
@@ -40,13 +40,13 @@ COMMANDS = [
 ]
 
 
-REGISTRY = Registry.from_installed()
+REGISTRY = Components.from_installed()
 
 
 @pytest.fixture(autouse=True)
 def discovered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Discover plugins once, because discovery takes longer than most of the checks."""
-    monkeypatch.setattr(Registry, "from_installed", lambda: REGISTRY)
+    monkeypatch.setattr(Components, "from_installed", lambda: REGISTRY)
 
 
 @pytest.mark.parametrize("override", OVERRIDES, ids=lambda one: ascii(one)[:60])

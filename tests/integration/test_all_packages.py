@@ -12,14 +12,13 @@ import tomli
 from ci.workspace import packages
 from harness.jobs import make_job
 from titan_completion.schema import json_schema
-from titan_core.api.command import Command
-from titan_core.api.components import Recipe
-from titan_core.api.tools.fields import field_docs
+from titan_core.api import Command, Recipe
 from titan_core.cli.main import main
 from titan_core.config.render import describe_keys
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.fields import field_docs
 
-REGISTRY = Registry.from_installed()
+REGISTRY = Components.from_installed()
 
 
 def test_every_key_is_documented_in_help_and_schema() -> None:

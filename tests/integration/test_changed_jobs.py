@@ -17,11 +17,10 @@ from titan_ckpt.comparing import require_same_training
 from titan_ckpt.config_changes import config_changes, decisive_keys
 from titan_ckpt.folder import Folder
 from titan_ckpt.restoring import _another_optimizer
-from titan_core.api.checkpoint import RefusedChange, refused_changes
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.tools.patterns import matches
-from titan_core.api.tools.secrets import redact
-from titan_core.plugins.registry import Registry
+from titan_core.api import Problem, RefusedChange, UserError, matches
+from titan_core.api._secrets import redact
+from titan_core.api.checkpoint.store import refused_changes
+from titan_core.plugins.registry import Components
 
 MODEL = "{dim = 32, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 48%s}"
 TINY: dict[str, object] = {
@@ -194,7 +193,7 @@ def test_secrets_are_compared_redacted(run: Path) -> None:
 
 
 def test_every_may_change_declaration_names_existing_keys() -> None:
-    for classes in Registry.from_installed().sections().values():
+    for classes in Components.from_installed().sections().values():
         for cls in classes:
             for pattern in cls.may_change:
                 assert any(matches(name, [pattern]) for name in cls.model_fields), (cls, pattern)

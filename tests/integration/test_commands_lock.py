@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from titan_core.api.runs.folder_lock import FolderLock
 from titan_core.cli.main import main
+from titan_core.toolkit.folder_lock import FolderLock
 
 
 @pytest.mark.parametrize(

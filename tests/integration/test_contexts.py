@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from titan_core.api.components import Component
-from titan_core.api.ref import Ref
-from titan_core.plugins.registry import Registry
+from titan_core.api import Component, Ref
+from titan_core.plugins.registry import Components
 
 CONTEXTS = {
     "apply": "TrainingContext",
@@ -36,7 +35,7 @@ CONTEXTS = {
 
 def referred() -> Iterator[Any]:
     """Yield every reference of every installed component to a function that takes a context."""
-    for component in Registry.from_installed().all(Component):
+    for component in Components.from_installed().all(Component):
         for field in fields(component):
             ref = getattr(component, field.name)
             expected = CONTEXTS.get((component.kind, field.name), CONTEXTS.get(field.name))

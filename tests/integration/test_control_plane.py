@@ -9,25 +9,25 @@ from benchmarks.control_plane.exchange import counts, same_job, stages
 from benchmarks.control_plane.gloo import all_reduces
 from benchmarks.control_plane.rendezvous import peers, rendezvous
 from harness.jobs import make_job
-from titan_core.api.job import Job
+from titan_core.api.plugins.assembled_job import AssembledJob
 
 DIGEST = 40
 """Bytes that gather_objects sends of each value."""
 
 
 @pytest.fixture(scope="module")
-def job() -> Job:
+def job() -> AssembledJob:
     return make_job("tiny", world_size=1)
 
 
-def test_equal_values_cost_only_their_digests(job: Job) -> None:
+def test_equal_values_cost_only_their_digests(job: AssembledJob) -> None:
     for ranks in (8, 64):
         cost = same_job(job, ranks, one_differs=False).other
         assert cost.messages == 2 * (ranks - 1)
         assert cost.num_bytes == DIGEST * cost.messages
 
 
-def test_a_job_that_differs_is_sent_once(job: Job) -> None:
+def test_a_job_that_differs_is_sent_once(job: AssembledJob) -> None:
     few, many = (same_job(job, ranks, one_differs=True).other for ranks in (8, 64))
     digests = [2 * DIGEST * 2 * (ranks - 1) for ranks in (8, 64)]
     assert many.num_bytes - digests[1] <= few.num_bytes - digests[0]

@@ -66,7 +66,7 @@ def test_a_command_by_python_m_imports_nothing_but_what_python_does_itself(hosti
 
 
 def test_every_process_that_titan_starts_by_itself_ignores_the_current_folder() -> None:
-    """Each by :func:`titan_core.api.processes.python`, or by a command that is not Python's."""
+    """Each by :func:`titan_core.toolkit.processes.python`, or by a command that is not Python's."""
     found = {
         f"{path.name}:{number}"
         for path in SOURCES.glob("*/src/**/*.py")

@@ -15,7 +15,7 @@ from torch import Tensor
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_recipe, whole
 from harness.noisy import NOISY
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 
 TP, PP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline"))
 

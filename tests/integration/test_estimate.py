@@ -36,13 +36,13 @@ def estimated(
     **options: Any,
 ) -> Estimate:
     """Estimate ``llama3_debug`` in this process, in which CUDA is simulated."""
-    from titan_core.api.config import Override
-    from titan_core.api.job import Job
+    from titan_core.api.config.resolved import Override
+    from titan_core.api.plugins.assembled_job import AssembledJob
     from titan_core.train.trainer import train
     from titan_simulate.estimate import estimate as module
     from titan_simulate.hardware.read import read_machine
 
-    def job_of(more: Sequence[Override]) -> Job:
+    def job_of(more: Sequence[Override]) -> AssembledJob:
         return make_job("llama3_debug", {**settings, **{one.key: one.text for one in more}}, world_size, missing_ok=True)
 
     if every_block:
@@ -147,8 +147,8 @@ def test_stages_that_are_not_simulated_take_the_time_of_their_blocks(fake_cuda: 
 
 def matmuls_of_actions() -> dict[tuple[int, str], int]:
     """Return the floating-point operations of matmuls in zero-bubble stages of rank 0 of 2, by stage and action."""
-    from titan_core.api.config import Override
-    from titan_core.api.job import Job
+    from titan_core.api.config.resolved import Override
+    from titan_core.api.plugins.assembled_job import AssembledJob
     from titan_core.train.trainer import train
     from titan_simulate.estimate.estimate import _device
     from titan_simulate.estimate.traced_rank import take
@@ -157,7 +157,7 @@ def matmuls_of_actions() -> dict[tuple[int, str], int]:
 
     job = {**TWO_STAGES, P + "pipeline_parallel_schedule": "InterleavedZeroBubble"}
 
-    def job_of(more: Sequence[Override]) -> Job:
+    def job_of(more: Sequence[Override]) -> AssembledJob:
         return make_job("llama3_debug", {**job, **{one.key: one.text for one in more}}, 2, missing_ok=True)
 
     found = take(job_of, train, 0, None, _device(read_machine("h100")), {}, False, 4, checks_model=False)

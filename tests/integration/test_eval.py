@@ -17,8 +17,8 @@ import torch
 from ci.workspace import packages
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
-from titan_core.api.tools.phases import phase
 from titan_core.cli.main import main
+from titan_core.toolkit.status import phase
 from titan_launch import status_line
 
 TP = ["--parallelism.tensor_parallel_degree", "2"]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from harness.jobs import run_recipe
-from titan_core.api.ref import Ref
-from titan_core.api.tokenizer import TokenizerContext, TokenizerSpec
+from titan_core.api import Ref, TokenizerContext
+from titan_core.api.data.tokenizer import TokenizerSpec
 from titan_core.cli.main import main
 
 TEXTS = ("", "Hello  world, it's 12345\n\n\tdef f(x):\r\n", "naïve café — Übergröße", "Привет 你好 🙂🚀👩‍👩‍👧", "\x00\x7f ")

@@ -18,7 +18,8 @@ from torch.nn.functional import cross_entropy
 from harness.chat_model import CHATS, MARKED, TEMPLATE, finetuning, save_model, write_chats
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job, run_recipe
-from titan_core.api.batch import IGNORE, Batch
+from titan_core.api import Batch
+from titan_core.api.training.batch import IGNORE
 from titan_core.cli.main import main
 from titan_core.data.loader import data_loader
 from titan_core.data.opened import OpenedData

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from titan_core.api.components import Recipe
+from titan_core.api import Recipe
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 
 SMALL = [
     "--model.args", "{dim = 16, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 16}", "--training.seq_len", "32",
@@ -40,7 +40,7 @@ def test_the_default_recipe_saves_samples_and_names_commands_that_work(
 
 
 def test_the_default_recipe_needs_neither_checkpoints_nor_generation() -> None:
-    registry = Registry.from_installed()
+    registry = Components.from_installed()
     (default,) = [recipe.name for recipe in registry.all(Recipe) if recipe.default]
     disabled = [plugin.name for plugin in registry.found.plugins if plugin.distribution in ("titan-ckpt", "titan-inference")]
     config, _ = load_config(default, [], registry.without(disabled))

@@ -11,7 +11,7 @@ import torch
 from harness.flights import FLIGHT, PATIENT, analysed, asks
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, make_job
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 from titan_debug.flight.capacity import collectives_per_step
 from titan_debug.flight.read import read_dumps
 from titan_debug.request import send_request
@@ -46,7 +46,7 @@ def collectives(folder: str, settings: dict[str, object]) -> tuple[int, int]:
     torch.set_num_threads(1)
     job = make_job("tiny", {**TINY, "job.device": "cpu", "parallelism.fsdp_group_mib": 0, **settings})
     train(job, [Counter()])
-    return latest[2] - latest[1], collectives_per_step(job.facts)
+    return latest[2] - latest[1], collectives_per_step(job)
 
 
 RECOMPUTED = {"activation_checkpoint.mode": "full", "model.args.n_kv_heads": 2}

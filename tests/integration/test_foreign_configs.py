@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.fuzz.hf_folders import CONFIG, make_folder
 from titan_ckpt.stored_model import find
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_core.cli.main import main
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 
 GENERATION = "generation_config.json"
 VALUES = (
@@ -102,7 +102,7 @@ def require_one_line(error: UserError, names: tuple[str, ...], value: str) -> No
 @pytest.mark.parametrize(("file", "key"), rows())
 def test_a_wrong_value_is_one_line(in_tmp: Path, file: str, key: str) -> None:
     contents = make(in_tmp / "theirs", file)
-    registry = Registry.from_installed()
+    registry = Components.from_installed()
     refused = 0
     for value in VALUES:
         (in_tmp / "theirs" / file).write_text(with_value(contents, key, value))

@@ -19,12 +19,9 @@ from benchmarks.fuzz.hf_folders import CONFIG, FILES, INDEX, TOKENIZER, make_fol
 from harness.jobs import run_recipe
 from titan_ckpt.exporting import to_hf
 from titan_ckpt.foreign_checks import declared_tensors, require_equal_copies, require_weights
-from titan_core.api.components import Model
-from titan_core.api.errors import UserError
-from titan_core.api.ref import Ref
-from titan_core.api.weights import ForeignTensor
+from titan_core.api import ForeignTensor, Model, Ref, UserError
 from titan_core.cli.main import main
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_models_llama.config import LlamaArgs
 from titan_models_llama.formats import hf_args, hf_tensors
 
@@ -193,12 +190,12 @@ def test_a_format_that_would_lose_tensors_is_refused(
     theirs: Path, tmp_path: Path, tensors: Callable[[LlamaArgs], list[ForeignTensor]], message: str
 ) -> None:
     assert main(["checkpoint", "convert", "theirs", "ours"]) == 0
-    registry = Registry.from_installed()
+    registry = Components.from_installed()
     model = registry.get(Model, "llama3")
     form = dataclasses.replace(model.formats[0], tensors=Ref(f"{__name__}:unused"))
     object.__setattr__(form, "tensors", type("R", (), {"load": staticmethod(lambda: tensors)})())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Registry, "get", lambda self, kind, name: dataclasses.replace(model, formats=(form,)))
+        patch.setattr(Components, "get", lambda self, kind, name: dataclasses.replace(model, formats=(form,)))
         (tmp_path / "back").mkdir()
         with pytest.raises(UserError, match=message):
             to_hf("ours", tmp_path / "back", registry, None, None)
@@ -224,7 +221,7 @@ def test_meta_shards_must_agree(in_tmp: Path) -> None:
     with pytest.raises(UserError, match=r"norm.weight: is replicated in all files, but differs between them"):
         MetaFiles(in_tmp).rows(ForeignTensor("norm.weight", "norm.weight"), 0, 4)
     (in_tmp / "consolidated.01.pth").unlink()
-    form = next(one for one in Registry.from_installed().get(Model, "llama3").formats if one.name == "meta")
+    form = next(one for one in Components.from_installed().get(Model, "llama3").formats if one.name == "meta")
     files = MetaFiles(in_tmp)
     require_weights(files, [ForeignTensor("norm.weight", "n")], {"n": ((4,), None)}, form.ignored, "here")
     require_equal_copies(

@@ -20,8 +20,8 @@ from harness.chat_model import save_model
 from harness.fake_cuda import FakeCuda
 from harness.jobs import make_job, run_recipe
 from titan_ckpt import stored_model
-from titan_core.api.errors import UserError
-from titan_core.api.sections import ModelSection
+from titan_core.api import UserError
+from titan_core.api.config.sections import ModelSection
 from titan_core.cli.main import main
 from titan_core.config.render import to_toml
 from titan_core.job.assemble import model_args
@@ -95,7 +95,7 @@ def test_a_published_size_is_recognised_and_any_size_survives_toml(here: Path, s
 
 def test_none_stands_for_no_value_in_model_args(in_tmp: Path) -> None:
     job = make_job("llama3_debug", {"model.args.rope_scaling": "none", "model.flavor": "8B"})
-    assert model_args(job.config, job.model).rope_scaling is None  # type: ignore[attr-defined]
+    assert model_args(job.config, job.family).rope_scaling is None  # type: ignore[attr-defined]
 
 
 def test_a_run_starts_from_the_weights_with_or_without_checkpoints(here: Path) -> None:
@@ -137,7 +137,7 @@ def test_longer_contexts_and_other_tokenizers_are_allowed_and_listed(here: Path)
     assert 'model.tokenizer = "byte" replaces "hf", which is beside the weights' in notes
     assert "the model's context is 512 tokens; that of the weights is 256" in notes
     assert "vocabulary has 272 tokens, the tokenizer's 258" in notes
-    assert job.facts.model.layout.max_seq_len == 512
+    assert job.model.layout.max_seq_len == 512
 
 
 def test_a_flavor_and_arguments_that_agree_are_allowed(here: Path) -> None:

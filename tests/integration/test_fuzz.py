@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.fuzz import configs
 from benchmarks.fuzz.__main__ import run_parts
-from titan_core.api.errors import UserError
-from titan_core.plugins.registry import Registry
+from titan_core.api import UserError
+from titan_core.plugins.registry import Components
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def _takes_memory(*_: object) -> None:
     [(_raises, "KeyError: 'not for users'"), (_hangs, "took longer than 0.2 s"), (_takes_memory, "MemoryError")],
 )
 def test_a_failure_is_detected(broken: object, failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = Registry.from_installed()
+    registry = Components.from_installed()
     monkeypatch.setattr(configs, "load_config", broken)
     monkeypatch.setattr(configs, "LONGEST_SECONDS", 0.2)
     assert failure in configs.run_limited([configs.Case(None, "llama3_debug")], registry, tmp_path)[0]
 
 
 def test_an_accepted_absurd_value_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = Registry.from_installed()
+    registry = Components.from_installed()
     fine = configs.Case(b"[training]\nsteps = 77\n[model]\nname = 'llama3'\n", "fuzz.toml", [], 1)
     assert configs.check(fine, registry, tmp_path) == ""
     monkeypatch.setattr(configs, "LARGEST", 76)

@@ -20,7 +20,7 @@ from benchmarks.gpu.meter import Measurement, Meter
 from benchmarks.gpu.processes import reason, run_limited
 from benchmarks.gpu.report import table
 from harness.fake_cuda import FakeCuda
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,8 +70,8 @@ def test_every_configuration_of_titan_is_a_valid_job_for_a_gpu(tmp_path: Path) -
     of_all = plan("cuda", toy=False, layers=8, seq_len=8192, batch=1)
     sizes = set()
     for case in CASES:
-        facts = job_of(case, of_all, str(tmp_path)).facts
-        sizes.add((facts.model.num_params, facts.model.layout.vocab_size, facts.batch.tokens_per_step))
+        job = job_of(case, of_all, str(tmp_path))
+        sizes.add((job.model.num_params, job.model.layout.vocab_size, job.batch.tokens_per_step))
     block = 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
     assert sizes == {(8 * block + 2 * 128_256 * 4096 + 4096, 128_256, 8192)}
 

@@ -15,10 +15,10 @@ from harness.made_runs import end, start, write_run
 from titan_ckpt.folder import Folder
 from titan_ckpt.manifest import read_manifest
 from titan_ckpt.stored import NAME, BrokenCheckpoint
-from titan_core.api.errors import UserError
-from titan_core.api.tools.output import print_table
-from titan_core.api.tools.plain_json import read_object
+from titan_core.api import UserError
 from titan_core.cli.train import _WithoutSecrets
+from titan_core.toolkit.plain_json import read_object
+from titan_core.toolkit.text import print_table
 from titan_report.dashboard import frame
 from titan_report.followed_run import FollowedRun
 from titan_simulate.engine import stub_libraries

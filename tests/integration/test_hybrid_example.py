@@ -13,7 +13,7 @@ from torch import Tensor
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job
 from harness.third_party import install, train_with
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 
 TP, CP, PP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "context", "pipeline"))
 ARGS = "{dim = 32, recurrent_dim = 48, n_layers = 4, n_heads = 2, divide_sequences = %s}"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import titan_core.api
+from ci.contract import API, contents, importable_names
 from ci.house import import_cycle, imported, private_names
 from ci.workspace import packages
 
@@ -20,12 +22,68 @@ MODULES = {path.name.replace("-", "_") for path in PLUGINS}
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.toml"))
 
 
-@pytest.mark.parametrize("package", [*PLUGINS, *EXAMPLES], ids=lambda path: path.name)
-def test_a_plugin_imports_the_contract_and_nothing_else_of_the_core(package: Path) -> None:
+def of_the_core(package: Path) -> set[tuple[str, str]]:
+    """Return (file, module of the core that it imports)."""
     files = list((package / "src").rglob("*.py"))
     assert files
-    found = {(file.name, name) for file in files for name in imported(file) if name.split(".")[0] == "titan_core"}
-    assert {(file, name) for file, name in found if not name.startswith("titan_core.api")} == set()
+    return {(file.name, name) for file in files for name in imported(file) if name.split(".")[0] == "titan_core"}
+
+
+@pytest.mark.parametrize("package", EXAMPLES, ids=lambda path: path.name)
+def test_a_third_party_imports_names_of_the_contract_from_its_one_path(package: Path) -> None:
+    promised = {f"titan_core.api.{name}" for name in importable_names()}
+    assert {(file, name) for file, name in of_the_core(package) if name not in promised} == set()
+
+
+@pytest.mark.parametrize("package", PLUGINS, ids=lambda path: path.name)
+def test_a_package_of_ours_imports_the_contract_and_the_toolkit_and_nothing_else_of_the_core(package: Path) -> None:
+    promised = {f"titan_core.api.{name}" for name in importable_names()}
+    found = {(file, name) for file, name in of_the_core(package) if not name.startswith("titan_core.toolkit.")}
+    assert {(file, name) for file, name in found if name not in promised} == set()
+
+
+def test_chapters_have_the_names_of_the_table_of_contents() -> None:
+    """Type checkers read the chapters, the interpreter the table."""
+    assert set(titan_core.api.__all__) == importable_names()
+    for chapter, files in contents().items():
+        tree = ast.parse((API / chapter / "__init__.py").read_text(encoding="utf-8"))
+        listed = {
+            (f"{node.module}", alias.asname)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and alias_all(node)
+            for alias in node.names
+        }
+        assert listed == {(f"titan_core.api.{file}", name) for file, names in files.items() for name in names}
+        documented = re.findall(r"^\* ``(\w+)``: ", ast.get_docstring(tree) or "", re.MULTILINE)
+        assert sorted(documented) == sorted(name for names in files.values() for name in names)
+
+
+def alias_all(node: ast.ImportFrom) -> bool:
+    return all(alias.asname == alias.name for alias in node.names)
+
+
+def test_files_of_the_contract_import_files_and_never_its_front() -> None:
+    """A file that imported a chapter would import all its files, and be part of a cycle."""
+    fronts = {"titan_core.api", *(f"titan_core.api.{chapter}" for chapter in contents())}
+    files = [file for file in API.rglob("*.py") if file != API / "__init__.py"]
+    nodes = [
+        (file.name, node.module)
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+    ]
+    assert nodes
+    assert [(file, module) for file, module in nodes if module in fronts] == []
+
+
+@pytest.mark.parametrize("name", sorted(importable_names()))
+def test_each_name_can_be_imported(name: str) -> None:
+    assert getattr(titan_core.api, name) is not None
+
+
+def test_an_unknown_name_is_an_error() -> None:
+    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
+        exec("from titan_core.api import Nothing")
 
 
 @pytest.mark.parametrize("package", [CORE, *PLUGINS], ids=lambda path: path.name)
@@ -54,9 +112,11 @@ def test_the_rules_of_import_linter_and_mypy_cover_all_packages() -> None:
 
 
 def test_the_contract_imports_nothing_else_of_the_core() -> None:
-    files = list((CORE / "src/titan_core/api").rglob("*.py"))
-    found = {(file.name, name) for file in files for name in imported(file) if name.split(".")[0] == "titan_core"}
-    assert {(file, name) for file, name in found if not name.startswith("titan_core.api")} == set()
+    found = {
+        (file.name, name) for file in API.rglob("*.py") for name in imported(file) if name.split(".")[0] == "titan_core"
+    }
+    allowed = ("titan_core.api", "titan_core.torch_private")
+    assert {(file, name) for file, name in found if not name.startswith(allowed)} == set()
 
 
 @pytest.mark.parametrize("package", packages())

@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 
 from harness.distributions import entry_points_in, write_distribution
-from titan_core.api.events import TrainEnd
+from titan_core.api import RunEnd
 from titan_core.cli import main as command_line
 from titan_core.cli.main import main
 from titan_core.plugins.discovery import Discovery, discover
 from titan_core.plugins.installing import how_to_install
 from titan_core.plugins.providers import index
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_core.train import trainer
 
 _FOUND = discover()
 INSTALLED = replace(_FOUND, plugins=tuple(one for one in _FOUND.plugins if one.distribution != "titan-harness"))
 """The plugins of a user's installation, without the harness."""
 MINE = """
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.launcher import Launcher
-from titan_core.api.ref import Ref
+from titan_core.api import hookimpl
+from titan_core.toolkit.launching import Launcher
+from titan_core.api import Ref
 api = (1, 0)
 
 @hookimpl
@@ -46,22 +46,22 @@ def run(context, ranks):
 def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TITAN_DISABLE_PLUGINS", "harness,harness_parallel")
     monkeypatch.setattr(
-        trainer, "train", lambda job, observers, **more: TrainEnd(1, completed=True, reason="all steps are done")
+        trainer, "train", lambda job, observers, **more: RunEnd(1, completed=True, reason="all steps are done")
     )
 
 
 @pytest.fixture
-def without_launcher(monkeypatch: pytest.MonkeyPatch) -> Registry:
+def without_launcher(monkeypatch: pytest.MonkeyPatch) -> Components:
     found = Discovery(tuple(one for one in INSTALLED.plugins if one.name not in ("launch", "simulate")), ())
-    registry = Registry(found)
-    monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
+    registry = Components(found)
+    monkeypatch.setattr(command_line.Components, "from_installed", lambda: registry)
     return registry
 
 
 @pytest.mark.parametrize("option", sorted(index()["option"]))
 @pytest.mark.parametrize("form", ["{} 2", "{}=2", "{}"])
 def test_options_of_a_launcher_name_the_package_to_install(
-    without_launcher: Registry, option: str, form: str, capsys: pytest.CaptureFixture[str]
+    without_launcher: Components, option: str, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", *form.format(option).split(), "--training.steps", "1"]) == 2
     package = index()["option"][option]
@@ -78,12 +78,12 @@ def test_a_launcher_that_is_switched_off_is_named(
 
 
 def test_a_plugin_can_provide_a_launcher(
-    without_launcher: Registry, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    without_launcher: Components, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(write_distribution(in_tmp, "mine", MINE))
     (mine,) = discover(entry_points_in(in_tmp)).plugins
-    registry = Registry(Discovery((*without_launcher.found.plugins, mine), ()))
-    monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
+    registry = Components(Discovery((*without_launcher.found.plugins, mine), ()))
+    monkeypatch.setattr(command_line.Components, "from_installed", lambda: registry)
     assert main(["train", "--islands", "3"]) == 40
     assert capsys.readouterr().out == "llama3_debug 3 2\n"
     # Without its options, this process trains. Options of a missing launcher still name its package.
@@ -108,8 +108,8 @@ def test_a_broken_launcher_does_not_affect_jobs_that_do_not_need_it(
     source = MINE.replace('parser.add_argument("--islands", type=int)', broken)
     monkeypatch.syspath_prepend(write_distribution(in_tmp, "mine", source))
     (mine,) = discover(entry_points_in(in_tmp)).plugins
-    registry = Registry(Discovery((*INSTALLED.plugins, mine), ()))
-    monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
+    registry = Components(Discovery((*INSTALLED.plugins, mine), ()))
+    monkeypatch.setattr(command_line.Components, "from_installed", lambda: registry)
     assert main(["train", "--training.steps", "1"]) == 0
     error = capsys.readouterr().err
     assert "titan: warning: launcher 'mine' is ignored: " in error and why in error
@@ -121,16 +121,15 @@ def test_launchers_exclude_each_other(
 ) -> None:
     monkeypatch.syspath_prepend(write_distribution(in_tmp, "mine", MINE))
     (mine,) = discover(entry_points_in(in_tmp)).plugins
-    registry = Registry(Discovery((*INSTALLED.plugins, mine), ()))
-    monkeypatch.setattr(command_line.Registry, "from_installed", lambda: registry)
+    registry = Components(Discovery((*INSTALLED.plugins, mine), ()))
+    monkeypatch.setattr(command_line.Components, "from_installed", lambda: registry)
     assert main(["train", "--islands", "3", "--nproc-per-node", "2"]) == 2
     assert "uses options of several launchers: local, mine; use the options of one launcher" in capsys.readouterr().err
     sys.modules.pop("mine", None)
 
 
 DEFAULTS = """
-from titan_core.api.components import Recipe
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import Recipe, hookimpl
 api = (1, 0)
 
 @hookimpl
@@ -146,7 +145,7 @@ def test_with_two_default_recipes_the_user_must_choose(
     theirs = discover(entry_points_in(in_tmp)).plugins
 
     def use(plugins: tuple[object, ...]) -> None:
-        monkeypatch.setattr(command_line.Registry, "from_installed", lambda: Registry(Discovery(plugins, ())))  # type: ignore[arg-type]
+        monkeypatch.setattr(command_line.Components, "from_installed", lambda: Components(Discovery(plugins, ())))  # type: ignore[arg-type]
 
     use(INSTALLED.plugins)
     assert main(["recipes", "--json"]) == 0

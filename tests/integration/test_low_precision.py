@@ -21,7 +21,7 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job
 from harness.low_precision import FAST, RECIPES, WHOLE
 from harness.objectives import first_step
-from titan_core.api.batch import Batch
+from titan_core.api import Batch
 from titan_core.cli.main import main
 from titan_core.model.build import build_parts
 from titan_core.train.world import join_world

@@ -10,7 +10,7 @@ import pytest
 
 from harness.fake_cuda import FakeCuda
 from harness.jobs import make_job
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 
 pytest.importorskip("titan_simulate")
 
@@ -43,15 +43,15 @@ OF_A_CPU = {"attention.half_positions", "memory.functions_g_s", "memory.fresh_mi
 
 def ignored_keys() -> list[str]:
     """Return the keys whose values change no estimate of :data:`JOBS`."""
-    from titan_core.api.config import Override
-    from titan_core.api.job import Job
+    from titan_core.api.config.resolved import Override
+    from titan_core.api.plugins.assembled_job import AssembledJob
     from titan_core.train.trainer import train
     from titan_simulate.estimate import estimate as module
     from titan_simulate.hardware.machine import MATMUL_TYPES, Machine
     from titan_simulate.hardware.read import read_machine
 
     taken: dict[Any, list[Any]] = {}
-    jobs: dict[tuple[str, str], Job] = {}
+    jobs: dict[tuple[str, str], AssembledJob] = {}
     now: list[str] = []  # the job, and the type in place of that of its matmuls
     in_forks = module.fork_server.call_in_forks
 
@@ -80,7 +80,7 @@ def ignored_keys() -> list[str]:
         settings, ranks = JOBS[name]
         now[:] = name, kind
 
-        def job_of(more: Sequence[Override]) -> Job:
+        def job_of(more: Sequence[Override]) -> AssembledJob:
             own = {**settings, **{one.key: one.text for one in more}}
             key = name, str(own)
             if key not in jobs:

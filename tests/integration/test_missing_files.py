@@ -90,17 +90,17 @@ def test_the_405b_recipe_can_be_looked_at_without_its_files(offline: Path, capsy
 
 
 def test_a_job_that_lacks_files_cannot_train(in_tmp: Path) -> None:
-    from titan_core.api.config import Override
-    from titan_core.api.errors import UserError
+    from titan_core.api import UserError
+    from titan_core.api.config.resolved import Override
     from titan_core.config.load import load_config
     from titan_core.job.assemble import assemble
-    from titan_core.plugins.registry import Registry
+    from titan_core.plugins.registry import Components
     from titan_core.train.trainer import train
 
     settings = {**TINY, "model.tokenizer": "hf", "model.tokenizer_path": "t.json"}
     overrides = [Override(key, str(value)) for key, value in settings.items()]
-    job = assemble(*load_config("tiny", overrides, Registry.from_installed()), missing_ok=True)
-    assert job.text_tokenizer.vocab_size == job.facts.model.layout.vocab_size
+    job = assemble(*load_config("tiny", overrides, Components.from_installed()), missing_ok=True)
+    assert job.text_tokenizer.vocab_size == job.model.layout.vocab_size
     with pytest.raises(UserError, match=r"t\.json.*no such file"):
         train(job)
     with pytest.raises(UserError, match=r"t\.json.*no such file"):

@@ -12,10 +12,10 @@ import pytest
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, make_job, run_recipe
-from titan_core.api.runs.run_log import RunLog
 from titan_core.cli.main import main
 from titan_core.model.build import build_whole
 from titan_core.model.size import size_of
+from titan_core.toolkit.runs.run_log import RunLog
 from titan_report.summary import summary
 
 PARAMETERS, EMBEDDING = 37_024, 288 * 32
@@ -55,14 +55,14 @@ def test_a_tied_embedding_counts_once(tied: bool, caplog: pytest.LogCaptureFixtu
     tie = "true" if tied else "false"
     job = make_job("llama3_debug", {**TINY, "model.args.tie_embeddings": tie})
     size = size_of(build_whole(job), job)
-    assert size.parameters == job.facts.model.num_params == PARAMETERS - tied * EMBEDDING
+    assert size.parameters == job.model.num_params == PARAMETERS - tied * EMBEDDING
     assert size.non_embedding == PARAMETERS - EMBEDDING - tied * EMBEDDING
     assert not caplog.records
 
 
 def test_a_wrong_declaration_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     job = make_job("llama3_debug", TINY)
-    job = replace(job, facts=replace(job.facts, model=replace(job.facts.model, num_params=5)))
+    job = replace(job, model=replace(job.model, num_params=5))
     with caplog.at_level(logging.WARNING):
         size = size_of(build_whole(job), job)
     assert size.parameters == PARAMETERS

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.jobs import make_job
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_core.runlog.run_directory import RunDirectory
 
 

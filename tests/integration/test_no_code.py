@@ -28,20 +28,23 @@ PIPE = "what this process, or one that it has started, has written itself"
 
 KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     # file (below packages/), call: number of sites, reason
-    ("titan-core/src/titan_core/api/ref.py", "importlib.import_module"): (1, PLUGIN_CODE),
-    ("titan-core/src/titan_core/api/ref.py", "getattr"): (1, PLUGIN_CODE),
-    ("titan-core/src/titan_core/api/tools/plugin_files.py", "spec_from_file_location"): (
+    ("titan-core/src/titan_core/api/_lazy.py", "import_module"): (1, OWN_NAMES),
+    ("titan-core/src/titan_core/api/_lazy.py", "getattr"): (1, OWN_NAMES),
+    ("titan-core/src/titan_core/api/_lazy.py", "setattr"): (1, OWN_NAMES),
+    ("titan-core/src/titan_core/api/plugins/ref.py", "importlib.import_module"): (1, PLUGIN_CODE),
+    ("titan-core/src/titan_core/api/plugins/ref.py", "getattr"): (1, PLUGIN_CODE),
+    ("titan-core/src/titan_core/toolkit/plugin_files.py", "spec_from_file_location"): (
         1,
         CONSENT,
     ),
-    ("titan-core/src/titan_core/api/tools/plugin_files.py", "module_from_spec"): (1, CONSENT),
-    ("titan-core/src/titan_core/api/tools/plugin_files.py", "compile"): (1, CONSENT),
-    ("titan-core/src/titan_core/api/tools/plugin_files.py", "exec"): (1, CONSENT),
-    ("titan-core/src/titan_core/api/tools/plugin_files.py", "find_spec"): (
+    ("titan-core/src/titan_core/toolkit/plugin_files.py", "module_from_spec"): (1, CONSENT),
+    ("titan-core/src/titan_core/toolkit/plugin_files.py", "compile"): (1, CONSENT),
+    ("titan-core/src/titan_core/toolkit/plugin_files.py", "exec"): (1, CONSENT),
+    ("titan-core/src/titan_core/toolkit/plugin_files.py", "find_spec"): (
         1,
         "imports none",
     ),
-    ("titan-core/src/titan_core/api/dropout.py", "find_spec"): (1, OWN_NAMES),
+    ("titan-core/src/titan_core/api/model/dropout.py", "find_spec"): (1, OWN_NAMES),
     ("titan-debug/src/titan_debug/doctor/software.py", "find_spec"): (1, OWN_NAMES),
     ("titan-inference/src/titan_inference/evaluate.py", "find_spec"): (1, OWN_NAMES),
     ("titan-report/src/titan_report/loggers/libraries.py", "find_spec"): (1, OWN_NAMES),
@@ -58,14 +61,14 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-core/src/titan_core/plugins/results.py", "setattr"): (1, OWN_NAMES),
     ("titan-core/src/titan_core/plugins/unchanged.py", "getattr"): (1, CONTRACT),
     # Processes
-    ("titan-core/src/titan_core/api/runs/child_runs.py", "subprocess.Popen"): (1, CHILD),
+    ("titan-core/src/titan_core/toolkit/runs/child_runs.py", "subprocess.Popen"): (1, CHILD),
     ("titan-cluster/src/titan_cluster/submission.py", "subprocess.run"): (1, CHILD),
     ("titan-launch/src/titan_launch/rank_processes.py", "subprocess.Popen"): (1, CHILD),
     ("titan-debug/src/titan_debug/doctor/computing.py", "subprocess.Popen"): (1, CHILD),
     ("titan-simulate/src/titan_simulate/engine/fork_server.py", "subprocess.Popen"): (1, CHILD),
     ("titan-simulate/src/titan_simulate/engine/stub_libraries.py", "subprocess.run"): (1, CHILD),
     # Pickles
-    ("titan-core/src/titan_core/api/world.py", "pickle.loads"): (
+    ("titan-core/src/titan_core/api/parallel/world.py", "pickle.loads"): (
         1,
         "from ranks of the job (docs/security.md)",
     ),
@@ -76,7 +79,7 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-ckpt/src/titan_ckpt/foreign_files.py", "torch.load"): (1, "weights_only=True"),
     ("titan-ft/src/titan_ft/run_state.py", "torch.load"): (1, "weights_only=True"),
     # Libraries of C
-    ("titan-core/src/titan_core/api/processes.py", "ctypes.CDLL"): (1, "this process itself"),
+    ("titan-core/src/titan_core/toolkit/processes.py", "ctypes.CDLL"): (1, "this process itself"),
     ("titan-simulate/src/titan_simulate/engine/stub_libraries.py", "ctypes.CDLL"): (2, "built by this user: _require_own"),
     # Attributes by name
     **{
@@ -98,10 +101,13 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-parallel/src/titan_parallel/pipeline.py", "getattr"): (1, DTYPE),
     ("titan-cluster/src/titan_cluster/slurm.py", "getattr"): (1, OWN_NAMES),
     ("titan-completion/src/titan_completion/recipe_copy.py", "getattr"): (1, FIELD),
-    ("titan-core/src/titan_core/api/batch.py", "getattr"): (3, FIELD),
-    ("titan-core/src/titan_core/api/config.py", "getattr"): (1, "reads a key of a config that was validated, for a message"),
-    ("titan-core/src/titan_core/api/model_part.py", "setattr"): (1, "parameters of a model, by their names"),
-    ("titan-core/src/titan_core/api/run_folder.py", "getattr"): (1, FIELD),
+    ("titan-core/src/titan_core/api/training/batch.py", "getattr"): (3, FIELD),
+    ("titan-core/src/titan_core/api/config/resolved.py", "getattr"): (
+        1,
+        "reads a key of a config that was validated, for a message",
+    ),
+    ("titan-core/src/titan_core/api/parallel/model_part.py", "setattr"): (1, "parameters of a model, by their names"),
+    ("titan-core/src/titan_core/api/config/run_folder.py", "getattr"): (1, FIELD),
     ("titan-core/src/titan_core/config/problems.py", "getattr"): (2, OWN_NAMES),
     ("titan-core/src/titan_core/job/assemble.py", "getattr"): (1, OWN_NAMES),
     ("titan-core/src/titan_core/job/data_plan.py", "getattr"): (1, OWN_NAMES),
@@ -209,15 +215,15 @@ EVIL = "import pathlib\npathlib.Path(__file__).with_name('owned').touch()\ndef o
 
 WATCH = r"""
 import json, os, sys
-from titan_core.api.config import Override
-from titan_core.api.errors import UserError
-from titan_core.api.tools.fields import models_in
+from titan_core.api.config.resolved import Override
+from titan_core.api import UserError
+from titan_core.toolkit.fields import models_in
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 import titan_data.huggingface, titan_data.record_template, titan_data.chat.source, titan_data.tokenizers.chat_template
 
-registry = Registry.from_installed()
+registry = Components.from_installed()
 here = os.getcwd()
 found = []
 

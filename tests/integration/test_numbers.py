@@ -15,15 +15,14 @@ from pydantic import BaseModel, ValidationError
 
 from titan_ckpt.config import CheckpointSection
 from titan_completion.schema import json_schema
-from titan_core.api.components import Model
-from titan_core.api.numbers import LARGEST
-from titan_core.api.section import Section
-from titan_core.api.sections import CommSection, JobSection, OptimizerSection, TrainingSection
+from titan_core.api import Model, OptimizerSection, Section
+from titan_core.api.config.numbers import LARGEST
+from titan_core.api.config.sections import CommSection, JobSection, TrainingSection
 from titan_core.config.problems import problems_of
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_report.config import TensorBoardKeys
 
-REGISTRY = Registry.from_installed()
+REGISTRY = Components.from_installed()
 ABSURD = (math.nan, math.inf, -math.inf, 1e300, 10**30, -(10**30))
 UNBOUNDED = {"training.seed", "sample.seed"}
 """Keys that accept any 64-bit number."""

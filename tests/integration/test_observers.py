@@ -16,8 +16,7 @@ import torch
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job
 from harness.meshes import CASES, PP, SCHEDULE, TINY, Case, run_in
-from titan_core.api.components import Debugger
-from titan_core.api.metric_log import MetricLogger
+from titan_core.api import Debugger, MetricLogger
 
 SETTINGS: dict[str, object] = {**TINY, "training.steps": 3, "training.global_batch_size": 8}
 OBSERVED: dict[str, object] = {

@@ -16,7 +16,7 @@ import torch
 from harness import oracle, quick
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_recipe
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 
 HEADS, STEPS, SEQ_LEN, SEQUENCES, SHARDS = 4, 12, 16, 4, 2
 LR, EPS = 4e-3, 1e-3

@@ -17,12 +17,12 @@ import pytest
 from harness.fake_cuda import why_not
 from harness.jobs import make_job
 from harness.third_party import install
-from titan_core.api.config import Config, Override
-from titan_core.api.errors import UserError
-from titan_core.api.job import Job
+from titan_core.api import Config, UserError
+from titan_core.api.config.resolved import Override
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_simulate.cli.plan import as_json, conclude
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.hardware.read import read_machine
@@ -58,12 +58,12 @@ class _Planner:
     def __post_init__(self) -> None:
         self.given = self.job(())
         shapes = shapes_of(self.given.model.define, self.given.model_args)
-        facts = self.given.facts
+        facts = self.given
         self.sizes: ModelSizes = sizes_of(facts.model, shapes.parameters, shapes.modules, facts.batch.seq_len)
         self.space = Space(self.given, self.gpus, facts.batch.global_size, set(self.settings), self.allow_precision)
-        self.estimated: list[Job] = []
+        self.estimated: list[AssembledJob] = []
 
-    def job(self, more: Sequence[Override]) -> Job:
+    def job(self, more: Sequence[Override]) -> AssembledJob:
         return make_job(self.recipe, {**self.settings, **{one.key: one.text for one in more}}, self.gpus, missing_ok=True)
 
     def run(
@@ -82,7 +82,7 @@ class _Planner:
                 raise KeyboardInterrupt
             job = self.job(overrides)  # a finalist is a valid job
             self.estimated.append(job)
-            guess = rough.guess(self.space.workload(job.facts))
+            guess = rough.guess(self.space.workload(job))
             more = (self.activations - 1) * guess.memory["activations"] / 2**30
             return _Figures(guess.peak_gib + more, guess.step_seconds)
 
@@ -102,15 +102,15 @@ def test_the_fastest_candidates_that_fit_win_and_the_others_have_reasons() -> No
     assert {"pipeline bubble", "network: tp"} <= {one.why for one in plan.losers}
     assert any(one.why.startswith("refused: ") for one in plan.losers)
     for job in planner.estimated:
-        assert job.facts.batch.global_size == 32
-        assert job.facts.mesh.world_size == 8
+        assert job.batch.global_size == 32
+        assert job.mesh.world_size == 8
 
 
 def test_what_the_user_sets_stays() -> None:
     settings = {**SMALL, "parallelism.tensor_parallel_degree": 2, "activation_checkpoint.mode": "selective"}
     planner = _Planner("llama3_debug", 8, settings)
     planner.run()
-    assert {job.facts.mesh.degree("tp") for job in planner.estimated} == {2}
+    assert {job.mesh.degree("tp") for job in planner.estimated} == {2}
     assert {job.config.value("activation_checkpoint.mode") for job in planner.estimated} == {"selective"}
 
 
@@ -136,7 +136,7 @@ def test_if_nothing_fits_the_nearest_miss_is_named() -> None:
 def test_estimates_correct_the_arithmetic() -> None:
     """Activations take four times what the arithmetic says: one estimate of a kind of recomputation teaches that."""
     exact = _Planner("llama3_debug", 8, SMALL)
-    rough = Arithmetic(exact.sizes, read_machine("h100")).guess(exact.space.workload(exact.given.facts))
+    rough = Arithmetic(exact.sizes, read_machine("h100")).guess(exact.space.workload(exact.given))
     limit = rough.peak_gib + 1.5 * rough.memory["activations"] / 2**30
     plan = _Planner("llama3_debug", 8, SMALL, activations=4.0).run(memory_gib=limit)
     assert plan.best
@@ -151,14 +151,14 @@ def test_the_written_recipe_passes_config_check(tmp_path: Path, capsys: pytest.C
     plan = planner.run()
     best = next(one for one in plan.best if not one.candidate.given)
     overrides = [*(Override(key, str(value)) for key, value in SMALL.items()), *best.candidate.overrides]
-    config, _ = load_config("llama3_debug", overrides, Registry.from_installed())
+    config, _ = load_config("llama3_debug", overrides, Components.from_installed())
     file = tmp_path / "planned.toml"
     write_recipe(file, config, "titan plan", "fast")
     assert main(["config", "check", str(file)]) == 0
     assert "valid for 8 process(es)" in capsys.readouterr().out
     job = make_job(str(file), world_size=8)
-    assert job.facts.mesh.degrees == best.candidate.workload.mesh.degrees
-    assert job.facts.batch.global_size == 32
+    assert job.mesh.degrees == best.candidate.workload.mesh.degrees
+    assert job.batch.global_size == 32
     assert job.dump_folder == "outputs/planned"
     with pytest.raises(UserError, match="cannot be written"):
         write_recipe(file, config, "titan plan", "fast")
@@ -227,7 +227,7 @@ def _conclude(folder: Path, plan: Plan, planner: _Planner, capsys: pytest.Captur
 
     def config(overrides: Sequence[Override]) -> Config:
         given = [*(Override(key, str(value)) for key, value in planner.settings.items()), *overrides]
-        return load_config("llama3_debug", given, Registry.from_installed())[0]
+        return load_config("llama3_debug", given, Components.from_installed())[0]
 
     context = cast(Any, SimpleNamespace(arguments=options, config=config, override_arguments=[]))
     status = conclude(context, plan, read_machine("h100"))
@@ -264,7 +264,7 @@ from integration.test_plan import _Planner
 planner = _Planner(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))
 meshes = list(planner.space.meshes(planner.sizes.num_experts))
 plan = planner.run(finalists=6)
-jobs = [{**job.facts.mesh.degrees, **job.facts.mesh.view_degrees} for job in planner.estimated]
+jobs = [{**job.mesh.degrees, **job.mesh.view_degrees} for job in planner.estimated]
 losers = [one.why for one in plan.losers]
 print(json.dumps({"meshes": meshes, "jobs": jobs, "losers": losers, "fits": len(plan.best)}))
 """
@@ -324,4 +324,4 @@ def test_a_real_search_writes_the_recipe_of_its_best(tmp_path: Path) -> None:
     assert plan["best"][0]["peak_gib"] <= plan["memory_gib"] == pytest.approx(0.95 * read_machine("h100").memory_gib)
     assert plan["best"][0]["tokens_per_second_per_gpu"] > 0
     job = make_job(str(tmp_path / "planned.toml"), world_size=4)
-    assert dict(job.facts.mesh.degrees) == {name: plan["best"][0]["mesh"][name] for name in job.facts.mesh.degrees}
+    assert dict(job.mesh.degrees) == {name: plan["best"][0]["mesh"][name] for name in job.mesh.degrees}

@@ -17,7 +17,7 @@ from torch import Tensor
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
 from harness.own_mixers import twice
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 
 EP, TP, CP = (f"parallelism.{name}_parallel_degree" for name in ("expert", "tensor", "context"))
 MOE: dict[str, object] = {

@@ -15,8 +15,8 @@ import pytest
 
 from harness import PATIENCE
 from harness.distributions import python_path, write_distribution
-from titan_core.api.runs.folder_lock import FolderLock
-from titan_core.api.runs.json_lines import read_lines
+from titan_core.toolkit.folder_lock import FolderLock
+from titan_core.toolkit.json_lines import read_lines
 
 SMALL = [
     "--model.args", "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}", "--training.seq_len", "32",
@@ -112,7 +112,7 @@ TROUBLE = """
 import os
 import signal
 
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 
 api = (1, 0)
 

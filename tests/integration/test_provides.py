@@ -9,14 +9,13 @@ import pytest
 
 from ci import provides
 from ci.workspace import CORE, packages
-from titan_core.api.components import Component, Dataset, LRSchedule, Model, Objective, Optimizer, Recipe, Tokenizer
-from titan_core.api.config import Override
-from titan_core.api.errors import UserError
+from titan_core.api import Component, Dataset, LRSchedule, Model, Objective, Optimizer, Recipe, Tokenizer, UserError
+from titan_core.api.config.resolved import Override
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.plugins.providers import INDEX
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 
 KINDS: dict[str, type[Component]] = {
     cls.kind: cls for cls in (Dataset, LRSchedule, Model, Objective, Optimizer, Recipe, Tokenizer)
@@ -29,7 +28,7 @@ def test_the_index_is_up_to_date_and_installed() -> None:
     assert importlib_metadata.distribution(CORE).read_text(INDEX) == provides.render(), "`uv sync` installs it"
 
 
-def message_about(kind: str, name: str, registry: Registry, capsys: pytest.CaptureFixture[str]) -> str:
+def message_about(kind: str, name: str, registry: Components, capsys: pytest.CaptureFixture[str]) -> str:
     """Return the error that a user sees who names ``name``."""
     if kind == "command":
         assert main(name.split()) == 2
@@ -57,12 +56,12 @@ def test_errors_about_a_missing_package_name_it(
     package: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The next test covers keys of the core that a package serves."""
-    whole = Registry.from_installed()
+    whole = Components.from_installed()
     mine = [plugin for plugin in whole.found.plugins if plugin.distribution == package]
     everything = {pair for plugin in mine for pair in provides.provided_by(plugin)}
     assert everything
     monkeypatch.setenv("TITAN_DISABLE_PLUGINS", ",".join(packages()[package].plugins))
-    without = Registry.from_installed()
+    without = Components.from_installed()
     cores = {f"{name}.{key}" for name, owners in without.sections().items() for cls in owners for key in cls.model_fields}
     for kind, name in everything:
         if name not in cores:
@@ -71,6 +70,6 @@ def test_errors_about_a_missing_package_name_it(
 
 def test_an_unserved_key_of_the_core_names_the_package() -> None:
     config = [Override("training.enable_cpu_offload", "true")]
-    loaded, registry = load_config("tiny", config, Registry.from_installed().without(["parallel"]))
+    loaded, registry = load_config("tiny", config, Components.from_installed().without(["parallel"]))
     with pytest.raises(UserError, match=r"enable_cpu_offload = true: no plugin in use provides it; titan-parallel is swit"):
         assemble(loaded, registry, 1)

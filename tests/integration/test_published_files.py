@@ -10,7 +10,7 @@ import torch
 
 from titan_ckpt.foreign_checks import require_equal_copies, require_weights
 from titan_ckpt.foreign_files import MetaFiles
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_models_llama.config import FLAVORS, LlamaArgs
 from titan_models_llama.formats import meta_args, meta_tensors
 from titan_models_llama.model import Llama

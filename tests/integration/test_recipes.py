@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from titan_core.api.components import Recipe
-from titan_core.api.config import Config
-from titan_core.api.sections import LRSchedulerSection, ModelSection, OptimizerSection, TrainingSection
+from titan_core.api import Config, OptimizerSection, Recipe
+from titan_core.api.config.sections import LRSchedulerSection, ModelSection, TrainingSection
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_models_llama.config import FLAVORS
 from titan_models_llama.model import Llama
 
-RECIPES = Registry.from_installed().names(Recipe)
+RECIPES = Components.from_installed().names(Recipe)
 WITHOUT_FILES = ("llama3_debug", "llama3_10m_laptop")
 PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
 
@@ -35,7 +34,7 @@ def test_each_recipe_passes_config_check(in_tmp: Path, name: str, capsys: pytest
 def test_the_copy_of_each_recipe_has_the_same_config(in_tmp: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipe", "copy", name, "my.toml"]) == 0
     assert "my.toml: a copy of" in capsys.readouterr().out
-    registry = Registry.from_installed()
+    registry = Components.from_installed()
     ours, theirs = (load_config(recipe, [], registry)[0].as_dict() for recipe in ("my.toml", name))
     assert ours["job"].pop("dump_folder") == "outputs/my"
     assert theirs["job"].pop("dump_folder") == f"outputs/{name}"
@@ -51,7 +50,7 @@ def _lines_above(line: str, text: str) -> str:
 
 
 def _config(name: str) -> Config:
-    return load_config(name, [], Registry.from_installed())[0]
+    return load_config(name, [], Components.from_installed())[0]
 
 
 SCALED = {"llama3_50m_gpu": 1, "llama3_150m_gpu": 1, "llama3_400m_gpu": 1, "llama3_1b": 8, "llama3_3b": 8}

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from harness.jobs import TINY, make_job, run_recipe
 from harness.wandb_file import history, records, run_of
-from titan_core.api.runs.json_lines import read_lines
+from titan_core.toolkit.json_lines import read_lines
 
 RUN: dict[str, object] = {**TINY, "job.dump_folder": "run"}
 

@@ -15,7 +15,7 @@ import pytest
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
 from harness.meshes import CP, DR, PP, TP
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 
 SETTINGS: dict[str, object] = {
     "model.args": "{dim = 48, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 96}",

@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from titan_completion.schema import json_schema
-from titan_core.api.components import Model
-from titan_core.api.tools.secrets import (
-    is_secret,
-)
+from titan_core.api import Model
+from titan_core.api._secrets import is_secret
 from titan_core.plugins.discovery import discover
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 
 
 def names_in(schema: Any) -> Iterator[str]:
@@ -25,7 +23,7 @@ def names_in(schema: Any) -> Iterator[str]:
 
 
 def test_no_key_of_titan_is_mistaken_for_a_secret() -> None:
-    registry = Registry(discover())
+    registry = Components(discover())
     names = set(names_in(json_schema(registry)))
     for model in registry.all(Model):
         names.update(*(vars(flavor) for flavor in model.flavors.values()))

@@ -13,13 +13,13 @@ import torch.distributed as dist
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, make_job, run_recipe
-from titan_core.api.config import Override
-from titan_core.api.errors import UserError
-from titan_core.api.tools.secrets import REDACTED, is_redacted, redact_text
+from titan_core.api import UserError
+from titan_core.api._secrets import REDACTED, is_redacted, redact_text
+from titan_core.api.config.resolved import Override
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
 from titan_core.config.render import to_toml
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_core.train.world import require_same_job
 
 SECRETS = {
@@ -49,7 +49,7 @@ def test_no_file_of_a_run_contains_a_secret(in_tmp: Path, capsys: pytest.Capture
 
 def test_a_recipe_without_its_secret_is_refused(in_tmp: Path) -> None:
     given = [Override(key, str(value)) for key, value in SECRETS.items()]
-    registry = Registry.from_installed()
+    registry = Components.from_installed()
     config, _ = load_config("llama3_debug", given, registry)
     (in_tmp / "again.toml").write_text(to_toml(config))
     with pytest.raises(UserError) as caught:

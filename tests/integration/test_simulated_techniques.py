@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from harness.fake_cuda import FakeCuda
 from harness.quick import quick_rows
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 
 pytest.importorskip("titan_simulate")
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from harness.quick import quick_rows
-from titan_core.api.command import Command
-from titan_core.plugins.registry import Registry
+from titan_core.api import Command
+from titan_core.plugins.registry import Components
 
-REGISTRY = Registry.from_installed()
+REGISTRY = Components.from_installed()
 HELP = [[*command.name.split(), "--help"] for command in REGISTRY.all(Command)]
 COMMANDS = [
     ["--help"],

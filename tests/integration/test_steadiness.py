@@ -20,7 +20,7 @@ import json, os, sys, threading
 import torch
 
 from harness.jobs import make_job
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 from titan_core.train.trainer import train
 
 numbers, teams = {}, {}

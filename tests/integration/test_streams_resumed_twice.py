@@ -80,7 +80,7 @@ def test_a_changed_stream_is_refused_before_a_step(gloo: GlooPool, tmp_path: Pat
 
 
 def refused(folder: str, overrides: dict[str, object]) -> str:
-    from titan_core.api.errors import UserError
+    from titan_core.api import UserError
 
     try:
         run_in(folder, overrides)

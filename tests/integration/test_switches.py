@@ -19,7 +19,7 @@ from allpairspy import AllPairs
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job
 from harness.meshes import CP, DR, PP, SCHEDULE, TINY, TP, require_equal, run_in
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 
 SEED = 0
 STRIDE = 16

@@ -15,9 +15,8 @@ import torch
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job
 from harness.third_party import TINY_LLAMA, install, train_with
-from titan_core.api.batch import Batch
-from titan_core.api.errors import UserError
-from titan_core.api.microbatch import AuxiliaryLosses, Microbatch, microbatch_scope
+from titan_core.api import Batch, Microbatch, UserError
+from titan_core.api.parallel.microbatch import AuxiliaryLosses, microbatch_scope
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +132,7 @@ def refusal(site: str, recipe: str, overrides: dict[str, object], ranks: int, br
     try:
         job = make_job(recipe, {"job.device": "cpu", **overrides}, ranks)
         with torch.device("meta"):
-            model: Any = job.facts.model.build()
+            model: Any = job.model.build()
         if broken:
             experts = model.blocks[0].feed_forward.experts
             whole = type(experts).forward
@@ -214,7 +213,7 @@ def balance_beside_plain_torch(site: str) -> list[torch.Tensor]:
         torch.nn.init.normal_(parameter, std=0.3)
     x = torch.randn(batch, seq, args.dim)
     facts = SimpleNamespace(batch=SimpleNamespace(seq_len=seq), mesh=SimpleNamespace(dims=()))
-    module.balance = ExpertBalance(cast(Any, SimpleNamespace(section=SimpleNamespace(weight=0.3), facts=facts, mesh={})))
+    module.balance = ExpertBalance(cast(Any, SimpleNamespace(section=SimpleNamespace(weight=0.3), job=facts, mesh={})))
     losses = AuxiliaryLosses(1 / (batch * seq))
     tokens = torch.zeros(batch, seq, dtype=torch.int64)
     with microbatch_scope(Microbatch(Batch(tokens, tokens), 1, 0, losses)):

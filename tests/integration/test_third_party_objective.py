@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord
 from harness.third_party import EXAMPLES, TINY_LLAMA, install, train_with
-from titan_core.api.batch import IGNORE, Batch
-from titan_core.api.vocabulary import Vocabulary
+from titan_core.api import Batch, Vocabulary
+from titan_core.api.training.batch import IGNORE
 
 Z_LOSS: dict[str, object] = {
     **TINY_LLAMA,

@@ -18,8 +18,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from harness.fake_cuda import FakeCuda
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_recipe
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.sections import OptimizerSection
+from titan_core.api import OptimizerSection, hookimpl
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "titan-optim-muon"
 

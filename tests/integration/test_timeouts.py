@@ -10,7 +10,7 @@ from torch.distributed import distributed_c10d
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 
 RUN: dict[str, object] = {
     "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",

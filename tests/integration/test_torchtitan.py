@@ -11,7 +11,7 @@ import pytest
 from harness.old_recipes import changed, imported
 from titan_completion.schema import json_schema
 from titan_core.cli.main import main
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_models_llama.config import FLAVORS
 from titan_torchtitan.importing import import_recipe
 from titan_torchtitan.reading import read
@@ -141,7 +141,7 @@ def keys_of(schema: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def test_every_key_that_an_import_writes_exists(repository: Path) -> None:
-    known = keys_of(json_schema(Registry.from_installed()))
+    known = keys_of(json_schema(Components.from_installed()))
     written: set[str] = set()
     for changes, _ in SHAPES.values():
         outcome = import_recipe(read(str(changed(repository / "old.toml", changes))), ["llama3"])
@@ -175,7 +175,7 @@ DEFAULTS = {
 def test_a_key_that_is_not_written_has_torchtitans_default() -> None:
     """An import does not write what Titan does by default. Should a default change, the import must write it."""
     assert {rule.to for rule in RULES.values()} | {"float8.enable_fsdp_float8_all_gather"} >= DEFAULTS.keys()
-    schema = keys_of(json_schema(Registry.from_installed()))
+    schema = keys_of(json_schema(Components.from_installed()))
     assert {key: schema[key].get("default") for key in DEFAULTS} == DEFAULTS
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness import PATIENCE
-from titan_core.api.dataset import DatasetContext
+from titan_core.api import DatasetContext
 from titan_core.data.byte_tokenizer import ByteTokenizer
 from titan_core.data.stdlib import open_stdlib
 

@@ -12,11 +12,10 @@ import pytest
 
 from harness.contexts import tokenizer_at
 from harness.jobs import TINY, run_recipe
-from titan_core.api.components import Tokenizer
-from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import TextTokenizer, TokenizerContext, fingerprint
+from titan_core.api import TextTokenizer, Tokenizer, TokenizerContext, UserError
+from titan_core.api.data.tokenizer import fingerprint
 from titan_core.cli.main import main
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_data.tokenizers import bpe
 from titan_data.tokenizers.hugging_face import build as build_hf
 from titan_models_llama.tokenizer import build_described
@@ -106,8 +105,7 @@ def test_few_letters_merge_in_the_same_order(letters: str, tmp_path: Path) -> No
 
 def test_every_token_is_the_merge_of_its_own_bytes(folder: Path) -> None:
     """So ``ignore_merges``, and tiktoken's look-up of whole pieces, change nothing."""
-    from tokenizers import Tokenizer as Library
-    from tokenizers import pre_tokenizers
+    from tokenizers import Tokenizer as Library, pre_tokenizers
 
     library = Library.from_file(str(folder / "tokenizer.json"))
     ranks = bpe.ranks_of(library)
@@ -164,7 +162,7 @@ def test_a_model_is_trained_exported_and_continued_with_it(
 
 def from_files() -> list[str]:
     """The tokenizers that read a file."""
-    registry = Registry.from_installed()
+    registry = Components.from_installed()
     return [
         name for name in registry.names(Tokenizer) if registry.distribution(registry.get(Tokenizer, name)) != "titan-core"
     ]
@@ -174,7 +172,7 @@ def from_files() -> list[str]:
 @pytest.mark.parametrize("name", from_files())
 def test_a_missing_or_damaged_tokenizer_names_the_command_that_makes_one(name: str, path: str | None, in_tmp: Path) -> None:
     Path("damaged").write_text("[]")
-    component = Registry.from_installed().get(Tokenizer, name)
+    component = Components.from_installed().get(Tokenizer, name)
     with pytest.raises(UserError, match=r"`titan tokenizer (download|train)") as raised:
         component.build.load()(TokenizerContext(section=None, path=path))
     assert path is None or path in str(raised.value)

@@ -20,9 +20,7 @@ TINY = [
 
 
 WRONG = """
-from titan_core.api.components import Debugger
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
+from titan_core.api import Debugger, Ref, hookimpl
 
 api = (1, 0)
 

@@ -19,8 +19,7 @@ from harness.jobs import make_job, run_recipe
 from titan_ckpt.catalogue import pick
 from titan_ckpt.chunks import read_whole
 from titan_ckpt.foreign_files import SafetensorsFiles, our_rows
-from titan_core.api.errors import UserError
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import UserError, hookimpl
 from titan_core.cli.main import main
 from titan_core.train import trainer
 from titan_models_llama.config import LlamaArgs, RopeScaling

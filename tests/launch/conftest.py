@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from titan_core.api.launcher import OUTCOMES
+from titan_core.toolkit.launching import OUTCOMES
 from titan_launch import handler, restart_policy, status_line
 
 

@@ -14,8 +14,16 @@ import pytest
 from torch.distributed import TCPStore
 
 from harness.agents import KEY, agent_of
-from titan_core.api.errors import EXIT_LOST_PEER, UserError
-from titan_core.api.launcher import INTERRUPTED, Outcome, announce_interrupt, interrupted_line, report_lines, resume_line
+from titan_core.api import UserError
+from titan_core.toolkit.errors import EXIT_LOST_PEER
+from titan_core.toolkit.launching import (
+    INTERRUPTED,
+    Outcome,
+    announce_interrupt,
+    interrupted_line,
+    report_lines,
+    resume_line,
+)
 from titan_launch import restart_policy
 from titan_launch.agent import JobInterrupted, RankAgent
 from titan_launch.failure import Failure, failure_of, read_outcomes

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job import Job
+from titan_core.api import hookimpl
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.plugins.guard import Origin
 from titan_launch.launch import _diagnose
 
 
-def job_with(*answers: Any) -> Job:
+def job_with(*answers: Any) -> AssembledJob:
     """Return a job of plugins that return ``answers``, or raise them."""
 
     def plugin(number: int, answer: Any) -> tuple[ModuleType, Origin]:
@@ -28,7 +28,7 @@ def job_with(*answers: Any) -> Job:
         return module, Origin(f"plugin_{number}", f"titan-{number}", "1")
 
     modules = [plugin(number, answer) for number, answer in enumerate(answers)]
-    return cast(Job, SimpleNamespace(registry=SimpleNamespace(modules=lambda: modules), dump_folder="run"))
+    return cast(AssembledJob, SimpleNamespace(registry=SimpleNamespace(modules=lambda: modules), dump_folder="run"))
 
 
 def test_the_first_explanation_is_returned() -> None:

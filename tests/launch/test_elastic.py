@@ -17,10 +17,10 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, but not exported to type checkers
 
 from harness.agents import KEY, Peer, agent_of
-from titan_core.api.config import Override
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
+from titan_core.api.config.resolved import Override
 from titan_core.cli.invocation import Invocation
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_launch import elastic, restart_policy
 from titan_launch.agent import JobEnded, RanksState
 from titan_launch.failure import Failure
@@ -40,7 +40,7 @@ open(os.path.dirname(__file__) + f"/started-{world}-{rank}", "w").write(" ".join
 def sizes(**values: object) -> Sizes:
     """The recipe of the tests on any number of ranks, with ``section.key`` written as ``section__key``."""
     own = [Override(key.replace("__", "."), str(value)) for key, value in values.items()]
-    return Sizes(Invocation(argparse.Namespace(recipe="tiny"), Registry.from_installed(), own).job)
+    return Sizes(Invocation(argparse.Namespace(recipe="tiny"), Components.from_installed(), own).job)
 
 
 def machines(least: int, most: int, address: str, last_call: int | None = 1) -> Callable[..., Rendezvous]:
@@ -59,7 +59,7 @@ def machines(least: int, most: int, address: str, last_call: int | None = 1) -> 
 
 def test_the_batch_stays_and_the_rest_adapts(in_tmp: Path) -> None:
     """The recipe: a global batch of 16 in local batches of 4."""
-    plans = {ranks: found.facts.batch for ranks in (1, 2, 4, 8) if not isinstance(found := sizes().on(ranks), UserError)}
+    plans = {ranks: found.batch for ranks in (1, 2, 4, 8) if not isinstance(found := sizes().on(ranks), UserError)}
     assert {ranks: (plan.global_size, plan.local_size, plan.microbatches) for ranks, plan in plans.items()} == {
         1: (16, 4, 4), 2: (16, 4, 2), 4: (16, 4, 1), 8: (16, 2, 1),
     }  # fmt: skip
@@ -68,7 +68,7 @@ def test_the_batch_stays_and_the_rest_adapts(in_tmp: Path) -> None:
 def test_a_fixed_shard_degree_makes_the_replicas_follow_the_ranks(in_tmp: Path) -> None:
     found = sizes(parallelism__data_parallel_shard_degree=2)
     meshes = {ranks: found.on(ranks) for ranks in (2, 4, 3)}
-    shown = {ranks: str(job) if isinstance(job, UserError) else str(job.facts.mesh) for ranks, job in meshes.items()}
+    shown = {ranks: str(job) if isinstance(job, UserError) else str(job.mesh) for ranks, job in meshes.items()}
     assert shown[2] == "dp_shard=2" and shown[4] == "dp_replicate=2 x dp_shard=2"
     assert "the degrees multiply to 2" in shown[3]
 
@@ -77,20 +77,20 @@ def test_the_batch_of_the_first_start_counts(in_tmp: Path) -> None:
     """The recipe leaves it open, and the run's directory knows it."""
     found = sizes(training__global_batch_size=-1, job__dump_folder="run")
     first = found.on(4)
-    assert not isinstance(first, UserError) and first.facts.batch.global_size == 16
+    assert not isinstance(first, UserError) and first.batch.global_size == 16
     (in_tmp / "run").mkdir()
     (in_tmp / "run/config.toml").write_text("[training]\nelastic = true\nglobal_batch_size = 16\n")
     later = found.on(2)
-    assert not isinstance(later, UserError) and later.facts.batch.global_size == 16
+    assert not isinstance(later, UserError) and later.batch.global_size == 16
     assert later.config.value("training.global_batch_size") == 16
     (in_tmp / "run/config.toml").write_text("[training]\nglobal_batch_size = 16\n")  # not an elastic run
     other = found.on(1)
-    assert not isinstance(other, UserError) and other.facts.batch.global_size == 4
+    assert not isinstance(other, UserError) and other.batch.global_size == 4
 
 
 def test_every_size_of_the_range_is_checked(in_tmp: Path) -> None:
     job, line = sizes(parallelism__tensor_parallel_degree=2).check(1, (1, 4))
-    assert job.facts.mesh.world_size == 4
+    assert job.mesh.world_size == 4
     assert line.startswith(
         "elastic job: 2, 4 machine(s) of 1 rank(s) can train with a global batch of 16; 1, 3 cannot (1 machine(s): command"
     )

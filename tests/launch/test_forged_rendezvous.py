@@ -17,7 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, b
 
 from harness import PATIENCE
 from harness.agents import KEY, Peer, agent_of
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_launch import handler as handlers
 from titan_launch.handler import Handler, State
 from titan_launch.meeting_point import handler

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.jobs import TINY, run_recipe
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 
 
 class Cycle:

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from titan_core.api.errors import UserError
-from titan_core.api.health import CheckResult, Health, HealthContext
+from titan_core.api import CheckResult, HealthContext, UserError
+from titan_core.api.commands.health import Health
 from titan_core.plugins.discovery import discover
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 from titan_launch.health import check
 
 
 def result_at(endpoint: str) -> CheckResult:
-    (result,) = check(HealthContext(Registry(discover()), Path("outputs"), endpoint))
+    (result,) = check(HealthContext(Components(discover()), Path("outputs"), endpoint))
     return result
 
 
 def test_nothing_is_checked_without_an_endpoint() -> None:
-    assert not list(check(HealthContext(Registry(discover()), Path("outputs"), "")))
+    assert not list(check(HealthContext(Components(discover()), Path("outputs"), "")))
 
 
 def test_a_port_of_this_machine() -> None:

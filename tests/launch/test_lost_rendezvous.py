@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, but not exported to type checkers
 
 from harness.agents import KEY, agent_of
-from titan_core.api.errors import EXIT_LOST_PEER
+from titan_core.toolkit.errors import EXIT_LOST_PEER
 from titan_launch.launch import _run
 from titan_launch.rendezvous import Rendezvous
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.jobs import make_job
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_launch import numa
 
 EVERY_CORE = set(range(8))

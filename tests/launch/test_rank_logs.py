@@ -13,8 +13,8 @@ import pytest
 from harness.agents import RANK_0, agent_of
 from harness.quick import rows
 from harness.terminal import Screen
-from titan_core.api.errors import UserError
-from titan_core.api.tools.phases import current_phase
+from titan_core.api import UserError
+from titan_core.toolkit.status import current_phase
 from titan_launch.agent import JobInterrupted, RankAgent
 from titan_launch.console import Console, Shown
 from titan_launch.options import shown_ranks

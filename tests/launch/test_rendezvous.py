@@ -14,9 +14,9 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, but not exported to type checkers
 
 from harness.agents import KEY, agent_of
-from titan_core.api.errors import UserError
-from titan_core.api.launcher import LOCAL_ADDRESS
+from titan_core.api import UserError
 from titan_core.cli.main import main
+from titan_core.toolkit.launching import LOCAL_ADDRESS
 from titan_launch import meeting_point, status_line
 from titan_launch.console import Console
 from titan_launch.launch import environment_of_ranks

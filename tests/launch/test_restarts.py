@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.agents import agent_of
-from titan_core.api.launcher import RESTART
+from titan_core.toolkit.launching import RESTART
 from titan_launch import launch, restart_policy
 from titan_launch.agent import JobInterrupted, RankAgent
 from titan_launch.failure import Failure

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.agents import agent_of
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 from titan_core.cli.main import main
 from titan_core.plugins.guard import Origin
 from titan_launch import launch, restart_policy

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from titan_core.api.errors import UserError
-from titan_core.api.launcher import JOB_KEY
-from titan_core.api.tools.secrets import is_secret
+from titan_core.api import UserError
+from titan_core.api._secrets import is_secret
 from titan_core.cli.main import main
+from titan_core.toolkit.launching import JOB_KEY
 from titan_launch.signed_store import Forged, SignedStore, job_key
 
 GOOD = "0123456789abcdef" * 4

@@ -15,15 +15,15 @@ from rich.console import Console
 
 from harness.jobs import TINY, make_job
 from harness.terminal import Screen, Terminal, python
-from titan_core.api.tools import phases
-from titan_core.api.tools.phases import RunProgress, current_phase, phase
+from titan_core.toolkit import status as phases
+from titan_core.toolkit.status import RunProgress, current_phase, phase
 from titan_core.train.trainer import train
 from titan_launch import status_line
 from titan_launch.status_line import StatusLine, _bar, _Pace
 
 START = """
 import os, signal, sys, time
-from titan_core.api.tools.phases import RunProgress, phase, show_progress
+from titan_core.toolkit.status import RunProgress, phase, show_progress
 from titan_launch.status_line import StatusLine
 
 def wait_for_a_line():

@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from titan_core.api.model_part import ModelPart
+from titan_core.api import ModelPart
 from titan_core.model.materialise import materialise
 from titan_core.model.next_token import NextToken
 from titan_models_llama.config import FLAVORS, LlamaArgs, RopeScaling

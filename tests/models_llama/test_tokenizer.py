@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from harness.contexts import tokenizer_at
-from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import fingerprint
+from titan_core.api import UserError
+from titan_core.api.data.tokenizer import fingerprint
 from titan_core.data.byte_tokenizer import ByteTokenizer
-from titan_models_llama.tokenizer import LLAMA3_PATTERN, build_described
-from titan_models_llama.tokenizer import build as build_llama3
+from titan_models_llama.tokenizer import LLAMA3_PATTERN, build as build_llama3, build_described
 
 BYTE = ByteTokenizer()
 

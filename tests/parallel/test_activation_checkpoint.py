@@ -15,11 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness.jobs import make_job
 from harness.objectives import first_step
 from harness.transforms import transform
-from titan_core.api.attention import flex_attend
-from titan_core.api.batch import Batch
-from titan_core.api.document_mask import block_mask
-from titan_core.api.errors import UserError
-from titan_core.api.model_part import ModelPart
+from titan_core.api import Batch, ModelPart, UserError
+from titan_core.api.model.attention import flex_attend
+from titan_core.api.model.document_mask import block_mask
 from titan_core.model.build import build_parts
 from titan_core.model.next_token import NextToken
 from titan_core.train.world import join_world
@@ -112,8 +110,8 @@ def silu_calls(overrides: dict[str, object], transforms: tuple[str, ...] = (), b
     job = make_job("tiny", {**TINY, **overrides})
     job = replace(job, transforms=(*map(transform, transforms), *job.transforms))
     if by_layout:
-        layout = replace(job.facts.model.layout, saved_operators=(by_layout,))
-        job = replace(job, facts=replace(job.facts, model=replace(job.facts.model, layout=layout)))
+        layout = replace(job.model.layout, saved_operators=(by_layout,))
+        job = replace(job, model=replace(job.model, layout=layout))
     with join_world(job) as world:
         (part,) = build_parts(job, world.mesh, world.device)
         tokens = torch.zeros(2, 64, dtype=torch.int64)
@@ -160,7 +158,7 @@ def both_passes(function: Callable[[], object], part: ModelPart) -> None:
 
 
 def tiny_part(*saved: Callable[..., object]) -> ModelPart:
-    layout = make_job("tiny", TINY).facts.model.layout
+    layout = make_job("tiny", TINY).model.layout
     return ModelPart(torch.nn.Linear(1, 1), layout, NextToken(), saved_operators=saved)
 
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from harness.gloo_pool import GlooPool
-from titan_core.api.batch import Batch
-from titan_core.api.sequence_share import SequenceShare
+from titan_core.api import Batch, SequenceShare
 from titan_parallel.context_parallel import DividedAttention, HeadAndTail
 
 

@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from harness.small_gpt import LAYOUT, SmallGPT
-from titan_core.api.model_part import ModelPart
+from titan_core.api import ModelPart
 from titan_core.model.next_token import NextToken
 from titan_parallel import compile as compiler
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
@@ -20,9 +20,9 @@ def options_of_blocks(backend: str, monkeypatch: pytest.MonkeyPatch) -> list[Any
     part.entries(compiler.COMPILER_OPTIONS)["blocks.1.mlp"] = {"emulate_precision_casts": True}
     found: list[Any] = []
     monkeypatch.setattr(nn.Module, "compile", lambda module, **keywords: found.append(keywords["options"]))
-    facts = SimpleNamespace(section=lambda cls: ActivationCheckpointSection())
+    job = SimpleNamespace(section=lambda cls: ActivationCheckpointSection())
     section = CompileSection(backend=backend, components=["model"])
-    compiler.apply(part, cast(Any, SimpleNamespace(section=section, facts=facts)))
+    compiler.apply(part, cast(Any, SimpleNamespace(section=section, job=job)))
     return found
 
 

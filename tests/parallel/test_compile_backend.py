@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.jobs import run_recipe
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 
 
 @pytest.mark.parametrize("name", ["evil_module:owned", "evil_module", "eagre"])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from harness.jobs import run_recipe
-from titan_core.api.tools.device import device_name
+from titan_core.toolkit.device import device_name
 from titan_parallel.compile_cache import FOLDER, CompileCache, UnusableCache, observe, read, write
 from titan_parallel.config import CompileSection
 

@@ -15,11 +15,11 @@ from harness.jobs import RunRecord, make_job
 from harness.meshes import CP, DR, FAST, PP, SCHEDULE, TP, require_equal, run_in
 from harness.objectives import first_step
 from harness.quick import rows
-from titan_core.api import microbatch
-from titan_core.api.batch import IGNORE, Batch
-from titan_core.api.document_mask import block_mask
-from titan_core.api.errors import UserError
-from titan_core.api.model_part import arguments_of
+from titan_core.api import Batch, UserError
+from titan_core.api.model.document_mask import block_mask
+from titan_core.api.parallel import microbatch
+from titan_core.api.parallel.model_part import arguments_of
+from titan_core.api.training.batch import IGNORE
 from titan_core.model.build import build_parts
 from titan_core.train.world import join_world
 

@@ -19,7 +19,7 @@ import torch
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job, run_recipe
 from harness.meshes import CASES, CP, FAST, PP, RECOMPUTATION, SCHEDULE, SETTINGS, TINY, TP, Case, require_equal, run_in
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 
 QUICK = {
     ("FSDP 2", "none"),
@@ -131,7 +131,7 @@ def test_mixed_precision_is_the_same_on_one_device_and_on_two(gloo: GlooPool, on
 
 def rope_dtype(folder: str) -> torch.dtype:
     """Return the dtype of the rotary table that blocks receive under mixed precision."""
-    from titan_core.api.hookspecs import hookimpl
+    from titan_core.api import hookimpl
     from titan_core.train.trainer import train
 
     os.chdir(folder)
@@ -172,7 +172,7 @@ def test_a_bad_record_on_one_rank_is_the_same_clear_error_on_all(gloo: GlooPool,
 
 def local_bytes(folder: str) -> tuple[int, int]:
     """Return the bytes of this rank's parameters, and of the whole model's."""
-    from titan_core.api.hookspecs import hookimpl
+    from titan_core.api import hookimpl
     from titan_core.train.trainer import train
 
     os.chdir(folder)

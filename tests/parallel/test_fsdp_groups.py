@@ -14,7 +14,7 @@ from harness.fake_ranks import Operators, build_on_fake_ranks, fake_ranks
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_job
 from harness.objectives import first_step
-from titan_core.api.batch import Batch
+from titan_core.api import Batch
 
 LAYERS, DIM, FFN = 4, 32, 64
 BLOCK = 3 * DIM * DIM + 3 * DIM * FFN + 2 * DIM

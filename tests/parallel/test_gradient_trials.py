@@ -15,8 +15,7 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_job
 from harness.own_mixers import WithMeans, with_means
 from harness.planted_gradients import AFTER, CP, FSDP, NO_SP, PLANTS, GainAfterSum, InBlocks
-from titan_core.api.errors import UserError
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import UserError, hookimpl
 
 BRIEF: dict[str, object] = {"training.steps": 1, "training.global_batch_size": 4, "lr_scheduler.warmup_steps": 1}
 NAMES = {"tensor": "tp=2", "context": "cp=2", "pipeline": "pp=2",

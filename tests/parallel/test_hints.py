@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from harness.jobs import make_job
-from titan_core.api.errors import Problem, UserError
+from titan_core.api import Problem, UserError
 
 P = "parallelism."
 PP, TP, CP = (P + f"{name}_parallel_degree" for name in ("pipeline", "tensor", "context"))

@@ -24,8 +24,7 @@ from harness.odd_gpts import (
     WithShiftedNorm,
 )
 from harness.small_gpt import LAYOUT, SmallGPT
-from titan_core.api.initial_values import Normal
-from titan_core.api.layout import ModelLayout
+from titan_core.api import ModelLayout, Normal
 
 
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
@@ -59,7 +58,7 @@ def test_parameters_tied_within_a_block_pass(mesh: dict[str, object]) -> None:
     layout = replace(LAYOUT, tied={f"blocks.{block}.norms.1.weight": f"blocks.{block}.norms.0.weight" for block in range(2)})
     job = job_on(mesh, TiedInBlocks, layout)
     for transform in job.transforms:
-        assert transform.check is None or not list(transform.check.load()(transform.context(job.facts)))
+        assert transform.check is None or not list(transform.check.load()(transform.context(job)))
     require(job)
 
 

@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 
 from harness.jobs import make_job
-from titan_core.api.build_context import JobContext
-from titan_core.api.errors import UserError
-from titan_core.api.layout_rules import Mixer, causal_attention
-from titan_core.api.ref import Ref
+from titan_core.api import JobContext, Mixer, Ref, UserError, causal_attention
 from titan_parallel.config import ContextParallelKeys, TensorParallelKeys
 from titan_parallel.context_parallel_check import check as context_check
 from titan_parallel.tensor_parallel_check import check as tensor_check
@@ -60,12 +57,12 @@ def test_without_sequence_parallelism_only_context_parallelism_divides_the_lengt
 
 
 def test_mixers_of_an_unknown_kind_need_a_rule() -> None:
-    facts = make_job("tiny", {CP: 2}, 2).facts
+    job = make_job("tiny", {CP: 2}, 2)
 
     def problems(mixer: Mixer) -> list[str]:
-        layout = replace(facts.model.layout, mixers={**facts.model.layout.mixers, "other.scan": mixer})
-        changed = replace(facts, model=replace(facts.model, layout=layout))
-        return list(map(str, context_check(JobContext(section=ContextParallelKeys(), facts=changed))))
+        layout = replace(job.model.layout, mixers={**job.model.layout.mixers, "other.scan": mixer})
+        changed = replace(job, model=replace(job.model, layout=layout))
+        return list(map(str, context_check(JobContext(section=ContextParallelKeys(), job=changed))))
 
     (problem,) = problems(Mixer(kind="linear_recurrence"))
     assert (
@@ -77,12 +74,12 @@ def test_mixers_of_an_unknown_kind_need_a_rule() -> None:
 
 
 def test_the_heads_of_every_mixer_must_divide() -> None:
-    facts = make_job("tiny", {TP: 4}, 4).facts
+    job = make_job("tiny", {TP: 4}, 4)
 
     def problems(**mixers: Mixer) -> list[str]:
-        layout = replace(facts.model.layout, mixers=mixers)
-        changed = replace(facts, model=replace(facts.model, layout=layout))
-        return list(map(str, tensor_check(JobContext(section=TensorParallelKeys(), facts=changed))))
+        layout = replace(job.model.layout, mixers=mixers)
+        changed = replace(job, model=replace(job.model, layout=layout))
+        return list(map(str, tensor_check(JobContext(section=TensorParallelKeys(), job=changed))))
 
     assert not problems() and not problems(scan=Mixer(kind="linear_recurrence"))
     (problem,) = problems(one=causal_attention(8, 4), other=Mixer(kind="linear_attention", heads=6))

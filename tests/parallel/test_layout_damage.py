@@ -42,12 +42,8 @@ from harness.odd_gpts import (
     shifted,
 )
 from harness.small_gpt import DIM, HEADS, KV_HEADS, LAYOUT, SmallGPT
-from titan_core.api.build_context import JobContext
-from titan_core.api.errors import UserError
-from titan_core.api.job import Job
-from titan_core.api.layout import ModelLayout
-from titan_core.api.layout_rules import Replicate, Rule, causal_attention
-from titan_core.api.model_part import ModelPart
+from titan_core.api import JobContext, ModelLayout, ModelPart, Replicate, Rule, UserError, causal_attention
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.model.next_token import NextToken
 from titan_parallel import tensor_parallel
 from titan_parallel.config import FSDPKeys
@@ -154,8 +150,8 @@ def test_damage_is_refused(damage: Damage) -> None:
     assert all(problem.fix for problem in caught.value.problems)
 
 
-def context_of(job: Job) -> JobContext[FSDPKeys]:
-    return JobContext(section=job.config.section(FSDPKeys), facts=job.facts)
+def context_of(job: AssembledJob) -> JobContext[FSDPKeys]:
+    return JobContext(section=job.config.section(FSDPKeys), job=job)
 
 
 def test_tied_parameters_must_be_in_one_fsdp_unit() -> None:

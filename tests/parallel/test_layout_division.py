@@ -16,8 +16,7 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_job
 from harness.odd_gpts import OWN, OwnParameters, PositionsApart
 from harness.small_gpt import DIM, LAYOUT, SmallGPT
-from titan_core.api.initial_values import Constant, Normal
-from titan_core.api.layout import ModelDefinition
+from titan_core.api import Constant, ModelDefinition, Normal
 
 TP = "parallelism.tensor_parallel_degree"
 NO_SP = {"parallelism.disable_sequence_parallel": "true"}

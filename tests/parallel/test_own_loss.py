@@ -12,8 +12,7 @@ from harness import small_gpt
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_job
 from harness.transforms import transform
-from titan_core.api.components import Phase
-from titan_core.api.errors import UserError
+from titan_core.api import Phase, UserError
 
 TP = {"parallelism.tensor_parallel_degree": 2}
 COMPILED_LOSS = {"compile.enable": "true", "compile.components": '["loss"]', "compile.backend": "eager"}

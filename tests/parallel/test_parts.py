@@ -8,17 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness.jobs import make_job
-from titan_core.api.batch import Batch
-from titan_core.api.errors import UserError
-from titan_core.api.layout import ModelLayout
-from titan_core.api.model_part import ModelPart
-from titan_core.api.vocabulary import Vocabulary
+from titan_core.api import Batch, ModelLayout, ModelPart, UserError, Vocabulary
 from titan_core.model.next_token import NextToken
 from titan_core.model.part_guard import PartGuard
 from titan_parallel.activation_checkpoint import Selection
@@ -83,23 +78,23 @@ def test_stages_go_round_the_ranks_or_back_and_forth(stages: int, ranks: int, or
 def test_microbatches_hold_each_sequence_once(microbatches: int, pieces: int, size: int) -> None:
     keys = SimpleNamespace(pipeline_parallel_microbatch_size=size)
     batch = SimpleNamespace(microbatches=microbatches, local_size=pieces * size)
-    facts: Any = SimpleNamespace(batch=batch, section=lambda cls: keys)
-    assert microbatches_of(facts) * size == microbatches * pieces * size
+    job: Any = SimpleNamespace(batch=batch, section=lambda cls: keys)
+    assert microbatches_of(job) * size == microbatches * pieces * size
 
 
 def test_the_head_counts_by_its_operations_and_the_embedding_as_half() -> None:
-    facts = make_job("tiny", {"parallelism.pipeline_parallel_degree": 2}, 2).facts
-    layout, seq_len = facts.model.layout, facts.batch.seq_len
+    job = make_job("tiny", {"parallelism.pipeline_parallel_degree": 2}, 2)
+    layout, seq_len = job.model.layout, job.batch.seq_len
     head = 6.0 * layout.dim * layout.vocab_size
-    block = (facts.model.flops_per_token(seq_len) - head) / layout.num_blocks
-    first, last = _extra_layers(facts)
+    block = (job.model.flops_per_token(seq_len) - head) / layout.num_blocks
+    first, last = _extra_layers(job)
     assert (first, last) == pytest.approx((0.5 * head / block, head / block))
     given_weights = {
         "parallelism.pipeline_parallel_degree": 2,
         "parallelism.pipeline_parallel_first_stage_less_layers": 1,
         "parallelism.pipeline_parallel_last_stage_less_layers": 0,
     }
-    assert _extra_layers(make_job("tiny", given_weights, 2).facts) == (1.0, 0.0)
+    assert _extra_layers(make_job("tiny", given_weights, 2)) == (1.0, 0.0)
 
 
 # -- recomputation for schedules that split backward

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from harness.jobs import make_job
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_parallel.pipeline_plan import PipelinePlan, even_cuts, plan_pipeline
 
 DEGREE = "parallelism.pipeline_parallel_degree"
@@ -21,7 +20,7 @@ MICROBATCH = "parallelism.pipeline_parallel_microbatch_size"
 
 
 def plan(overrides: dict[str, object], world_size: int | None = None) -> PipelinePlan:
-    return plan_pipeline(make_job("tiny", overrides, world_size or int(str(overrides[DEGREE]))).facts)
+    return plan_pipeline(make_job("tiny", overrides, world_size or int(str(overrides[DEGREE]))))
 
 
 @given(st.lists(st.floats(0.1, 5.0), min_size=1, max_size=9), st.integers(1, 9))
@@ -61,12 +60,12 @@ def test_the_405b_model_is_cut_as_its_authors_cut_it() -> None:
 
 def test_stages_are_balanced_by_the_costs_of_blocks() -> None:
     ends = {f"parallelism.pipeline_parallel_{end}_stage_less_layers": 0 for end in ("first", "last")}
-    facts = make_job("tiny", {DEGREE: 2, SCHEDULE: "1F1B", **ends}, 2).facts
+    job = make_job("tiny", {DEGREE: 2, SCHEDULE: "1F1B", **ends}, 2)
 
     def blocks(costs: tuple[float, ...]) -> list[int]:
-        layout = replace(facts.model.layout, block_costs=costs)
-        stages = plan_pipeline(replace(facts, model=replace(facts.model, layout=layout))).stages
-        return [sum(name.startswith(f"{facts.model.layout.blocks}.") for name in stage) for stage in stages]
+        layout = replace(job.model.layout, block_costs=costs)
+        stages = plan_pipeline(replace(job, model=replace(job.model, layout=layout))).stages
+        return [sum(name.startswith(f"{job.model.layout.blocks}.") for name in stage) for stage in stages]
 
     assert blocks(()) == blocks((7.0,) * 6) == [3, 3]
     assert blocks((5.0, 1.0, 1.0, 1.0, 1.0, 1.0)) == [1, 5]

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from harness.jobs import make_job
-from titan_core.api.build_context import JobContext
-from titan_core.api.job_facts import JobFacts
+from titan_core.api import Job, JobContext
 from titan_parallel import planning
 from titan_parallel.config import CompileSection, ContextParallelKeys, PipelineKeys, TensorParallelKeys
 from titan_parallel.pipeline_check import check
@@ -22,25 +21,25 @@ SCHEDULE, LAYERS = P + "pipeline_parallel_schedule", P + "pipeline_parallel_laye
 ASYNC, ROTATION = P + "enable_async_tensor_parallel", P + "context_parallel_rotate_method"
 
 
-def facts_of(ranks: int, **settings: object) -> JobFacts:
-    return make_job("tiny", {key.replace("__", "."): value for key, value in settings.items()}, ranks).facts
+def facts_of(ranks: int, **settings: object) -> Job:
+    return make_job("tiny", {key.replace("__", "."): value for key, value in settings.items()}, ranks)
 
 
-def pipelines(facts: JobFacts) -> Mapping[str, Sequence[Any]]:
-    return planning.pipeline_choices(JobContext(section=facts.section(PipelineKeys), facts=facts))
+def pipelines(job: Job) -> Mapping[str, Sequence[Any]]:
+    return planning.pipeline_choices(JobContext(section=job.section(PipelineKeys), job=job))
 
 
 def test_a_pipeline_may_have_more_stages_on_a_rank_if_they_divide_evenly() -> None:
-    facts = facts_of(2, **{PP: 2, "model__args": "{n_layers = 20}", "compile__enable": "true"})
-    offered = pipelines(facts)
+    job = facts_of(2, **{PP: 2, "model__args": "{n_layers = 20}", "compile__enable": "true"})
+    offered = pipelines(job)
     assert offered[SCHEDULE] == ["1F1B", "Interleaved1F1B"]  # compiled blocks cannot split their backward pass
     default, *layers = offered[LAYERS]
     assert default is None and layers
     counts = []
     for each in offered[LAYERS]:
-        config = facts.config.changed({SCHEDULE: "Interleaved1F1B", LAYERS: each})
-        changed = replace(facts, config=config)
-        assert not list(check(JobContext(section=config.section(PipelineKeys), facts=changed)))
+        config = job.config.changed({SCHEDULE: "Interleaved1F1B", LAYERS: each})
+        changed = replace(job, config=config)
+        assert not list(check(JobContext(section=config.section(PipelineKeys), job=changed)))
         counts.append(len(plan_pipeline(changed).stages) // 2)
     assert counts[0] == 2 and len(set(counts)) == len(counts) and max(counts) <= 5
 
@@ -67,23 +66,23 @@ def test_schedules_that_need_two_stages_on_a_rank_need_as_many_blocks() -> None:
 def test_matmuls_and_collectives_overlap_where_blocks_are_compiled(
     settings: dict[str, object], ranks: int, offered: dict[str, object]
 ) -> None:
-    facts = facts_of(ranks, **settings)
-    assert planning.tensor_choices(JobContext(section=facts.section(TensorParallelKeys), facts=facts)) == offered
+    job = facts_of(ranks, **settings)
+    assert planning.tensor_choices(JobContext(section=job.section(TensorParallelKeys), job=job)) == offered
 
 
 def test_a_divided_sequence_may_pass_its_keys_on() -> None:
-    facts = facts_of(2, **{CP: 2})
-    context = JobContext(section=facts.section(ContextParallelKeys), facts=facts)
+    job = facts_of(2, **{CP: 2})
+    context = JobContext(section=job.section(ContextParallelKeys), job=job)
     assert planning.context_choices(context) == {ROTATION: ("allgather", "alltoall")}
     assert not planning.context_costs(context).passes_keys
     passed = context.section.model_copy(update={"context_parallel_rotate_method": "alltoall"})
-    assert planning.context_costs(JobContext(section=passed, facts=facts)).passes_keys
+    assert planning.context_costs(JobContext(section=passed, job=job)).passes_keys
     alone = facts_of(1)
-    assert planning.context_choices(JobContext(section=alone.section(ContextParallelKeys), facts=alone)) == {}
+    assert planning.context_choices(JobContext(section=alone.section(ContextParallelKeys), job=alone)) == {}
 
 
 def test_only_a_pipeline_may_be_faster_without_the_compiler() -> None:
     for settings, ranks, expected in (({PP: 2}, 2, (True, False)), ({}, 1, (True,))):
-        facts = facts_of(ranks, **settings)
-        context = JobContext(section=facts.section(CompileSection), facts=facts)
+        job = facts_of(ranks, **settings)
+        context = JobContext(section=job.section(CompileSection), job=job)
         assert planning.compile_choices(context) == {"compile.enable": expected}

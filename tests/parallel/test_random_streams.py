@@ -14,9 +14,7 @@ from harness.jobs import RunRecord, run_job
 from harness.masks import DIVIDED, MASKS, STEPS, train_masked
 from harness.meshes import CP, PP, SCHEDULE, TP
 from harness.small_gpt import definition, job_of
-from titan_core.api.attention import CausalAttention
-from titan_core.api.dropout import Dropout
-from titan_core.api.errors import UserError
+from titan_core.api import CausalAttention, Dropout, UserError
 
 NO_SP = "parallelism.disable_sequence_parallel"
 AC = "activation_checkpoint.mode"

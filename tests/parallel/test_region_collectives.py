@@ -13,8 +13,7 @@ from torch import Tensor
 
 from harness.fake_ranks import Operators, build_on_fake_ranks, fake_ranks
 from harness.objectives import first_step
-from titan_core.api.batch import Batch
-from titan_core.api.model_part import ModelPart
+from titan_core.api import Batch, ModelPart
 from titan_parallel import region_collectives
 from titan_parallel.partial_gradients import PARTIAL_GRADIENTS, observe
 

@@ -15,10 +15,8 @@ from torch.distributed.tensor import DTensor, Shard
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job, whole
 from harness.objectives import first_step
-from titan_core.api.batch import Batch
-from titan_core.api.errors import UserError
-from titan_core.api.job import Job
-from titan_core.api.world import World
+from titan_core.api import Batch, UserError, World
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.model.build import build_parts
 from titan_core.train.world import join_world
 from titan_parallel import region_collectives
@@ -50,14 +48,14 @@ def gradients(folder: str, variants: list[dict[str, object]]) -> list[dict[str, 
         return [gradients_of(job, world) for job in jobs]
 
 
-def gradients_of(job: Job, world: World) -> dict[str, Tensor]:
+def gradients_of(job: AssembledJob, world: World) -> dict[str, Tensor]:
     (part,) = build_parts(job, world.mesh, world.device)
     tokens = torch.arange(2 * SEQ).view(2, SEQ) * 7 % 259
     for _ in range(2):
         part.forward_loss(first_step(Batch(tokens, tokens.roll(1)))).backward()
     for transform in job.transforms:
         if transform.observe is not None:
-            context = transform.training_context(job.facts, world.mesh, world.device)
+            context = transform.training_context(job, world.mesh, world.device)
             observer: Any = transform.observe.load()([part], context)
             observer.titan_gradients_complete(1)
     named = part.module.named_parameters()

@@ -12,4 +12,4 @@ from harness.ring import Divides, Treated, ring_job
 def test_data_parallelism_covers_a_third_partys_dimension(divides: Divides, treated: Treated) -> None:
     job = ring_job(divides, treated=treated)
     assert "fsdp" in {transform.name for transform in job.transforms}
-    assert job.facts.mesh.data_dims(treated)[-1] == "ring"
+    assert job.mesh.data_dims(treated)[-1] == "ring"

@@ -13,8 +13,8 @@ from harness import small_gpt
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_job
 from harness.small_gpt import SmallGPT
-from titan_core.api.batch import IGNORE
-from titan_core.api.job import Job
+from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.api.training.batch import IGNORE
 from titan_core.data.loader import data_loader
 from titan_core.data.opened import OpenedData
 
@@ -28,7 +28,7 @@ BRIEF: dict[str, object] = {
 }
 
 
-def job_of(overrides: dict[str, object], world_size: int) -> Job:
+def job_of(overrides: dict[str, object], world_size: int) -> AssembledJob:
     return small_gpt.job_of(small_gpt.definition(), {**BRIEF, **overrides}, world_size)
 
 
@@ -80,7 +80,7 @@ def test_the_loss_is_the_weighted_mean(gloo: GlooPool, tmp_path: Path, overrides
     ],
 )
 def test_bad_weights_are_refused(in_tmp: Path, flaw: str, why: str) -> None:
-    from titan_core.api.errors import UserError
+    from titan_core.api import UserError
 
     job = job_of({"training.dataset_path": f"64:{flaw}"}, 1)
     with pytest.raises(UserError, match=rf"dataset 'prompts', logical shard \d of 4, document at .*: {why}"):

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from titan_core.api.errors import UserError
-from titan_core.api.runs.run_log import RunLog
+from titan_core.api import UserError
 from titan_core.cli.main import main
 from titan_core.plugins.discovery import discover
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.runs.run_log import RunLog
 from titan_report.compare.outcome import csv_rows_of, loss_difference, outcome_of, rows_of, speed_up
 from titan_report.compare.purpose import purpose_of
 from titan_report.compare.variants import folders_of, split, variants_of
@@ -158,7 +158,7 @@ def test_the_final_loss_is_a_mean_over_the_last_tenth() -> None:
     ],
 )
 def test_what_a_comparison_measures(keys: set[str], purpose: str) -> None:
-    assert purpose_of(keys, Registry(discover())) == purpose
+    assert purpose_of(keys, Components(discover())) == purpose
 
 
 @pytest.mark.full

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from titan_core.api.errors import UserError
-from titan_core.api.runs import json_lines
-from titan_core.api.runs.run_log import RunLog
-from titan_core.api.runs.tail import Tail
-from titan_core.api.runs.thinned import EXTREMES, KEPT, SignsOfLife, Thinned
+from titan_core.api import UserError
 from titan_core.cli.main import main
 from titan_core.runlog.run_directory import _up_to
+from titan_core.toolkit import json_lines
+from titan_core.toolkit.runs.run_log import RunLog
+from titan_core.toolkit.runs.tail import Tail
+from titan_core.toolkit.runs.thinned import EXTREMES, KEPT, SignsOfLife, Thinned
 from titan_report.followed_run import FollowedRun
 
 START = {"event": "start", "time": 1000.0, "step": 0, "steps": 10**6, "world_size": 1}

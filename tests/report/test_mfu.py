@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.made_runs import write_run
-from titan_core.api.runs.run_log import RunLog
+from titan_core.toolkit.runs.run_log import RunLog
 from titan_report.compare.outcome import outcome_of, rows_of
 from titan_report.summary import summary
 

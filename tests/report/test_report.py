@@ -15,8 +15,8 @@ import pytest
 from harness.browser import Visit, chromium, visit
 from harness.jobs import TINY, run_recipe
 from harness.made_runs import CLOSING, end, eventful_loss, start, write_eventful, write_lines, write_run
-from titan_core.api.runs.run_log import RunLog
 from titan_core.cli.main import main
+from titan_core.toolkit.runs.run_log import RunLog
 from titan_report.axes import positions
 from titan_report.charts import line_charts
 from titan_report.page import page, write_report

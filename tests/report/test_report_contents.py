@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from harness.made_runs import BEGAN, end, start, write_eventful, write_lines, write_run
-from titan_core.api.errors import UserError
-from titan_core.api.runs.run_log import RunLog
+from titan_core.api import UserError
 from titan_core.cli.main import main
+from titan_core.toolkit.runs.run_log import RunLog
 from titan_report.names import distinct_names
 from titan_report.page import page
 from titan_report.summary import model_of, summary

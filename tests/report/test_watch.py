@@ -22,11 +22,11 @@ from rich.console import Console
 from harness import PATIENCE
 from harness.jobs import run_recipe
 from harness.made_runs import BEGAN, end, record, start, validation, write_lines, write_run
-from titan_core.api.processes import pid_namespace
-from titan_core.api.runs import tail
-from titan_core.api.runs.json_lines import read_lines
-from titan_core.api.runs.tail import Tail
 from titan_core.cli.main import main
+from titan_core.toolkit.json_lines import read_lines
+from titan_core.toolkit.processes import pid_namespace
+from titan_core.toolkit.runs import tail
+from titan_core.toolkit.runs.tail import Tail
 from titan_report.attempts import pace_of
 from titan_report.braille import plot
 from titan_report.dashboard import frame

@@ -17,7 +17,7 @@ from harness.gloo_pool import GlooPool
 from harness.refusals import refused
 
 pytest.importorskip("titan_simulate")
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_core.cli.main import main
 from titan_simulate.calibrate import collectives, compute
 from titan_simulate.calibrate.calibrate import median_of

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from harness.fake_cuda import FakeCuda
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 
 host_waits = pytest.importorskip("titan_simulate.engine.host_waits")
 fork_server = pytest.importorskip("titan_simulate.engine.fork_server")

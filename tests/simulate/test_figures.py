@@ -11,7 +11,7 @@ import pytest
 
 from harness.fake_cuda import FakeCuda
 from harness.jobs import make_job
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 
 if TYPE_CHECKING:
     from titan_simulate.engine.result import SimulatedRank

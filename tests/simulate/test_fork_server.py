@@ -18,7 +18,7 @@ from harness import PATIENCE
 
 pytest.importorskip("titan_simulate")
 
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_simulate.engine.fork_server import RemoteError, call_in_fork, call_in_forks
 
 
@@ -132,7 +132,7 @@ def _has_members(group: int) -> bool:
 
 
 def test_progress_is_what_the_command_has_reported_last() -> None:
-    from titan_core.api.tools.phases import current_phase
+    from titan_core.toolkit.status import current_phase
     from titan_simulate.engine import command_fork
 
     shown: list[str] = []

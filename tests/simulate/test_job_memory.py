@@ -12,7 +12,7 @@ from harness.fake_cuda import FakeCuda
 from harness.jobs import make_job
 
 pytest.importorskip("titan_simulate")
-from titan_core.api.sections import TrainingSection
+from titan_core.api.config.sections import TrainingSection
 from titan_core.cli.main import main
 from titan_simulate.estimate import job_memory
 from titan_simulate.estimate.arithmetic import least_state
@@ -22,9 +22,9 @@ LARGE = {"model.args": "{dim = 8192, n_layers = 8, n_heads = 64, n_kv_heads = 8,
 
 def test_one_device_holds_every_parameter_and_adam_two_values_more() -> None:
     job = make_job("tiny", {})
-    found, parameters = least_state(job), job.facts.model.num_params
+    found, parameters = least_state(job), job.model.num_params
     assert (found.parameters, found.gradients, found.optimizer_state) == (4 * parameters, 4 * parameters, 8 * parameters)
-    batch, layout = job.facts.batch, job.facts.model.layout
+    batch, layout = job.batch, job.model.layout
     assert found.block_inputs == layout.num_blocks * batch.local_size * batch.seq_len * layout.dim * 4
 
 
@@ -75,5 +75,4 @@ def test_memory_on_the_device_is_not_judged_where_it_is_offloaded(monkeypatch: p
     job = make_job("tiny", LARGE)
     sections = dict(job.config.sections)
     sections[TrainingSection] = sections[TrainingSection].model_copy(update={"enable_cpu_offload": True})
-    facts = replace(job.facts, config=replace(job.config, sections=sections))
-    job_memory.warn_if_too_large(replace(job, facts=facts))
+    job_memory.warn_if_too_large(replace(job, config=replace(job.config, sections=sections)))

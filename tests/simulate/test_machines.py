@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("titan_simulate")
 
-from titan_core.api.errors import UserError
-from titan_core.api.tools.device import attention_order
+from titan_core.api import UserError
+from titan_core.toolkit.device import attention_order
 from titan_simulate.hardware.read import names, read_machine
 
 

@@ -6,10 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from titan_core.api.layout import ModelDefinition, ModelLayout
-from titan_core.api.layout_rules import Column, Experts, Replicate, Row, causal_attention
-from titan_core.api.mesh import STANDARD_DIMS, MeshPlan, MeshView
-from titan_core.api.planning import PipelineCosts
+from titan_core.api import (
+    Column,
+    Experts,
+    MeshPlan,
+    MeshView,
+    ModelDefinition,
+    ModelLayout,
+    PipelineCosts,
+    Replicate,
+    Row,
+    causal_attention,
+)
+from titan_core.api.parallel.mesh import STANDARD_DIMS
 
 arithmetic = pytest.importorskip("titan_simulate.plan.arithmetic")
 

@@ -10,7 +10,7 @@ import pytest
 import tomli
 
 from harness.old_recipes import RECIPE, imported, nested
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_torchtitan.importing import import_recipe
 from titan_torchtitan.reading import read
 from titan_torchtitan.rules import RULES, last_name, with_defaults

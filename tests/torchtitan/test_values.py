@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.old_recipes import imported
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_torchtitan.importing import import_recipe
 from titan_torchtitan.reading import from_document
 from titan_torchtitan.writing import to_toml

@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import hookimpl
 
 if TYPE_CHECKING:
-    from titan_core.api.events import PendingUpdate, RunStart, StepReport
+    from titan_core.api import PendingUpdate, Run, StepReport
 
 api = (1, 0)
 
@@ -31,7 +31,7 @@ _rows: dict[int, str] = {}
 
 
 @hookimpl
-def titan_train_start(run: RunStart) -> None:
+def titan_train_start(run: Run) -> None:
     global _descriptor
     if FOLDER in os.environ:
         path = Path(os.environ[FOLDER]) / TRAIL / f"{run.attempt:.6f}-{run.world.rank}.jsonl"

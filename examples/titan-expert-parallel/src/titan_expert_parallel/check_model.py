@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.errors import Problem
-from titan_core.api.model_trial import Around, ModelTrial
+from titan_core.api import Around, ModelTrial, Problem, TrainingContext
 from titan_expert_parallel.check import DEGREE
 from titan_expert_parallel.config import ExpertParallelKeys
 from titan_expert_parallel.torch_private import substituted_parameters
@@ -19,7 +17,7 @@ from titan_expert_parallel.transform import expert_rules
 def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[ExpertParallelKeys]) -> Iterator[Problem]:
     """Require that experts have modules of their own, that the degree divides their number, and that they compute the same
     results when divided."""
-    degree = context.facts.mesh.degree("ep")
+    degree = context.job.mesh.degree("ep")
     sizes: dict[str, int] = {}
     dims: dict[str, dict[str, int]] = {}
     for path, module in model.named_modules():

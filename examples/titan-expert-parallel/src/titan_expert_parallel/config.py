@@ -4,8 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from titan_core.api.numbers import Ranks
-from titan_core.api.section import ALL_KEYS, Section
+from titan_core.api import ALL_KEYS, Ranks, Section
 
 
 class ExpertParallelKeys(Section):

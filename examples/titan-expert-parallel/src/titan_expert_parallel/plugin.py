@@ -1,9 +1,6 @@
 """Registers the expert-parallel transform and its mesh view."""
 
-from titan_core.api.components import Phase, Transform
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.mesh import MeshView
-from titan_core.api.ref import Ref
+from titan_core.api import MeshView, Phase, Ref, Transform, hookimpl
 from titan_expert_parallel.check import DEGREE
 from titan_expert_parallel.config import ExpertParallelKeys
 
@@ -19,7 +16,7 @@ def titan_parallelisms() -> list[Transform]:
             config=ExpertParallelKeys,
             phase=Phase.EXPERT,
             mesh_views=(MeshView("ep", DEGREE, borrows=("dp_shard", "cp")),),
-            active=lambda context: context.facts.mesh.degree("ep") > 1,
+            active=lambda context: context.job.mesh.degree("ep") > 1,
             serves=(DEGREE,),
             check=Ref("titan_expert_parallel.check:check"),
             check_model=Ref("titan_expert_parallel.check_model:check_model"),

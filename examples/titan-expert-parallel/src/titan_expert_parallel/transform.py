@@ -13,11 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.job_mesh import JobMesh
-from titan_core.api.layout import ModelLayout
-from titan_core.api.layout_rules import Experts
-from titan_core.api.model_part import ModelPart
+from titan_core.api import Experts, JobMesh, ModelLayout, ModelPart, TrainingContext
 from titan_expert_parallel.config import ExpertParallelKeys
 from titan_expert_parallel.torch_private import (
     exchange_counts,

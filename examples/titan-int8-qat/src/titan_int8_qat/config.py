@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from titan_core.api.section import Section
+from titan_core.api import Section
 
 
 class Int8QATSection(Section):

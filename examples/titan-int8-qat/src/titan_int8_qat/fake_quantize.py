@@ -3,8 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.model_part import ModelPart
+from titan_core.api import ModelPart, TrainingContext
 from titan_int8_qat.config import Int8QATSection
 
 

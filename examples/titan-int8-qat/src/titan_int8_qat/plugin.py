@@ -1,8 +1,6 @@
 """Registers the int8 quantisation-aware training transform."""
 
-from titan_core.api.components import Phase, Transform
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
+from titan_core.api import Phase, Ref, Transform, hookimpl
 from titan_int8_qat.config import Int8QATSection
 
 api = (1, 0)

@@ -4,8 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from titan_core.api.numbers import LearningRate, Ranks, Steps
-from titan_core.api.section import Section
+from titan_core.api import LearningRate, Ranks, Section, Steps
 
 
 class LocalSGDSection(Section):

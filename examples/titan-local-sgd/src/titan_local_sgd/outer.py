@@ -7,11 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.events import RunStart, StepReport
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.model_part import ModelPart
-from titan_core.api.sections import TrainingSection
+from titan_core.api import ModelPart, Run, StepReport, TrainingContext, hookimpl
 from titan_local_sgd.config import LocalSGDSection
 
 
@@ -26,7 +22,7 @@ class OuterOptimizer:
     def __init__(self, parts: Sequence[ModelPart], context: TrainingContext[LocalSGDSection]) -> None:
         self._section = context.section
         self._group = context.mesh["island"].get_group()
-        self._steps = context.facts.section(TrainingSection).steps
+        self._steps = context.job.steps
         named = [pair for part in parts for pair in part.module.named_parameters()]
         self._names = [name for name, _ in named]
         self._weights = [parameter.detach() for _, parameter in named]
@@ -49,7 +45,7 @@ class OuterOptimizer:
         return tensors
 
     @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         # No outer state was restored, but the weights may have been loaded after this object was built.
         if not self._begun:
             for common, weight in zip(self._common, self._weights, strict=True):

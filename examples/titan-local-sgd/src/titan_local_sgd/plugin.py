@@ -1,9 +1,6 @@
 """Registers local SGD and its mesh dimension."""
 
-from titan_core.api.components import Phase, Transform
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.mesh import MeshDim
-from titan_core.api.ref import Ref
+from titan_core.api import MeshDim, Phase, Ref, Transform, hookimpl
 from titan_local_sgd.config import LocalSGDSection
 
 api = (1, 0)
@@ -20,7 +17,7 @@ def titan_parallelisms() -> list[Transform]:
             config=LocalSGDSection,
             phase=Phase.DATA,
             mesh_dims=(ISLAND,),
-            active=lambda context: context.facts.mesh.degree("island") > 1,
+            active=lambda context: context.job.mesh.degree("island") > 1,
             serves=("local_sgd.islands",),
             apply=Ref("titan_local_sgd.outer:apply"),
             observe=Ref("titan_local_sgd.outer:OuterOptimizer"),

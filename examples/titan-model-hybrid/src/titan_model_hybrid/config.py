@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from titan_core.api.numbers import Heads, Layers, Tokens, Vocabulary, Width
+from titan_core.api import Heads, Layers, Tokens, VocabularySize, Width
 
 
 class HybridArgs(BaseModel):
@@ -18,7 +18,7 @@ class HybridArgs(BaseModel):
     """Number of blocks. Recurrent and attention blocks alternate, beginning with a recurrent one."""
     n_heads: Heads = Field(default=4, gt=0)
     """Number of attention heads."""
-    vocab_size: Vocabulary = Field(default=288, gt=0)
+    vocab_size: VocabularySize = Field(default=288, gt=0)
     """Number of tokens in the vocabulary."""
     max_seq_len: Tokens = Field(default=2048, gt=0)
     """Longest context in tokens."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from titan_core.api.sequence_share import SequenceShare
+from titan_core.api import SequenceShare
 from titan_model_hybrid.scan import begins, scan
 
 

@@ -1,9 +1,19 @@
 """The hybrid model's layout."""
 
-from titan_core.api.initial_values import Constant, Normal, Uniform
-from titan_core.api.layout import ModelDefinition, ModelLayout
-from titan_core.api.layout_rules import Column, Mixer, Replicate, Row, Shard, causal_attention
-from titan_core.api.ref import Ref
+from titan_core.api import (
+    Column,
+    Constant,
+    Mixer,
+    ModelDefinition,
+    ModelLayout,
+    Normal,
+    Ref,
+    Replicate,
+    Row,
+    Shard,
+    Uniform,
+    causal_attention,
+)
 from titan_model_hybrid.config import HybridArgs
 
 

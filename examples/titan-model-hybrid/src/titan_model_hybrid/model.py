@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from titan_core.api.attention import CausalAttention
+from titan_core.api import CausalAttention
 from titan_model_hybrid.config import HybridArgs
 from titan_model_hybrid.scan import begins, scan
 

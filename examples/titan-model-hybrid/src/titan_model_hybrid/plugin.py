@@ -1,8 +1,6 @@
 """Registers the model ``hybrid`` and its recipe."""
 
-from titan_core.api.components import Model, Recipe, recipes_in
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
+from titan_core.api import Model, Recipe, Ref, hookimpl, recipes_in
 from titan_model_hybrid.config import HybridArgs
 
 api = (1, 0)

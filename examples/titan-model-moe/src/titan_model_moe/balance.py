@@ -12,10 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from titan_core.api.auxiliary_loss import add_auxiliary_loss
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.microbatch import current_microbatch
-from titan_core.api.model_part import ModelPart
+from titan_core.api import ModelPart, TrainingContext, add_auxiliary_loss, current_microbatch
 from titan_model_moe.config import ExpertBalanceSection
 from titan_model_moe.model import FeedForward
 
@@ -36,8 +33,8 @@ class ExpertBalance:
 
     def __init__(self, context: TrainingContext[ExpertBalanceSection]) -> None:
         self._weight = context.section.weight
-        self._seq_len = context.facts.batch.seq_len
-        dims = [dim for dim in context.facts.mesh.dims if dim.name in context.mesh]
+        self._seq_len = context.job.batch.seq_len
+        dims = [dim for dim in context.job.mesh.dims if dim.name in context.mesh]
         self._sequence = [context.mesh[dim.name] for dim in dims if dim.divides == "sequence"]
         self._weights = [context.mesh[dim.name] for dim in dims if dim.divides == "weights"]
 

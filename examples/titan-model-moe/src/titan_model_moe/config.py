@@ -4,8 +4,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from titan_core.api.numbers import Factor, Heads, Layers, Tokens, Vocabulary, Width
-from titan_core.api.section import Section
+from titan_core.api import Factor, Heads, Layers, Section, Tokens, VocabularySize, Width
 
 
 class MoEArgs(BaseModel):
@@ -25,7 +24,7 @@ class MoEArgs(BaseModel):
     """Number of experts that each token passes through."""
     expert_dim: Width = Field(default=96, gt=0)
     """Hidden features of an expert."""
-    vocab_size: Vocabulary = Field(default=288, gt=0)
+    vocab_size: VocabularySize = Field(default=288, gt=0)
     """Number of tokens in the vocabulary."""
     max_seq_len: Tokens = Field(default=512, gt=0)
     """Longest context in tokens."""

@@ -2,12 +2,19 @@
 
 from collections.abc import Iterator
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.errors import Problem
-from titan_core.api.initial_values import Constant, Normal
-from titan_core.api.layout import ModelDefinition, ModelLayout
-from titan_core.api.layout_rules import Column, Experts, Replicate, Row, causal_attention
-from titan_core.api.sections import ModelSection
+from titan_core.api import (
+    Column,
+    Constant,
+    Experts,
+    JobContext,
+    ModelDefinition,
+    ModelLayout,
+    Normal,
+    Problem,
+    Replicate,
+    Row,
+    causal_attention,
+)
 from titan_model_moe.config import ExpertBalanceSection, MoEArgs
 
 
@@ -55,6 +62,6 @@ def layout(args: MoEArgs) -> ModelLayout:
 
 def check_balance(context: JobContext[ExpertBalanceSection]) -> Iterator[Problem]:
     """Require this package's model: the balance loss works with no other."""
-    name = context.config.section(ModelSection).name
+    name = context.job.model_name
     if name != "moe":
         yield context.config.problem("expert_balance.weight", f"model {name!r} is not 'moe'", "set it to 0")

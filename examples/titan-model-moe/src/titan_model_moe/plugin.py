@@ -1,8 +1,6 @@
 """Registers the model ``moe``, its balance loss and its recipe."""
 
-from titan_core.api.components import Model, Phase, Recipe, Transform, recipes_in
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
+from titan_core.api import Model, Phase, Recipe, Ref, Transform, hookimpl, recipes_in
 from titan_model_moe.config import ExpertBalanceSection, MoEArgs
 
 api = (1, 0)

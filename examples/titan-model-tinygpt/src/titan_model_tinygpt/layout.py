@@ -1,8 +1,6 @@
 """TinyGPT's layout."""
 
-from titan_core.api.initial_values import Constant, Normal
-from titan_core.api.layout import ModelDefinition, ModelLayout
-from titan_core.api.layout_rules import Column, Replicate, Row, causal_attention
+from titan_core.api import Column, Constant, ModelDefinition, ModelLayout, Normal, Replicate, Row, causal_attention
 from titan_model_tinygpt.config import TinyGPTArgs
 
 

@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from titan_core.api.attention import CausalAttention
-from titan_core.api.dropout import Dropout
+from titan_core.api import CausalAttention, Dropout
 from titan_model_tinygpt.config import TinyGPTArgs
 
 

@@ -3,10 +3,7 @@
 import torch
 from torch import Tensor
 
-from titan_core.api.batch import Batch
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.objective import ObjectiveFunction
-from titan_core.api.vocabulary import Vocabulary
+from titan_core.api import Batch, ObjectiveFunction, TrainingContext, Vocabulary
 from titan_objective_z_loss.config import ZLossSection
 
 
@@ -17,7 +14,7 @@ class NextTokenWithZLoss(ObjectiveFunction):
         self._coefficient = context.section.coefficient
 
     def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
-        """See :class:`~titan_core.api.objective.ObjectiveFunction`."""
+        """See :class:`~titan_core.api.ObjectiveFunction`."""
         likelihood, normaliser = vocabulary.log_likelihood(logits, batch.targets)
         loss = self._coefficient * normaliser.square() - likelihood
         weights = batch.target_weights()

@@ -1,8 +1,6 @@
 """Registers the objective ``next_token_z_loss``."""
 
-from titan_core.api.components import Objective
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
+from titan_core.api import Objective, Ref, hookimpl
 from titan_objective_z_loss.config import ZLossSection
 
 api = (1, 0)

@@ -4,8 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from titan_core.api.numbers import Count, LearningRate
-from titan_core.api.section import Section
+from titan_core.api import Count, LearningRate, Section
 
 
 class MuonSection(Section):

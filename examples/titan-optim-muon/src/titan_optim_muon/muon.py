@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import AdamW, Optimizer
 
-from titan_core.api.optimizer import OptimizerContext, ParameterRole
-from titan_core.api.sections import OptimizerSection
+from titan_core.api import OptimizerContext, OptimizerSection, ParameterRole
 from titan_optim_muon.config import MuonSection
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -27,7 +26,7 @@ OTHERS = [role for role in ParameterRole if role is not MATRIX]
 
 def build(context: OptimizerContext[MuonSection]) -> Muon:
     """Build Muon, with hidden matrices selected by their role in the model's layout."""
-    shared = context.facts.section(OptimizerSection)
+    shared = context.job.section(OptimizerSection)
     matrices, others = [], []
     for group in context.groups:
         # group.lr is optimizer.lr times the lr_scale of optimizer.param_groups; apply the same scale to muon.lr.
@@ -113,7 +112,7 @@ class Muon(Optimizer):
 
 
 class SkippableMuon(Muon):
-    """Muon that can skip a step on the device (:class:`~titan_core.api.optimizer.SkipsOnDevice`), so that the host does not
+    """Muon that can skip a step on the device (:class:`~titan_core.api.SkipsOnDevice`), so that the host does not
     wait for each step to know whether its loss is finite."""
 
     def step_unless(self, skip: Tensor) -> None:

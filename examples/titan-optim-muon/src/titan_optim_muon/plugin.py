@@ -1,8 +1,6 @@
 """Registers the optimizer ``Muon``."""
 
-from titan_core.api.components import Optimizer
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
+from titan_core.api import Optimizer, Ref, hookimpl
 from titan_optim_muon.config import MuonSection
 
 api = (1, 0)

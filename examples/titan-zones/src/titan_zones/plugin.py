@@ -1,9 +1,6 @@
 """Registers the mesh dimension ``zone``."""
 
-from titan_core.api.components import Phase, Transform
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.mesh import MeshDim
-from titan_core.api.ref import Ref
+from titan_core.api import MeshDim, Phase, Ref, Transform, hookimpl
 from titan_zones.config import ZonesSection
 
 api = (1, 0)
@@ -20,7 +17,7 @@ def titan_parallelisms() -> list[Transform]:
             config=ZonesSection,
             phase=Phase.DATA,
             mesh_dims=(ZONE,),
-            active=lambda context: context.facts.mesh.degree("zone") > 1,
+            active=lambda context: context.job.mesh.degree("zone") > 1,
             serves=("zones.count",),
             apply=Ref("titan_zones.transform:apply"),
         )

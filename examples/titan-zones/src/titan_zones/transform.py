@@ -1,7 +1,6 @@
 """The transform of zones, which leaves the model unchanged."""
 
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.model_part import ModelPart
+from titan_core.api import ModelPart, TrainingContext
 from titan_zones.config import ZonesSection
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from titan_ckpt.folder import Folder
 from titan_ckpt.manifest import read_manifest
 from titan_ckpt.stored import NAME, UNFINISHED, BrokenCheckpoint, IncompleteCheckpoint, Manifest
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 
 DCP_METADATA = ".metadata"
 """Name of the file that every folder of ``torch.distributed.checkpoint`` contains."""

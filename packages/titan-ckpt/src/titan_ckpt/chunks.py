@@ -8,7 +8,7 @@ from torch import Tensor
 from titan_ckpt.folder import Folder
 from titan_ckpt.manifest import check_chunk
 from titan_ckpt.stored import BrokenCheckpoint, Chunk, Manifest, StoredTensor
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

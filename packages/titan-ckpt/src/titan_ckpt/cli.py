@@ -13,12 +13,10 @@ from titan_ckpt.catalogue import Entry, checkpoints_at, entries, find_checkpoint
 from titan_ckpt.manifest import verify_data
 from titan_ckpt.retention import remove
 from titan_ckpt.stored import BrokenCheckpoint, Manifest
-from titan_core.api.command import CommandContext
-from titan_core.api.errors import UserError
-from titan_core.api.numbers import MOST_STEPS
-from titan_core.api.tools.arguments import integer, json_argument
-from titan_core.api.tools.output import print_json, print_table
-from titan_core.api.tools.shown import printable, show_bytes
+from titan_core.api import CommandContext, UserError
+from titan_core.toolkit.arguments import integer, json_argument
+from titan_core.toolkit.sections import MOST_STEPS
+from titan_core.toolkit.text import print_json, print_table, printable, show_bytes
 
 EXIT_BROKEN = 1
 

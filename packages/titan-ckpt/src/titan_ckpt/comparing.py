@@ -15,13 +15,10 @@ from titan_ckpt.config_changes import ConfigChange, config_changes
 from titan_ckpt.dtypes import converts_exactly, dtype_name
 from titan_ckpt.folder import Folder
 from titan_ckpt.stored import MODEL, OBSERVERS, Manifest
-from titan_core.api.checkpoint import RefusedChange, refused_changes
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.job import Job
-from titan_core.api.sections import TrainingSection
-from titan_core.api.tools.patterns import matches
-from titan_core.api.tools.shown import show
-from titan_core.api.world import World
+from titan_core.api import Problem, RefusedChange, UserError, World, matches
+from titan_core.toolkit.jobs import AssembledJob, refused_changes
+from titan_core.toolkit.sections import TrainingSection
+from titan_core.toolkit.text import show
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +50,7 @@ class Changes:
 
 
 def require_same_training(
-    job: Job, about: Mapping[str, Any], step: int, allowed: Sequence[str], others: Sequence[RefusedChange] = ()
+    job: AssembledJob, about: Mapping[str, Any], step: int, allowed: Sequence[str], others: Sequence[RefusedChange] = ()
 ) -> Changes:
     """Compare the job with the run that the manifest describes, and log the accepted changes.
 
@@ -91,7 +88,7 @@ def require_same_training(
     return Changes(tuple(changes.values()), tuple(allowed))
 
 
-def require_same_model(job: Job, about: Mapping[str, Any], allowed: Sequence[str], partial: bool) -> None:
+def require_same_model(job: AssembledJob, about: Mapping[str, Any], allowed: Sequence[str], partial: bool) -> None:
     """Compare the job's model arguments with those of the run whose weights it starts from: models whose weights have equal
     shapes may still compute differently (``rope_theta``). ``max_seq_len`` may differ, because it does not affect weights.
 
@@ -128,13 +125,13 @@ def require_same_model(job: Job, about: Mapping[str, Any], allowed: Sequence[str
         log.warning("the model differs from that of the weights: %s", change)
 
 
-def resolved(job: Job) -> dict[str, Any]:
+def resolved(job: AssembledJob) -> dict[str, Any]:
     """Return values that follow from the config, and that different configs may agree on."""
     args = job.model_args.model_dump(mode="json")
-    return {"model_args": args, "global_batch_size": job.facts.batch.global_size}
+    return {"model_args": args, "global_batch_size": job.batch.global_size}
 
 
-def _resolved_changes(job: Job, about: Mapping[str, Any]) -> list[ConfigChange]:
+def _resolved_changes(job: AssembledJob, about: Mapping[str, Any]) -> list[ConfigChange]:
     now = resolved(job)
     before, after = _flat({**_defaults(job), **about.get("model_args", {})}, _ARGS), _flat(now["model_args"], _ARGS)
     pairs = [(key, before.get(key), after.get(key)) for key in dict.fromkeys([*before, *after])]
@@ -144,7 +141,7 @@ def _resolved_changes(job: Job, about: Mapping[str, Any]) -> list[ConfigChange]:
     return [ConfigChange(key, old, new, decisive=True) for key, old, new in pairs if old != new]
 
 
-def _defaults(job: Job) -> dict[str, Any]:
+def _defaults(job: AssembledJob) -> dict[str, Any]:
     """Return the default values of the model's arguments, for arguments that an older version of the model did not have."""
     fields = type(job.model_args).model_fields.items()
     plain = {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}
@@ -159,13 +156,13 @@ def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return flat
 
 
-def _problem(job: Job, change: ConfigChange, step: int) -> Problem:
+def _problem(job: AssembledJob, change: ConfigChange, step: int) -> Problem:
     why = f"the checkpoint of step {step} was saved with {show(change.before)}, and this key affects what is trained"
     return Problem(job.config.where(change.key, change.now), why, "restore the saved value")
 
 
 def require_same_tensors(
-    job: Job,
+    job: AssembledJob,
     world: World,
     folder: Folder,
     manifest: Manifest,

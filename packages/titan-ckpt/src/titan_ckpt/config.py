@@ -7,12 +7,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.errors import Problem
-from titan_core.api.numbers import Count, Steps
-from titan_core.api.paths import AnyPath
-from titan_core.api.section import ALL_KEYS, Section
-from titan_core.api.sections import ModelSection
+from titan_core.api import ALL_KEYS, AnyPath, Count, JobContext, Problem, Section, Steps
+from titan_core.toolkit.sections import ModelSection
 
 
 class CheckpointSection(Section):
@@ -79,7 +75,7 @@ class CheckpointSection(Section):
 
 def check(context: JobContext[CheckpointSection]) -> Iterator[Problem]:
     """Check that the config names only one origin of the initial weights."""
-    config = context.facts.config
+    config = context.job.config
     if context.section.initial_load_path is not None and config.section(ModelSection).from_pretrained is not None:
         why = "model.from_pretrained names the weights to start from, too"
         yield config.problem("checkpoint.initial_load_path", why, "remove one of them")

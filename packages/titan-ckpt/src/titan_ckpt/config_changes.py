@@ -9,11 +9,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from titan_core.api.config import Config
-from titan_core.api.section import Section
-from titan_core.api.tools.patterns import matches
-from titan_core.api.tools.secrets import redact
-from titan_core.api.tools.shown import show
+from titan_core.api import Config, Section, matches
+from titan_core.toolkit.secrets import redact
+from titan_core.toolkit.text import show
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class ConfigChange:
     before: Any
     now: Any
     decisive: bool
-    """Whether the change may affect what is trained (see :attr:`~titan_core.api.section.Section.may_change`)."""
+    """Whether the change may affect what is trained (see :attr:`~titan_core.api.Section.may_change`)."""
 
     def __str__(self) -> str:
         return f"{self.key}: {show(self.before)} -> {show(self.now)}"

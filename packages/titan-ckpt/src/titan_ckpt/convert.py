@@ -13,10 +13,8 @@ from titan_ckpt.exporting import to_dcp, to_hf
 from titan_ckpt.foreign_config import kind_of
 from titan_ckpt.hf_export import TOKENIZER_FIX, copy_tokenizer
 from titan_ckpt.importing import Foreign, import_weights, open_dcp_weights, open_foreign_weights
-from titan_core.api.command import CommandContext
-from titan_core.api.components import Recipe
-from titan_core.api.errors import UserError
-from titan_core.api.runs.folder_lock import FolderLock
+from titan_core.api import CommandContext, Recipe, UserError
+from titan_core.toolkit.folder_lock import FolderLock
 
 _STEP = re.compile(r"step-[0-9]+")
 _ONLY_FOR = {

@@ -14,9 +14,7 @@ from torch import Tensor
 from titan_ckpt.catalogue import DCP_METADATA
 from titan_ckpt.dcp_metadata import DcpChunk, DcpObject, DcpTensor, read_metadata
 from titan_ckpt.dtypes import dtype_name
-from titan_core.api.errors import UserError
-from titan_core.api.tools.patterns import matches
-from titan_core.api.weights import ForeignTensor
+from titan_core.api import ForeignTensor, UserError, matches
 
 _PREFIXES: Final = ("", "model.")
 """What names of weights begin with. TorchTitan used ``model.`` in full checkpoints until 2025."""

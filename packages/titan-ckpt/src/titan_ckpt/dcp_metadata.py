@@ -17,7 +17,7 @@ from typing import Any, Final
 from titan_ckpt.catalogue import DCP_METADATA
 from titan_ckpt.dtypes import ITEM_BYTES
 from titan_ckpt.manifest_checks import cover_problem
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 
 _VERSION: Final = "1."
 """What ``Metadata.version`` begins with; torch before 2.8 writes none."""

@@ -7,7 +7,7 @@ import torch
 from titan_ckpt.chunks import read_whole
 from titan_ckpt.folder import Folder
 from titan_ckpt.stored import MODEL, Manifest, of_replica
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 
 
 def require_equal_weights(folder: Folder, manifest: Manifest) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 
 if TYPE_CHECKING:
     import torch

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.job import Job
-from titan_core.api.tools.patterns import matches
+from titan_core.api import Problem, UserError, matches
+from titan_core.toolkit.jobs import AssembledJob
 
 KEY = "checkpoint.exclude_from_loading"
 
 
-def require_patterns_match(job: Job, patterns: Sequence[str], names: Iterable[str], place: str) -> None:
+def require_patterns_match(job: AssembledJob, patterns: Sequence[str], names: Iterable[str], place: str) -> None:
     """Require each of ``patterns`` to match one of ``names``, the names of tensors in ``place`` or in the job.
 
     Raises:

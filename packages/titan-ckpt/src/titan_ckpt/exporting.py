@@ -31,16 +31,14 @@ from titan_ckpt.hf_export import (
 from titan_ckpt.model_card import write_card
 from titan_ckpt.stored import MODEL, Manifest, StoredTensor
 from titan_ckpt.stored_model import model_of
-from titan_core.api.errors import UserError
-from titan_core.api.registry import ComponentRegistry
-from titan_core.api.tools.atomic_write import atomic_write
-from titan_core.api.weights import ForeignTensor
+from titan_core.api import ForeignTensor, Registry, UserError
+from titan_core.toolkit.atomic_write import atomic_write
 
 FILE_BYTES = 5 * 10**9
 """Maximum size of a file of a Hugging Face export. Only a file with a single tensor may be larger."""
 
 
-def to_hf(source: str, target: Path, registry: ComponentRegistry, dtype: torch.dtype | None, tokenizer: str | None) -> None:
+def to_hf(source: str, target: Path, registry: Registry, dtype: torch.dtype | None, tokenizer: str | None) -> None:
     """Convert a Titan checkpoint to a folder that ``transformers`` loads.
 
     Raises:
@@ -88,7 +86,7 @@ def to_hf(source: str, target: Path, registry: ComponentRegistry, dtype: torch.d
     write_card(target, manifest)
 
 
-def to_dcp(source: str, target: Path, registry: ComponentRegistry, dtype: torch.dtype | None) -> None:
+def to_dcp(source: str, target: Path, registry: Registry, dtype: torch.dtype | None) -> None:
     """Convert a Titan checkpoint to a ``torch.distributed.checkpoint`` folder with the weights alone, under the names that
     TorchTitan uses for the model.
 
@@ -143,7 +141,7 @@ def _require_all_exported(
             raise UserError.one(name.removeprefix(f"{MODEL}."), why, "is this a checkpoint of a training run?")
 
 
-def _export_tokenizer(found: Entry, given: str | None, target: Path, registry: ComponentRegistry) -> None:
+def _export_tokenizer(found: Entry, given: str | None, target: Path, registry: Registry) -> None:
     """Copy the ``given`` tokenizer; by default the one in the checkpoint's folder, or else the run's. If that has no file
     for ``transformers``, it writes one itself.
 

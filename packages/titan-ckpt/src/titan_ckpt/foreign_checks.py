@@ -10,9 +10,7 @@ from pydantic import BaseModel
 
 from titan_ckpt.dtypes import FLOATS, converts_exactly
 from titan_ckpt.foreign_files import ForeignFiles, our_rows
-from titan_core.api.errors import UserError
-from titan_core.api.tools.patterns import matches
-from titan_core.api.weights import ForeignTensor, WeightFormat
+from titan_core.api import ForeignTensor, UserError, WeightFormat, matches
 
 _BLOCK = 1 << 24
 """Number of elements to compare at a time."""

@@ -11,12 +11,9 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 
 from titan_ckpt.catalogue import DCP_METADATA
-from titan_core.api.components import Model
-from titan_core.api.errors import UserError
-from titan_core.api.registry import ComponentRegistry
-from titan_core.api.tools.plain_json import read_object
-from titan_core.api.tools.shown import show, show_mistakes
-from titan_core.api.weights import WeightFormat
+from titan_core.api import Model, Registry, UserError, WeightFormat
+from titan_core.toolkit.plain_json import read_object
+from titan_core.toolkit.text import show, show_mistakes
 
 CONFIG_OF: Final = {"hf": "config.json", "meta": "params.json"}
 HF_INDEX: Final = "model.safetensors.index.json"
@@ -96,7 +93,7 @@ def hf_about(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def model_for(
-    kind: str, config: Mapping[str, Any], registry: ComponentRegistry, wanted: str | None, source: Path
+    kind: str, config: Mapping[str, Any], registry: Registry, wanted: str | None, source: Path
 ) -> tuple[Model, WeightFormat, BaseModel]:
     """Return the model that these weights belong to.
 
@@ -115,7 +112,7 @@ def model_for(
     raise UserError.one(str(source / CONFIG_OF.get(kind, "")), why, "use another model, or install the plugin of this one")
 
 
-def _formats(registry: ComponentRegistry, kind: str) -> Iterator[tuple[Model, WeightFormat]]:
+def _formats(registry: Registry, kind: str) -> Iterator[tuple[Model, WeightFormat]]:
     return ((model, form) for model in registry.all(Model) for form in model.formats if form.name == kind)
 
 

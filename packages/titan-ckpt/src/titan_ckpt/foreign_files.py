@@ -12,8 +12,7 @@ from torch import Tensor
 
 from titan_ckpt.dtypes import dtype_name
 from titan_ckpt.foreign_config import DOWNLOAD_AGAIN, HF_INDEX, require_shards, weight_map
-from titan_core.api.errors import UserError
-from titan_core.api.weights import ForeignTensor
+from titan_core.api import ForeignTensor, UserError
 
 log = logging.getLogger(__name__)
 

@@ -16,15 +16,12 @@ from titan_ckpt.foreign_files import open_files
 from titan_ckpt.foreign_reader import ForeignReader
 from titan_ckpt.stored import MODEL
 from titan_ckpt.tensors import model_tensors
-from titan_core.api.errors import UserError
-from titan_core.api.job import Job
-from titan_core.api.model_part import ModelPart
-from titan_core.api.tools.patterns import matches
-from titan_core.api.world import World
+from titan_core.api import ModelPart, UserError, World, matches
+from titan_core.toolkit.jobs import AssembledJob
 
 
 def load_foreign(
-    job: Job, world: World, parts: Sequence[ModelPart], path: Path, excluded: Sequence[str] = (), key: str = ""
+    job: AssembledJob, world: World, parts: Sequence[ModelPart], path: Path, excluded: Sequence[str] = (), key: str = ""
 ) -> None:
     """Load the weights in ``path`` into the model, except those that match ``excluded``.
 
@@ -48,7 +45,7 @@ def load_foreign(
 
 
 def _open(
-    job: Job, world: World, parts: Sequence[ModelPart], path: Path, excluded: Sequence[str], where: str
+    job: AssembledJob, world: World, parts: Sequence[ModelPart], path: Path, excluded: Sequence[str], where: str
 ) -> tuple[dict[str, Tensor], ForeignReader]:
     """Return the tensors to load into, and the reader to load them with.
 
@@ -59,17 +56,17 @@ def _open(
     if kind is None:
         raise UserError.one(where, "contains no weights", DOWNLOAD_AGAIN)
     config = read_config(path, kind)
-    form = next((form for form in job.model.formats if form.name == kind), None)
+    form = next((form for form in job.family.formats if form.name == kind), None)
     if form is None:
         raise UserError.one(
-            where, f"model {job.model.name!r} does not support format {kind!r}", "convert the weights to a supported format"
+            where, f"model {job.model_name!r} does not support format {kind!r}", "convert the weights to a supported format"
         )
     args = job.model_args
     try:
         theirs = read_args(form, config)
     except ValueError as error:
         raise UserError.one(
-            where, f"{CONFIG_OF[kind]} does not describe model {job.model.name!r}: {error}", "use weights of this model"
+            where, f"{CONFIG_OF[kind]} does not describe model {job.model_name!r}: {error}", "use weights of this model"
         ) from None
     # max_seq_len does not affect weights.
     differences = [
@@ -82,7 +79,7 @@ def _open(
     tensors = model_tensors(parts)
     tensors = {name: tensor for name, tensor in tensors.items() if not matches(name, excluded)}
     files = open_files(path, kind)
-    declared = as_named_in(files, declared_tensors(form, args, job.model.name), where)
+    declared = as_named_in(files, declared_tensors(form, args, job.model_name), where)
     foreign = {f"{MODEL}.{tensor.parameter}": tensor for tensor in declared if not tensor.copy}
     unknown = [name for name in tensors if name not in foreign]
     if unknown:

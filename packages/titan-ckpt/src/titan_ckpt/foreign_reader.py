@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from titan_ckpt.foreign_files import ForeignFiles, our_rows
-from titan_core.api.weights import ForeignTensor
+from titan_core.api import ForeignTensor
 
 
 class ForeignReader(StorageReader):

@@ -13,11 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from titan_ckpt.foreign_config import read_args
-from titan_core.api.components import Tokenizer
-from titan_core.api.errors import UserError
-from titan_core.api.registry import ComponentRegistry
-from titan_core.api.tokenizer import ExportsTokenizer, TokenizerContext
-from titan_core.api.weights import WeightFormat
+from titan_core.api import ExportsTokenizer, Registry, Tokenizer, TokenizerContext, UserError, WeightFormat
 
 _TOKENIZER = ("tokenizer.json", "tokenizer.model")
 _BESIDE = (
@@ -94,7 +90,7 @@ def copy_tokenizer(given: Path, target: Path) -> bool:
     return bool(found)
 
 
-def write_tokenizer(about: Mapping[str, Any], target: Path, registry: ComponentRegistry) -> str | None:
+def write_tokenizer(about: Mapping[str, Any], target: Path, registry: Registry) -> str | None:
     """Write the files of the run's tokenizer for ``transformers``.
 
     Returns:

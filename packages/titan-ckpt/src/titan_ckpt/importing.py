@@ -27,10 +27,7 @@ from titan_ckpt.foreign_config import hf_about, model_for, read_config
 from titan_ckpt.foreign_files import ForeignFiles, open_files, our_rows
 from titan_ckpt.manifest import write_manifest
 from titan_ckpt.stored import MODEL, Chunk, Manifest, StoredTensor, chunk_digest
-from titan_core.api.components import Model
-from titan_core.api.errors import UserError
-from titan_core.api.registry import ComponentRegistry
-from titan_core.api.weights import ForeignTensor
+from titan_core.api import ForeignTensor, Model, Registry, UserError
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Foreign:
 
     source: Path
     kind: str
-    """The format (:attr:`~titan_core.api.weights.WeightFormat.name`)."""
+    """The format (:attr:`~titan_core.api.WeightFormat.name`)."""
     model: Model
     args: BaseModel
     files: ForeignFiles
@@ -53,7 +50,7 @@ class Foreign:
     """Entries of the files that are not imported, and how many of each kind there are."""
 
 
-def open_foreign_weights(source: Path, kind: str, registry: ComponentRegistry, model_name: str | None) -> Foreign:
+def open_foreign_weights(source: Path, kind: str, registry: Registry, model_name: str | None) -> Foreign:
     """Open Hugging Face or Meta weights, whose config file describes the model.
 
     Raises:

@@ -22,9 +22,8 @@ from titan_ckpt.catalogue import step_folder, steps_in
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.folder import Folder
 from titan_ckpt.retention import remove
-from titan_core.api.errors import UserError
-from titan_core.api.launcher import RESTART
-from titan_core.api.world import World
+from titan_core.api import UserError, World
+from titan_core.toolkit.launching import RESTART
 
 log = logging.getLogger(__name__)
 

@@ -7,15 +7,13 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
-from titan_core.api.components import ModelHub, Recipe
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.paths import nearest_path
-from titan_core.api.registry import ComponentRegistry
+from titan_core.api import ModelHub, Problem, Recipe, Registry, UserError
+from titan_core.toolkit.errors import nearest_path
 
 NAME_ON_HUB: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def located(path: str, registry: ComponentRegistry) -> str:
+def located(path: str, registry: Registry) -> str:
     """Return the folder of a model that a hub knows by the name ``path``; otherwise ``path``, with ``~`` expanded.
 
     Raises:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_ckpt.stored import Manifest
-from titan_core.api.tools.secrets import redact_text
+from titan_core.toolkit.secrets import redact_text
 
 _DATA = ("dataset", "dataset_path")
 

@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from titan_ckpt.optimizer_state import group_values, parameter_names, state_of
 from titan_ckpt.plain_values import decode, require_same_type
 from titan_ckpt.stored import OPTIMIZER, StoredTensor, tensors_in
-from titan_core.api.model_part import ModelPart
-from titan_core.api.tools.patterns import matches
+from titan_core.api import ModelPart, matches
 
 _SCHEDULED = ("lr",)
 """Keys of a group that the learning-rate schedule sets at each step; :func:`restore_rates` restores them."""

@@ -21,8 +21,7 @@ from titan_ckpt.plain_values import Unsaveable, encode
 from titan_ckpt.replicas import digests_of
 from titan_ckpt.stored import OPTIMIZER
 from titan_ckpt.tensors import replica_prefix, require_saveable
-from titan_core.api.model_part import ModelPart
-from titan_core.api.world import World
+from titan_core.api import ModelPart, World
 
 OWN = f"{OPTIMIZER}.<own>"
 """Prefix of the names of state that belongs to no parameter."""

@@ -9,15 +9,8 @@ from torch import nn
 
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.optimizer_state import group_values, state_of
-from titan_core.api.checkpoint import CheckpointContext
-from titan_core.api.optimizer import (
-    ParameterRole,
-    ParamGroup,
-    TrainedParameter,
-    param_groups,
-    trained_parameters,
-)
-from titan_core.api.sections import OptimizerSection
+from titan_core.api import CheckpointContext, OptimizerSection, ParameterRole, ParamGroup, TrainedParameter
+from titan_core.toolkit.models import param_groups, trained_parameters
 
 
 def try_optimizer(context: CheckpointContext[CheckpointSection]) -> None:
@@ -44,7 +37,7 @@ def try_optimizer(context: CheckpointContext[CheckpointSection]) -> None:
         ]
         copies |= {parameter.tensor: parameter.name for parameter in trial}
         groups.append(replace(group, parameters=trial))
-    optimizer = job.optimizer.build.load()(job.optimizer.optimizer_context(job.facts, world.mesh, world.device, groups))
+    optimizer = job.optimizer.build.load()(job.optimizer.optimizer_context(job, world.mesh, world.device, groups))
     built = group_values(optimizer)
     for copy in copies:
         copy.grad = torch.full_like(copy, 1e-3)

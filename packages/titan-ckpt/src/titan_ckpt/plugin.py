@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from titan_ckpt.config import CheckpointSection
-from titan_core.api.checkpoint import Checkpoint
-from titan_core.api.command import Command
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
+from titan_core.api import Checkpoint, Command, Ref, hookimpl
 
 if TYPE_CHECKING:
-    from titan_core.api.events import EndedRun, NextCommand
+    from titan_core.toolkit.jobs import EndedRun, NextCommand
 
 api = (1, 0)
 

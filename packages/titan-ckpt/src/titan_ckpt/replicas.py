@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from titan_ckpt.chunks import bytes_of
 from titan_ckpt.plain_values import Unsaveable
-from titan_core.api.world import World
+from titan_core.api import World
 
 MAKE_EQUAL = "all-reduce it where it is updated, or exclude a buffer from checkpoints with persistent=False"
 

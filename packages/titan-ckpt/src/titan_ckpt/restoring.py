@@ -39,9 +39,8 @@ from titan_ckpt.plain_values import Unsaveable, damaged
 from titan_ckpt.reader import Reader
 from titan_ckpt.stored import OPTIMIZER, BrokenCheckpoint, Manifest
 from titan_ckpt.tensors import model_tensors, observer_tensors, with_replica_prefix
-from titan_core.api.checkpoint import CheckpointContext, RefusedChange, refused_changes
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.tools.patterns import matches
+from titan_core.api import CheckpointContext, Problem, RefusedChange, UserError, matches
+from titan_core.toolkit.jobs import refused_changes
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from titan_ckpt.config import CheckpointSection
-from titan_core.api.events import EndedRun, NextCommand
-from titan_core.api.numbers import MOST_STEPS
-from titan_core.api.sections import TrainingSection
+from titan_core.toolkit.jobs import EndedRun, NextCommand
+from titan_core.toolkit.sections import MOST_STEPS, TrainingSection
 
 
 def resume_commands(run: EndedRun) -> list[NextCommand]:

@@ -32,10 +32,9 @@ from titan_ckpt.staging import Snapshot, Staging
 from titan_ckpt.tensors import buffer_names, local, model_tensors, observer_tensors, with_replica_prefix
 from titan_ckpt.token_ids import token_ids
 from titan_ckpt.writer import Writer
-from titan_core.api.checkpoint import CheckpointContext
-from titan_core.api.errors import UserError
-from titan_core.api.sections import TrainingSection
-from titan_core.api.tools.error_chain import caused_by_peer
+from titan_core.api import CheckpointContext, UserError
+from titan_core.toolkit.errors import caused_by_peer
+from titan_core.toolkit.sections import TrainingSection
 
 LOST_SECONDS = 5.0
 """How long a rank that has lost another one waits for its background save. The save may be complete but for the manifest; if
@@ -317,7 +316,7 @@ class Saving:
             **self._state.origin,
             **self.inherited,
             "model": self._job.name,
-            "model_name": self._job.model.name,
+            "model_name": self._job.model_name,
             **resolved(self._job),
             "decisive": decisive_keys(self._job.config),
             "tokenizer": token_ids(self._job.text_tokenizer),

@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from titan_ckpt.plain_values import Unsaveable, decode, encode, require_same_type
 from titan_ckpt.torch_private import GROUP_KEYS, INNER_SCHEDULES, read_rates_from_groups
-from titan_core.api.world import World
+from titan_core.api import World
 
 NAME = "lr_scheduler"
 

@@ -13,8 +13,8 @@ from titan_ckpt.config import CheckpointSection
 from titan_ckpt.optimizer_state import OptimizerState, state_of_all
 from titan_ckpt.plain_values import Unsaveable, damaged, require_same_type
 from titan_ckpt.schedule_state import restore_schedule, schedule_state
-from titan_core.api.checkpoint import CheckpointContext
-from titan_core.api.tools.plain_json import survives_json
+from titan_core.api import CheckpointContext
+from titan_core.toolkit.plain_json import survives_json
 
 
 def collect(context: CheckpointContext[CheckpointSection], optimizer: OptimizerState) -> dict[str, Any]:

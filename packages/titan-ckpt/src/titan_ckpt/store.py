@@ -11,13 +11,12 @@ from titan_ckpt.plain_values import Unsaveable
 from titan_ckpt.restoring import restore
 from titan_ckpt.saving import Saving, unsaveable
 from titan_ckpt.schedule_state import schedule_state
-from titan_core.api.checkpoint import CheckpointContext
-from titan_core.api.errors import UserError
-from titan_core.api.sections import TrainingSection
+from titan_core.api import CheckpointContext, UserError
+from titan_core.toolkit.sections import TrainingSection
 
 
 class Store:
-    """Implements :class:`~titan_core.api.checkpoint.CheckpointStore`."""
+    """Implements :class:`~titan_core.api.CheckpointStore`."""
 
     def __init__(self, context: CheckpointContext[CheckpointSection]) -> None:
         self._context = context
@@ -38,12 +37,12 @@ class Store:
         self._saving.newest, self._saving.inherited = None if restored.is_local else restored.step, restored.inherited
         if self._local is not None and not restored.is_local:
             self._local.remove_all(last=False)  # of steps that will be trained again
-        if restored.step is None and self._context.facts.section(TrainingSection).stop_at_step != 0:
+        if restored.step is None and self._context.job.section(TrainingSection).stop_at_step != 0:
             self._require_saveable()
         return restored.step is not None
 
     def after_step(self, last: bool, requested: bool) -> None:
-        """See :class:`~titan_core.api.checkpoint.CheckpointStore`."""
+        """See :class:`~titan_core.api.CheckpointStore`."""
         self._saving.report_finished()
         if not self._compared:  # report differences after the first step, not hours later at the first checkpoint
             self._compared = True
@@ -64,16 +63,16 @@ class Store:
 
     @property
     def newest(self) -> tuple[int, str] | None:
-        """See :class:`~titan_core.api.checkpoint.CheckpointStore`."""
+        """See :class:`~titan_core.api.CheckpointStore`."""
         step = self._saving.newest
         return None if step is None else (step, str(step_folder(self._folder, step)))
 
     def before_update(self) -> None:
-        """See :class:`~titan_core.api.checkpoint.CheckpointStore`."""
+        """See :class:`~titan_core.api.CheckpointStore`."""
         self._saving.wait_for_copy()
 
     def close(self) -> None:
-        """See :class:`~titan_core.api.checkpoint.CheckpointStore`."""
+        """See :class:`~titan_core.api.CheckpointStore`."""
         self._saving.close()
 
     def _require_saveable(self) -> None:

@@ -14,18 +14,13 @@ from titan_ckpt.hf_export import tokenizer_in
 from titan_ckpt.located import located
 from titan_ckpt.manifest import read_manifest
 from titan_ckpt.stored import Manifest
-from titan_core.api.components import Model
-from titan_core.api.errors import UserError
-from titan_core.api.numbers import LARGEST
-from titan_core.api.paths import nearest_path
-from titan_core.api.ref import Ref
-from titan_core.api.registry import ComponentRegistry
-from titan_core.api.stored_model import WeightsContext
-from titan_core.api.tools.shown import shorten, show, show_mistakes
-from titan_core.api.weights import StoredModel, WeightFormat
+from titan_core.api import Model, Ref, Registry, StoredModel, UserError, WeightFormat, WeightsContext
+from titan_core.toolkit.errors import nearest_path
+from titan_core.toolkit.sections import LARGEST
+from titan_core.toolkit.text import shorten, show, show_mistakes
 
 
-def find(path: str, registry: ComponentRegistry) -> StoredModel:
+def find(path: str, registry: Registry) -> StoredModel:
     """Return the model at ``path``: a run's directory, a checkpoint, a folder of Hugging Face or Meta weights, or the name
     of a downloaded model.
 
@@ -59,7 +54,7 @@ def find(path: str, registry: ComponentRegistry) -> StoredModel:
     return StoredModel(str(found.folder), sections, load, _end_ids(about, found.folder), step, origin=origin)
 
 
-def _foreign(folder: Path, kind: str, registry: ComponentRegistry) -> StoredModel:
+def _foreign(folder: Path, kind: str, registry: Registry) -> StoredModel:
     config = read_config(folder, kind)
     model, form, args = model_for(kind, config, registry, None, folder)
     if kind == "hf":
@@ -81,7 +76,7 @@ def _notes(form: WeightFormat, config: Mapping[str, Any]) -> Sequence[str]:
     return notes
 
 
-def model_of(manifest: Manifest, registry: ComponentRegistry) -> tuple[Model, BaseModel]:
+def model_of(manifest: Manifest, registry: Registry) -> tuple[Model, BaseModel]:
     """Return the model of a checkpoint.
 
     Raises:

@@ -13,9 +13,7 @@ from torch.distributed.tensor import DTensor
 from titan_ckpt.dtypes import ITEM_BYTES, dtype_name
 from titan_ckpt.plain_values import Unsaveable
 from titan_ckpt.stored import MODEL, OBSERVERS, of_replica
-from titan_core.api.checkpoint import CheckpointEvents
-from titan_core.api.model_part import ModelPart
-from titan_core.api.world import World
+from titan_core.api import CheckpointEvents, ModelPart, World
 
 
 def model_tensors(parts: Sequence[ModelPart]) -> dict[str, Tensor]:

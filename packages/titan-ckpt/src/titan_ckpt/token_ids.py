@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from titan_core.api.tokenizer import RendersChats, TextTokenizer, begin_and_end_ids
+from titan_core.api import RendersChats, TextTokenizer
+from titan_core.toolkit.tokenizers import begin_and_end_ids
 
 
 def token_ids(tokenizer: TextTokenizer) -> dict[str, list[int]]:

@@ -13,8 +13,7 @@ from titan_cluster.retries import FINAL, PREEMPTED
 from titan_cluster.submission import failure, require_program, run_shown, write
 from titan_cluster.training import Training, no_option, training_of
 from titan_cluster.yaml_text import to_yaml
-from titan_core.api.command import CommandContext
-from titan_core.api.errors import UserError
+from titan_core.api import CommandContext, UserError
 
 KINDS = ("jobset", "pytorchjob")
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from titan_core.api.errors import UserError
-from titan_core.api.tools.shown import shorten
+from titan_core.api import UserError
+from titan_core.toolkit.text import shorten
 
 _OWN = ("/dev", "/proc", "/sys")
 """Folders that every container has of its own."""

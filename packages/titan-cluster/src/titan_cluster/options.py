@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from titan_core.api.errors import UserError
-from titan_core.api.numbers import MOST_PROCESSES, MOST_RANKS
-from titan_core.api.tools.arguments import integer, parse_integer, recipe_arguments
-from titan_core.api.tools.shown import shorten
+from titan_core.api import UserError
+from titan_core.toolkit.arguments import integer, parse_integer, recipe_arguments
+from titan_core.toolkit.sections import MOST_PROCESSES, MOST_RANKS
+from titan_core.toolkit.text import shorten
 
 LONGEST_NAME = 40
 """Most characters of a job's name. Kubernetes allows 63 in the name of a pod, which adds its number and a random suffix."""

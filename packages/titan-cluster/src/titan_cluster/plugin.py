@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from titan_core.api.command import Command
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
+from titan_core.api import Command, Ref, hookimpl
 
 api = (1, 0)
 

@@ -12,11 +12,11 @@ from typing import Any
 from titan_cluster.bash import script_text
 from titan_cluster.options import Machines, grace_of_ranks, require_match
 from titan_cluster.training import RecipeText, Training
-from titan_core.api.errors import UserError
-from titan_core.api.launcher import JOB_KEY
-from titan_core.api.tools.arguments import integer
-from titan_core.api.tools.secrets import is_secret, redact_text
-from titan_core.api.tools.shown import shorten
+from titan_core.api import UserError
+from titan_core.toolkit.arguments import integer
+from titan_core.toolkit.launching import JOB_KEY
+from titan_core.toolkit.secrets import is_secret, redact_text
+from titan_core.toolkit.text import shorten
 
 LABEL = "app.kubernetes.io/instance"
 PORT = 29400

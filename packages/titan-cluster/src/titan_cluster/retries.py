@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from titan_core.api.errors import EXIT_DATA_ENDED, EXIT_INTERRUPTED, EXIT_NUMERICS, EXIT_PREEMPTED, EXIT_USER_ERROR
+from titan_core.toolkit.errors import EXIT_DATA_ENDED, EXIT_INTERRUPTED, EXIT_NUMERICS, EXIT_PREEMPTED, EXIT_USER_ERROR
 
 PREEMPTED = (EXIT_PREEMPTED, 128 + signal.SIGTERM)
 """The job had to stop, and saved a checkpoint first if it had begun to train: always worth another try."""

@@ -17,10 +17,9 @@ from titan_cluster.retries import PREEMPTED
 from titan_cluster.submission import require_program, submit, write
 from titan_cluster.training import Training, training_of
 from titan_cluster.yaml_text import to_yaml
-from titan_core.api.command import CommandContext
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.launcher import JOB_KEY
-from titan_core.api.tools.shown import shorten
+from titan_core.api import CommandContext, Problem, UserError
+from titan_core.toolkit.launching import JOB_KEY
+from titan_core.toolkit.text import shorten
 
 _PATH = r"/[A-Za-z0-9._/-]+"
 """A path in a task, in whose other keys SkyPilot expands variables."""

@@ -14,11 +14,10 @@ from titan_cluster.options import Machines, require_match
 from titan_cluster.retries import FINAL, PREEMPTED
 from titan_cluster.submission import require_program, submit, write
 from titan_cluster.training import Training, no_option, training_of
-from titan_core.api.command import CommandContext
-from titan_core.api.errors import UserError
-from titan_core.api.processes import python
-from titan_core.api.tools.arguments import integer
-from titan_core.api.tools.shown import shorten
+from titan_core.api import CommandContext, UserError
+from titan_core.toolkit.arguments import integer
+from titan_core.toolkit.processes import python
+from titan_core.toolkit.text import shorten
 
 _WORD = r"[A-Za-z0-9][A-Za-z0-9._:/@+,|&()*\[\]=-]*"
 """A value in an ``#SBATCH`` line, whose quotes, spaces and ``#`` Slurm would interpret."""

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 
 
 def require_program(program: str, what: str) -> None:

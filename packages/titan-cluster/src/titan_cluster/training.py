@@ -11,15 +11,11 @@ from typing import Any
 
 from titan_cluster.options import Machines, job_name
 from titan_cluster.secrets import secrets_in_options, secrets_in_overrides, secrets_in_recipe
-from titan_core.api.checkpoint import Checkpoint
-from titan_core.api.command import CommandContext
-from titan_core.api.components import Recipe
-from titan_core.api.config import COMMAND_LINE
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.job import Job
-from titan_core.api.sections import TrainingSection
-from titan_core.api.tools.plugin_files import plugin_files
-from titan_core.api.tools.shown import shorten
+from titan_core.api import Checkpoint, CommandContext, Problem, Recipe, UserError
+from titan_core.toolkit.jobs import COMMAND_LINE, AssembledJob
+from titan_core.toolkit.plugin_files import plugin_files
+from titan_core.toolkit.sections import TrainingSection
+from titan_core.toolkit.text import shorten
 
 LONGEST_RECIPE = 100_000
 """Most bytes of a recipe that is part of a rendered file."""
@@ -114,7 +110,7 @@ def training_of(context: CommandContext, machines: Machines, missing_ok: bool) -
     return Training(name, job.dump_folder, embedded, recipe, tuple(overrides), job.config.as_dict(), _loss_at_restart(job))
 
 
-def _loss_at_restart(job: Job) -> str:
+def _loss_at_restart(job: AssembledJob) -> str:
     """Return what is lost when the cluster starts the job again, and the line of the recipe that prevents it; empty if the
     job resumes."""
     if job.checkpoint is None:

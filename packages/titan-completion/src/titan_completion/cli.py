@@ -7,10 +7,8 @@ from pathlib import Path
 from shlex import quote
 
 from titan_completion.scripts import SHELLS, script
-from titan_core.api.command import CommandContext
-from titan_core.api.components import Recipe
-from titan_core.api.errors import UserError
-from titan_core.api.tools.output import print_json
+from titan_core.api import CommandContext, Recipe, UserError
+from titan_core.toolkit.text import print_json
 
 _LEAD = """\
 # A copy of recipe {name}. The comments say what each key does, with its [type and default].

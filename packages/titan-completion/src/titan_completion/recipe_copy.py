@@ -10,13 +10,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from titan_core.api.components import Model, Recipe
-from titan_core.api.errors import UserError
-from titan_core.api.registry import ComponentRegistry
-from titan_core.api.sections import JobSection, ModelSection
-from titan_core.api.tools.fields import field_docs, model_at, type_name
-from titan_core.api.tools.shown import show
-from titan_core.api.tools.toml import BadToml, parse_toml
+from titan_core.api import Model, Recipe, Registry, UserError
+from titan_core.toolkit.fields import field_docs, model_at, type_name
+from titan_core.toolkit.sections import JobSection, ModelSection
+from titan_core.toolkit.text import show
+from titan_core.toolkit.toml import BadToml, parse_toml
 
 _WIDTH = 110
 _DUMP_FOLDER = (JobSection.section, "dump_folder")
@@ -24,7 +22,7 @@ _HEADER = re.compile(r"\s*\[\[?([^\[\]]+)\]")
 _KEY = re.compile(r"(\s*)([^\s=#\[][^=#]*?)\s*=")
 
 
-def commented_copy(recipe: Recipe, registry: ComponentRegistry) -> str:
+def commented_copy(recipe: Recipe, registry: Registry) -> str:
     """Return the TOML of ``recipe`` without ``job.dump_folder``, its comments included. The documentation of each key, the
     same as in ``--help``, stands above the key.
 
@@ -54,7 +52,7 @@ class _Docs:
     """The arguments that ``[model.args]`` overrides."""
 
     @classmethod
-    def of(cls, tables: dict[str, Any], registry: ComponentRegistry) -> _Docs:
+    def of(cls, tables: dict[str, Any], registry: Registry) -> _Docs:
         """Return the documentation for a recipe with ``tables``."""
         found = tables.get(ModelSection.section)
         table = found if isinstance(found, dict) else {}

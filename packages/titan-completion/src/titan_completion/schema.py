@@ -6,11 +6,11 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from titan_core.api.registry import ComponentRegistry
-from titan_core.api.tools.fields import field_docs, model_families
+from titan_core.api import Registry
+from titan_core.toolkit.fields import field_docs, model_families
 
 
-def json_schema(registry: ComponentRegistry) -> dict[str, Any]:
+def json_schema(registry: Registry) -> dict[str, Any]:
     """Return the schema of a recipe for the plugins of ``registry``. ``[model.args]`` accepts those of any model family."""
     sections = registry.sections()
     families = model_families(registry)

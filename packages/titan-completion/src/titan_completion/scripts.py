@@ -6,7 +6,7 @@ from __future__ import annotations
 from importlib import resources
 
 from titan_completion.table import rows
-from titan_core.api.registry import ComponentRegistry
+from titan_core.api import Registry
 
 SHELLS = {
     "bash": "titan completion bash > ~/.local/share/bash-completion/completions/titan",
@@ -16,7 +16,7 @@ SHELLS = {
 """Shell -> how to install its script."""
 
 
-def script(shell: str, registry: ComponentRegistry) -> str:
+def script(shell: str, registry: Registry) -> str:
     """Return the completion script of ``shell``, one of :data:`SHELLS`, for the installed plugins."""
     folder = resources.files(__package__)
     text = folder.joinpath(f"completion.{shell}").read_text(encoding="utf-8")

@@ -19,11 +19,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from titan_core.api.command import Command
-from titan_core.api.components import Component, Recipe
-from titan_core.api.launcher import Launcher
-from titan_core.api.registry import ComponentRegistry
-from titan_core.api.tools.fields import (
+from titan_core.api import Command, Component, Recipe, Registry
+from titan_core.toolkit.fields import (
     MODEL_ARGS,
     accepts_boolean,
     accepts_path,
@@ -32,13 +29,14 @@ from titan_core.api.tools.fields import (
     field_docs,
     model_families,
 )
+from titan_core.toolkit.launching import Launcher
 
 _LONGEST_DESCRIPTION = 70
 _PATHS = re.compile(r"FILE|DIR|PATH|FOLDER|RUN|CHECKPOINT|MODEL|TRACE")
 """Metavariables of arguments that are paths."""
 
 
-def rows(registry: ComponentRegistry) -> list[str]:
+def rows(registry: Registry) -> list[str]:
     """Return the table of the installed plugins."""
     commands = registry.all(Command)
     found = [_row("c", "", command.name, "+" if command.overrides else "", command.summary) for command in commands]
@@ -47,7 +45,7 @@ def rows(registry: ComponentRegistry) -> list[str]:
     return [*found, *_keys(registry)]
 
 
-def _arguments_of(command: Command, registry: ComponentRegistry) -> Iterator[str]:
+def _arguments_of(command: Command, registry: Registry) -> Iterator[str]:
     parser = _RecordingParser()
     if command.arguments is not None:
         command.arguments.load()(parser)
@@ -67,7 +65,7 @@ def _arguments_of(command: Command, registry: ComponentRegistry) -> Iterator[str
             yield _row("o", command.name, option, _values_of(action, registry), action.help or "")
 
 
-def _values_of(action: argparse.Action, registry: ComponentRegistry) -> str:
+def _values_of(action: argparse.Action, registry: Registry) -> str:
     if action.nargs == 0:
         return "-"
     if action.choices is not None:
@@ -80,7 +78,7 @@ def _values_of(action: argparse.Action, registry: ComponentRegistry) -> str:
     return "/" if is_path else "@"
 
 
-def _keys(registry: ComponentRegistry) -> Iterator[str]:
+def _keys(registry: Registry) -> Iterator[str]:
     owners = [(section, cls) for section, classes in registry.sections().items() for cls in classes]
     for section, cls in [*owners, *((MODEL_ARGS, cls) for cls in model_families(registry).values())]:
         docs = field_docs(cls)

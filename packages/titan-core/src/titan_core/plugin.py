@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from titan_core.api.command import Command
-from titan_core.api.components import Dataset, Debugger, LRSchedule, Objective, Optimizer, Tokenizer
-from titan_core.api.health import HealthCheck
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.metric_log import MetricLogger
-from titan_core.api.ref import Ref
-from titan_core.api.sections import LRSchedulerSection, OptimizerSection, TrainingSection
+from titan_core.api import (
+    Command,
+    Dataset,
+    Debugger,
+    HealthCheck,
+    LRSchedule,
+    MetricLogger,
+    Objective,
+    Optimizer,
+    OptimizerSection,
+    Ref,
+    Tokenizer,
+    hookimpl,
+)
+from titan_core.api.config.sections import LRSchedulerSection, TrainingSection
 
 api = (1, 0)
 
@@ -121,7 +129,7 @@ def titan_health_checks() -> list[HealthCheck]:
 
 @hookimpl
 def titan_commands() -> list[Command]:
-    recipe: Ref = Ref("titan_core.api.tools.arguments:recipe_arguments")  # type: ignore[type-arg]
+    recipe: Ref = Ref("titan_core.toolkit.arguments:recipe_arguments")  # type: ignore[type-arg]
     return [
         Command(
             name="train",
@@ -134,13 +142,13 @@ def titan_commands() -> list[Command]:
         Command(
             name="plugins",
             summary="list installed and broken plugins",
-            arguments=Ref("titan_core.api.tools.arguments:json_argument"),
+            arguments=Ref("titan_core.toolkit.arguments:json_argument"),
             run=Ref("titan_core.cli.plugins:run"),
         ),
         Command(
             name="recipes",
             summary="list recipes",
-            arguments=Ref("titan_core.api.tools.arguments:json_argument"),
+            arguments=Ref("titan_core.toolkit.arguments:json_argument"),
             run=Ref("titan_core.cli.recipes:run"),
         ),
         Command(

@@ -17,8 +17,8 @@ from typing import Protocol
 
 import zstandard
 
-from titan_core.api.errors import UserError
-from titan_core.api.tools.atomic_write import atomic_write
+from titan_core.api import UserError
+from titan_core.toolkit.atomic_write import atomic_write
 
 COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
 """Names of the formats, by file suffix."""

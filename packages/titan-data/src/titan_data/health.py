@@ -6,8 +6,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
-from titan_core.api.health import CheckResult, Health, HealthContext
-from titan_core.api.tools.secrets import redact_text
+from titan_core.api import CheckResult, HealthContext
+from titan_core.toolkit.jobs import Health
+from titan_core.toolkit.secrets import redact_text
 
 _PATIENCE_SECONDS = 5.0
 _OFFLINE = "jobs that name a hub dataset or repository need it in the local cache"

@@ -11,11 +11,17 @@ from typing import Any
 
 import datasets
 
-from titan_core.api.dataset import CorruptRecord, DatasetContext, Document, DocumentShard, DocumentSource, State
-from titan_core.api.errors import UserError
-from titan_core.api.tools.reading import is_transient
-from titan_core.api.tools.shown import shorten
-from titan_core.api.tools.shuffled import ShuffledDocuments
+from titan_core.api import (
+    CorruptRecord,
+    DatasetContext,
+    Document,
+    DocumentShard,
+    DocumentSource,
+    ShuffledDocuments,
+    UserError,
+)
+from titan_core.toolkit.reading import State, is_transient
+from titan_core.toolkit.text import shorten
 from titan_data.compressed import decompressed
 from titan_data.json_lines import JsonRecords
 from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files, holds_lines, require_hub_name

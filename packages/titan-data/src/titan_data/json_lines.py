@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.api.dataset import CorruptRecord, Document
+from titan_core.api import CorruptRecord, Document
 from titan_data.records import Reader
 
 _CHUNK = 1 << 24

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from titan_core.api.dataset import ALL_SPLITS, CorruptRecord, DatasetContext
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.tools.shown import shorten
+from titan_core.api import CorruptRecord, DatasetContext, Problem, UserError
+from titan_core.toolkit.reading import ALL_SPLITS
+from titan_core.toolkit.text import shorten
 from titan_data.compressed import COMPRESSED, Damaged, damaged, decompress
 from titan_data.records import FIELD_FIX, check_format, missing_field, text_of
 from titan_data.splits import files_of_split, without_caches

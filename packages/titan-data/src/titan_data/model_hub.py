@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from shlex import quote
 
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 
 DOWNLOADS = "assets/models"
 """Where `titan model download` writes a model, under its name."""

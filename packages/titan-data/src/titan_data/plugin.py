@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from titan_core.api.command import Command
-from titan_core.api.components import Dataset, ModelHub, Tokenizer
-from titan_core.api.health import HealthCheck
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
+from titan_core.api import Command, Dataset, HealthCheck, ModelHub, Ref, Tokenizer, hookimpl
 from titan_data.chat.config import ChatSection
 
 api = (1, 0)

@@ -8,10 +8,9 @@ from typing import Any
 
 from jinja2 import StrictUndefined, TemplateError, Undefined, UndefinedError
 
-from titan_core.api.dataset import CorruptRecord
-from titan_core.api.errors import UserError
-from titan_core.api.tools.plain_json import json_kind
-from titan_core.api.tools.shown import shorten
+from titan_core.api import CorruptRecord, UserError
+from titan_core.toolkit.plain_json import json_kind
+from titan_core.toolkit.text import shorten
 from titan_data.bounded_templates import BoundedEnvironment, TooMuch
 
 _EXAMPLE = 'write fields between braces, as in "{{ question }} {{ answer }}"'

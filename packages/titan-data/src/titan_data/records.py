@@ -7,15 +7,16 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from titan_core.api.dataset import CorruptRecord, DatasetContext, Document, FormatSpec
-from titan_core.api.errors import PluginFailure, Problem, UserError
-from titan_core.api.tools.plain_json import json_kind
+from titan_core.api import CorruptRecord, DatasetContext, Document, Problem, UserError
+from titan_core.toolkit.errors import PluginFailure
+from titan_core.toolkit.plain_json import json_kind
+from titan_core.toolkit.reading import FormatSpec
 
 if TYPE_CHECKING:
     from titan_data.record_template import RecordTemplate
 
 Reader: TypeAlias = Callable[[Any, str], Document]
-"""(record, its place for error messages) -> document; raises :class:`~titan_core.api.dataset.CorruptRecord`."""
+"""(record, its place for error messages) -> document; raises :class:`~titan_core.api.CorruptRecord`."""
 
 FIELD_FIX = "set data.text_field, or data.format"
 

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from titan_core.api.dataset import ALL_SPLITS, DatasetContext
-from titan_core.api.errors import UserError
-from titan_core.api.tools.plain_json import json_kind, read_object
+from titan_core.api import DatasetContext, UserError
+from titan_core.toolkit.plain_json import json_kind, read_object
+from titan_core.toolkit.reading import ALL_SPLITS
 
 log = logging.getLogger(__name__)
 

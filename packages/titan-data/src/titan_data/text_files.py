@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from titan_core.api.dataset import CorruptRecord, DatasetContext, DocumentSource
-from titan_core.api.tools.shuffled import ShuffledDocuments
+from titan_core.api import CorruptRecord, DatasetContext, DocumentSource, ShuffledDocuments
 from titan_data.compressed import decompressed
 from titan_data.local_files import ENDINGS, find_files
 

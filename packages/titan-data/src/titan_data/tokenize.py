@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy
 
-from titan_core.api.dataset import DatasetContext, DatasetSpec, DocumentSource, StreamSpec, WeightedTokens
-from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import TextTokenizer, fingerprint, token_ids
-from titan_core.api.tools.reading import DocumentReader
-from titan_core.api.tools.worker_process import ENDED, end_now, worker_processes
+from titan_core.api import DatasetContext, DocumentSource, TextTokenizer, UserError, WeightedTokens
+from titan_core.toolkit.reading import DatasetSpec, DocumentReader, StreamSpec
+from titan_core.toolkit.tokenizers import fingerprint, token_ids
+from titan_core.toolkit.worker_process import ENDED, end_now, worker_processes
 from titan_data.tokenized import ENDS, INDEX, Part, TokenizedIndex, token_dtype
 
 PLAN = "plan.json"

@@ -18,11 +18,9 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.api.dataset import CorruptRecord, DatasetContext, DocumentSource
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.tokenizer import token_ids
-from titan_core.api.tools.atomic_write import atomic_write
-from titan_core.api.tools.shuffled import ShuffledDocuments
+from titan_core.api import CorruptRecord, DatasetContext, DocumentSource, Problem, ShuffledDocuments, UserError
+from titan_core.toolkit.atomic_write import atomic_write
+from titan_core.toolkit.tokenizers import token_ids
 
 FORMAT = 1
 INDEX = "tokenized.json"

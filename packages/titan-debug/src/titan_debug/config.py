@@ -6,9 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from titan_core.api.numbers import Count, Factor, FewSteps, Ranks, Seconds, Steps
-from titan_core.api.run_folder import RunFolder
-from titan_core.api.section import ALL_KEYS, Section
+from titan_core.api import ALL_KEYS, Count, Factor, Ranks, RunFolder, Section, Steps
+from titan_core.toolkit.sections import FewSteps, Seconds
 
 LEAST_WATCHED_SECONDS = 1.0
 """Smallest limit of the watchdog. Its timer dumps the stacks of all threads, which is safe only if they are stuck: a timer

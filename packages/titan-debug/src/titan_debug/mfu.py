@@ -8,13 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.events import RunStart
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.metric_log import Record
-from titan_core.api.model_part import ModelPart, Slot
-from titan_core.api.sections import TrainingSection
-from titan_core.api.world import World
+from titan_core.api import JobContext, ModelPart, Record, Run, Slot, World, hookimpl
+from titan_core.toolkit.sections import TrainingSection
 from titan_debug.peak_flops import IdealTime, ideal_time_per_token, peak_flops
 
 log = logging.getLogger(__name__)
@@ -24,13 +19,13 @@ class Mfu:
     """Adds ``mfu`` and ``mfu_estimated`` to the metrics of each logged step."""
 
     def __init__(self, context: JobContext[None]) -> None:
-        self._facts = context.facts
+        self._facts = context.job
         self._ideal = IdealTime(0.0, estimated=True)
         self._devices = 1
         self._warned = False
 
     @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         """Determine the time per token at peak speed, on rank 0 only, which has the loggers."""
         others = flops_by_type(run.parts, run.world)
         self._devices = run.world.size

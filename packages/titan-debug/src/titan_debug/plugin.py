@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from titan_core.api.command import Command
-from titan_core.api.components import Debugger
-from titan_core.api.health import HealthCheck
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
+from titan_core.api import Command, Debugger, HealthCheck, Ref, hookimpl
 from titan_debug.config import CommTraceSection, NumericsSection, ProfilingSection
 
 api = (1, 0)
@@ -69,7 +65,7 @@ def titan_debuggers() -> list[Debugger]:
             name="stragglers",
             summary="names ranks that are persistently slower than others, and their hosts",
             config=CommTraceSection,
-            active=lambda context: context.section.straggler_ratio > 0 and context.facts.mesh.world_size > 1,
+            active=lambda context: context.section.straggler_ratio > 0 and context.job.mesh.world_size > 1,
             build=Ref("titan_debug.stragglers:Stragglers"),
         ),
         Debugger(

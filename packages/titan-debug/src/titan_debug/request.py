@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from titan_core.api.tools.atomic_write import atomic_write
+from titan_core.toolkit.atomic_write import atomic_write
 
 REQUEST_FILE = "requested"
 

@@ -18,9 +18,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.events import Finding, RunStart, StepReport
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import Finding, JobContext, Run, StepReport, hookimpl
 from titan_debug.config import CommTraceSection
 
 log = logging.getLogger(__name__)
@@ -38,14 +36,14 @@ class Stragglers:
 
     def __init__(self, context: JobContext[CommTraceSection]) -> None:
         self._ratio = context.section.straggler_ratio
-        self._run: RunStart | None = None
+        self._run: Run | None = None
         self._hosts: list[str] = []
         self._alike: list[Hashable] = []
         self._slow_windows: dict[int, int] = {}
         self._answer: Callable[[], Tensor] | None = None
 
     @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         """Learn the host of each rank, and which ranks do the same work: those of one pipeline stage."""
         world = run.world
         stage = tuple(world.coordinate(dim.name) for dim in world.plan.dims if dim.divides == "layers")
@@ -74,7 +72,7 @@ class Stragglers:
     def _begin(self) -> None:
         self._began, self._data, self._steps = thread_seconds(), 0.0, 0
 
-    def _judge(self, run: RunStart, seconds: Sequence[float], step: int) -> None:
+    def _judge(self, run: Run, seconds: Sequence[float], step: int) -> None:
         """Report the ranks that were slow in the last few windows."""
         slow = slow_ranks(seconds, self._alike, self._ratio)
         self._slow_windows = {rank: self._slow_windows.get(rank, 0) + 1 for rank in slow}

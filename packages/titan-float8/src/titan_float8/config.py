@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from titan_core.api.section import Section
+from titan_core.api import Section
 
 AUTO_FILTER = "auto_filter_small_kn"
 

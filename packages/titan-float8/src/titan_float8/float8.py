@@ -12,10 +12,7 @@ import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training, precompute_float8_dynamic_scale_for_fsdp
 
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.events import RunStart, StepReport
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.model_part import ModelPart
+from titan_core.api import ModelPart, Run, StepReport, TrainingContext, hookimpl
 from titan_float8.config import AUTO_FILTER, Float8Section
 from titan_float8.float8_check import gathers_float8
 from titan_float8.gathered_inputs import cast_gathered_inputs
@@ -49,7 +46,7 @@ def apply(part: ModelPart, context: TrainingContext[Float8Section]) -> ModelPart
         warnings.simplefilter("ignore", FutureWarning)  # torchao's own deprecations
         convert_to_float8_training(part.module, config=config, module_filter_fn=lambda module, name: name in layers)
     part.saved_operators += _LARGEST
-    if section.recipe_name == "tensorwise" and context.facts.mesh.degree("tp") > 1:
+    if section.recipe_name == "tensorwise" and context.job.mesh.degree("tp") > 1:
         tensor_parallel = context.mesh["tp"]
         cast_gathered_inputs(part, layers, config, tensor_parallel)
         scale_over_ranks(part, layers, tensor_parallel)
@@ -81,7 +78,7 @@ class PrecomputedScales:
         self._parts = parts
 
     @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         """Compute the scales of the initial or restored weights."""
         self._compute()
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.errors import Problem
+from titan_core.api import JobContext, Problem
 from titan_float8.config import AUTO_FILTER, Float8Section, MXSection
 
 GATHER = "float8.enable_fsdp_float8_all_gather"
@@ -14,7 +13,7 @@ GATHER = "float8.enable_fsdp_float8_all_gather"
 def gathers_float8(context: JobContext[Float8Section]) -> bool:
     """Whether weights are gathered in float8: requested, and sharded over more than one rank."""
     requested = context.section.enable_fsdp_float8_all_gather
-    return requested and context.facts.mesh.degree("dp_shard") * context.facts.mesh.degree("cp") > 1
+    return requested and context.job.mesh.degree("dp_shard") * context.job.mesh.degree("cp") > 1
 
 
 def check(context: JobContext[Float8Section]) -> Iterator[Problem]:
@@ -26,7 +25,7 @@ def check(context: JobContext[Float8Section]) -> Iterator[Problem]:
     if section.precompute_float8_dynamic_scale_for_fsdp and not section.enable_fsdp_float8_all_gather:
         key = "float8.precompute_float8_dynamic_scale_for_fsdp"
         yield config.problem(key, "has an effect only if weights are gathered in float8", f"set {GATHER} = true")
-    if context.facts.section(MXSection).enable:
+    if context.job.section(MXSection).enable:
         yield config.problem(
             "mx.enable", "float8.enable is also true, and a layer has only one format", "disable one of them"
         )

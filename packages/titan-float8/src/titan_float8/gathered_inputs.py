@@ -12,9 +12,7 @@ from torchao.float8.float8_linear import Float8Linear
 from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
 from torchao.float8.float8_training_tensor import GemmInputRole
 
-from titan_core.api.layout_rules import Column
-from titan_core.api.model_part import ModelPart
-from titan_core.api.tools.patterns import matches
+from titan_core.api import Column, ModelPart, matches
 from titan_float8.slots import REGION_CASTS
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.errors import Problem
-from titan_core.api.sections import JobSection
-from titan_core.api.tools.device import choose_device, device_name
+from titan_core.api import JobContext, Problem
+from titan_core.toolkit.device import choose_device, device_name
+from titan_core.toolkit.sections import JobSection
 from titan_float8.config import Float8Section, MXSection
 
 FLOAT8 = (8, 9)
@@ -31,7 +30,7 @@ def mxfp8(context: JobContext[MXSection]) -> Iterator[Problem]:
 
 
 def _missing(context: JobContext[Any], section: str, needed: tuple[int, int]) -> Iterator[Problem]:
-    device = choose_device(context.facts.section(JobSection).device)
+    device = choose_device(context.job.section(JobSection).device)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     if capability is not None and capability >= needed:
         return

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from titan_core.api.health import CheckResult, Health, HealthContext
+from titan_core.api import CheckResult, HealthContext
+from titan_core.toolkit.jobs import Health
 from titan_float8.hardware import FLOAT8, MXFP8
 
 

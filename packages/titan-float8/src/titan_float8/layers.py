@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 from torch import nn
 
-from titan_core.api.errors import UserError
-from titan_core.api.model_part import ModelPart, PrunedModule
-from titan_core.api.tools.patterns import matches
+from titan_core.api import ModelPart, UserError, matches
+from titan_core.toolkit.models import PrunedModule
 
 
 def linear_layers(

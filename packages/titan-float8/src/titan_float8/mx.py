@@ -7,14 +7,14 @@ import logging
 
 import torch
 from torch import Tensor, nn
-from torchao.prototype.mx_formats.config import MXFP8Dim0CastKernelChoice as Rows
-from torchao.prototype.mx_formats.config import MXFP8Dim1CastKernelChoice as Columns
-from torchao.prototype.mx_formats.config import ScaleCalculationMode
+from torchao.prototype.mx_formats.config import (
+    MXFP8Dim0CastKernelChoice as Rows,
+    MXFP8Dim1CastKernelChoice as Columns,
+    ScaleCalculationMode,
+)
 from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
 
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.errors import UserError
-from titan_core.api.model_part import ModelPart
+from titan_core.api import ModelPart, TrainingContext, UserError
 from titan_float8.config import MXSection
 from titan_float8.layers import linear_layers, require_matches, require_some
 from titan_float8.slots import record_flops
@@ -40,7 +40,7 @@ def apply(part: ModelPart, context: TrainingContext[MXSection]) -> ModelPart:
     """Convert the linear layers of ``part`` to MXFP8. Names and weights do not change."""
     section = context.section
     # Tensor parallelism shards one dimension of a weight, and must not cut through a block.
-    multiple = BLOCK * context.facts.mesh.degree("tp")
+    multiple = BLOCK * context.job.mesh.degree("tp")
     layers = dict(linear_layers(part, section.filter_fqns, section.convert_head, multiple))
     require_some(layers, part, "mx")
     require_matches(part, section.filter_fqns, "mx")

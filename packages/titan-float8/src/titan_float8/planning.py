@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.planning import Costs
+from titan_core.api import Costs, JobContext
 from titan_float8.config import Float8Section, MXSection
 
 

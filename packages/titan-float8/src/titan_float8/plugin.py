@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from titan_core.api.components import Phase, Transform
-from titan_core.api.health import HealthCheck
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
+from titan_core.api import HealthCheck, Phase, Ref, Transform, hookimpl
 from titan_float8.config import Float8Section, MXSection
 
 api = (1, 0)

@@ -19,8 +19,7 @@ from torchao.float8.float8_linear import Float8Linear
 from torchao.float8.float8_training_tensor import GemmInputRole, LinearMMConfig, hp_tensor_and_scale_to_float8
 from torchao.float8.float8_utils import tensor_to_scale
 
-from titan_core.api.layout_rules import Column, Row
-from titan_core.api.model_part import ModelPart
+from titan_core.api import Column, ModelPart, Row
 
 
 def scale_over_ranks(part: ModelPart, converted: Collection[str], ranks: DeviceMesh) -> None:

@@ -1,4 +1,4 @@
-"""Slots that titan-float8 fills for other plugins (:class:`titan_core.api.model_part.Slot`)."""
+"""Slots that titan-float8 fills for other plugins (:class:`titan_core.api.Slot`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from titan_core.api.model_part import ModelPart, Slot
+from titan_core.api import ModelPart, Slot
 
 FLOPS: Slot[tuple[torch.dtype, float]] = Slot("titan_debug.flops")
 """Layer name -> dtype of its low-precision matmuls, and their floating-point operations per token, forward and backward."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import socket
 
-from titan_core.api.launcher import LOCAL_ADDRESS
+from titan_core.toolkit.launching import LOCAL_ADDRESS
 
 
 def own_host() -> str:
-    """Return :data:`~titan_core.api.launcher.LOCAL_ADDRESS` if it is set. Else return the fully qualified name of this
+    """Return :data:`~titan_core.toolkit.launching.LOCAL_ADDRESS` if it is set. Else return the fully qualified name of this
     machine, which pods of another Kubernetes job need, or its host name if it has none."""
     if given := os.environ.get(LOCAL_ADDRESS):
         return given

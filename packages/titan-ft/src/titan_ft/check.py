@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import urlsplit
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.errors import Problem
-from titan_core.api.health import CheckResult, Health, HealthContext
-from titan_core.api.launcher import LOCAL_ADDRESS
-from titan_core.api.sections import JobSection, TrainingSection
+from titan_core.api import CheckResult, HealthContext, JobContext, Problem
+from titan_core.toolkit.jobs import Health
+from titan_core.toolkit.launching import LOCAL_ADDRESS
+from titan_core.toolkit.sections import JobSection, TrainingSection
 from titan_ft.address import own_host
 from titan_ft.config import FaultToleranceSection
 
@@ -29,7 +28,7 @@ def lighthouse_of(section: FaultToleranceSection) -> str:
 
 def check(context: JobContext[FaultToleranceSection]) -> Iterator[Problem]:
     """Return what a replica group cannot be or do."""
-    section, facts, config = context.section, context.facts, context.config
+    section, job, config = context.section, context.job, context.config
     size = section.group_size
     if section.replica_id >= size:
         why = f"must be below fault_tolerance.group_size = {size}"
@@ -37,24 +36,24 @@ def check(context: JobContext[FaultToleranceSection]) -> Iterator[Problem]:
     if section.min_replica_size > size:
         why = f"exceeds fault_tolerance.group_size = {size}, so that no step would ever be taken"
         yield config.problem("fault_tolerance.min_replica_size", why, "lower it")
-    if facts.batch.microbatches < size:
-        each = facts.batch.local_size * facts.batch.ranks
-        why = f"gives each replica group {facts.batch.microbatches} microbatch(es) of {each} sequences to share with "
+    if job.batch.microbatches < size:
+        each = job.batch.local_size * job.batch.ranks
+        why = f"gives each replica group {job.batch.microbatches} microbatch(es) of {each} sequences to share with "
         why += f"the other groups, but there are {size}"
         fix = f"set it to a multiple of {each}, best of {each} x {size} = {each * size}, or lower training.local_batch_size"
         yield config.problem("training.global_batch_size", why, fix)
-    if facts.mesh.degree("pp") > 1:
+    if job.mesh.degree("pp") > 1:
         why = "pipeline schedules run a fixed number of microbatches, but that of a replica group changes with the "
         why += "number of groups"
         fix = "set it to 1, or set fault_tolerance.enable = false"
         yield config.problem("parallelism.pipeline_parallel_degree", why, fix)
-    if facts.mesh.diverging_replicas > 1:
-        dim = next(dim for dim in facts.mesh.dims if dim.diverges and facts.mesh.degrees[dim.name] > 1)
+    if job.mesh.diverging_replicas > 1:
+        dim = next(dim for dim in job.mesh.dims if dim.diverges and job.mesh.degrees[dim.name] > 1)
         why = "its replicas of the weights diverge, but fault tolerance needs the same weights in all replica groups"
         yield config.problem(dim.degree_key, why, "set it to 1, or set fault_tolerance.enable = false")
-    if section.process_group == "nccl" and facts.section(JobSection).device == "cpu":
+    if section.process_group == "nccl" and job.section(JobSection).device == "cpu":
         yield config.problem("fault_tolerance.process_group", "NCCL needs GPUs, but job.device is cpu", 'set it to "gloo"')
-    if facts.section(TrainingSection).enable_cpu_offload and section.process_group == "nccl":
+    if job.section(TrainingSection).enable_cpu_offload and section.process_group == "nccl":
         why = "NCCL cannot sum the gradients that training.enable_cpu_offload keeps on the host"
         yield config.problem("fault_tolerance.process_group", why, 'set it to "gloo"')
     if section.lighthouse is not None and not _is_address(section.lighthouse):

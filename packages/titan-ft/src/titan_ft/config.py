@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from titan_core.api.numbers import LONGEST_SECONDS, Ranks
-from titan_core.api.section import ALL_KEYS, Section
+from titan_core.api import ALL_KEYS, Ranks, Section
+from titan_core.toolkit.sections import LONGEST_SECONDS
 
 
 class FaultToleranceSection(Section):

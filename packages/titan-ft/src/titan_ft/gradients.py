@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from titan_core.api.errors import UserError
-from titan_core.api.microbatch import AuxiliaryLosses
-from titan_core.api.model_part import ModelPart
+from titan_core.api import ModelPart, UserError
+from titan_core.toolkit.models import AuxiliaryLosses
 from titan_ft.groups import ReplicaGroups
 
 BUCKET_BYTES = 32 * 2**20
@@ -36,7 +35,7 @@ def sum_step(
     names = sorted({name for part in parts for name in part.auxiliary_losses})
     parameters = [parameter for part in parts for parameter in part.module.parameters() if parameter.requires_grad]
     zero = loss.new_zeros(())
-    facts = [
+    job = [
         torch.tensor([digest if groups.rank == 0 else 0, digest], dtype=torch.float64, device=loss.device),
         torch.stack([loss, *(auxiliary.values.get(name, zero) for name in names)]).double(),
         torch.tensor(
@@ -45,7 +44,7 @@ def sum_step(
             device=loss.device,
         ),
     ]
-    header = torch.cat(facts)
+    header = torch.cat(job)
     groups.sum(header)
     gradients = [_gradient(parameter) for parameter in parameters] if groups.participants > 1 else []
     for bucket in _buckets(gradients):

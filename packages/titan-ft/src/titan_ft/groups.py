@@ -18,9 +18,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
     TCPStore,
 )
 
-from titan_core.api.errors import RunStopped, UserError
-from titan_core.api.step import StepAbandoned
-from titan_core.api.world import World
+from titan_core.api import RunStopped, StepAbandoned, UserError, World
 from titan_ft.address import own_host
 from titan_ft.check import START_ONE, lighthouse_of
 from titan_ft.config import FaultToleranceSection

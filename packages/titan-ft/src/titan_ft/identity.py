@@ -9,17 +9,16 @@ from typing import Any
 
 import torch
 
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.job import Job
-from titan_core.api.tools.patterns import matches
-from titan_core.api.tools.shown import show
+from titan_core.api import Problem, UserError, matches
+from titan_core.toolkit.jobs import AssembledJob
+from titan_core.toolkit.text import show
 
 _TRAINED = ("model", "training", "data", "parallelism", "objective", "optimizer", "lr_scheduler")
 """Sections whose keys must be the same although a resumed run may change some of them."""
 _OF_THE_MACHINE = ("training.stop_at_step", "training.dataset_path", "model.tokenizer_path", "model.from_pretrained")
 
 
-def identity_of(job: Job) -> dict[str, Any]:
+def identity_of(job: AssembledJob) -> dict[str, Any]:
     """Return the config keys that affect what is trained, the mesh, and the versions of plugins and torch, as JSON values
     without secrets."""
     resolved = job.identity()
@@ -30,7 +29,7 @@ def identity_of(job: Job) -> dict[str, Any]:
             key = f"{cls.section}.{name}"
             if key not in _OF_THE_MACHINE and (cls.section in _TRAINED or not matches(name, cls.may_change)):
                 found[key] = values.get(cls.section, {}).get(name)
-    found |= {f"mesh {name}": degree for name, degree in job.facts.mesh.degrees.items()}
+    found |= {f"mesh {name}": degree for name, degree in job.mesh.degrees.items()}
     found |= {f"version of {name}": number for name, number in resolved["plugins"].items()}
     found["version of torch"] = torch.__version__
     plain: dict[str, Any] = json.loads(json.dumps(found, default=str))

@@ -7,9 +7,8 @@ import os
 import signal
 import threading
 
-from titan_core.api.command import CommandContext
-from titan_core.api.errors import UserError
-from titan_core.api.tools.arguments import integer
+from titan_core.api import CommandContext, UserError
+from titan_core.toolkit.arguments import integer
 
 _MOST_MS = 24 * 3600 * 1000
 

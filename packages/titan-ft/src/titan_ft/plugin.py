@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from titan_core.api.command import Command
-from titan_core.api.components import Phase, Transform
-from titan_core.api.health import HealthCheck
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job import Job
-from titan_core.api.launcher import leave_loopback
-from titan_core.api.ref import Ref
+from titan_core.api import Command, HealthCheck, Phase, Ref, Transform, hookimpl
+from titan_core.toolkit.jobs import AssembledJob
+from titan_core.toolkit.launching import leave_loopback
 from titan_ft.config import FaultToleranceSection
 
 api = (1, 0)
@@ -22,7 +18,7 @@ def titan_parallelisms() -> list[Transform]:
             summary="replica groups that survive each other's faults, with torchft",
             config=FaultToleranceSection,
             phase=Phase.DATA,
-            active=lambda context: context.section.enable and context.facts.trains,
+            active=lambda context: context.section.enable and context.job.trains,
             check=Ref("titan_ft.check:check"),
             hardware=Ref("titan_ft.check:check_machine"),
             apply=Ref("titan_ft.step:apply"),
@@ -33,7 +29,7 @@ def titan_parallelisms() -> list[Transform]:
 
 
 @hookimpl
-def titan_job_assembled(job: Job) -> None:
+def titan_job_assembled(job: AssembledJob) -> None:
     """Let this rank's sums leave the machine: its launcher knows of no other replica group."""
     if job.config.section(FaultToleranceSection).enable:
         leave_loopback()

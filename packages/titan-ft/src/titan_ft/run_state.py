@@ -15,15 +15,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from titan_core.api.errors import UserError
-from titan_core.api.events import RunStart
-from titan_core.api.model_part import ModelPart
+from titan_core.api import ModelPart, Run, UserError
 
 _SHARD = "$shard"
 """Key of the dict that stands for a tensor that is sharded like its parameter."""
 
 
-def collect(run: RunStart) -> dict[str, Any]:
+def collect(run: Run) -> dict[str, Any]:
     """Return the state after the last step. Its tensors are those of the training, not copies: the transport copies them
     before the training continues.
 
@@ -46,7 +44,7 @@ def collect(run: RunStart) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def apply(received: Mapping[str, Any], run: RunStart) -> None:
+def apply(received: Mapping[str, Any], run: Run) -> None:
     """Replace the run's state by ``received``, a result of :func:`collect`, in place.
 
     Raises:
@@ -88,7 +86,7 @@ def require_sendable(state: Mapping[str, Any]) -> None:
             raise UserError.one(f"the state of {name}", why.partition("\n")[0], fix) from None
 
 
-def _tensors(run: RunStart) -> dict[str, Tensor]:
+def _tensors(run: Run) -> dict[str, Tensor]:
     """Return the weights, the persistent buffers, and the tensors of observers."""
     found: dict[str, Tensor] = {}
     for part in run.state.parts:

@@ -19,22 +19,28 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.errors import UserError
-from titan_core.api.events import Finding, RunStart, TrainEnd
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.microbatch import AuxiliaryLosses
-from titan_core.api.model_part import ModelPart, Slot
-from titan_core.api.sections import CommSection
-from titan_core.api.simulation import current_simulation
-from titan_core.api.step import StepAbandoned, StepInput, StepRunner
-from titan_core.api.tools.random_state import same_generators
+from titan_core.api import (
+    Finding,
+    ModelPart,
+    Run,
+    RunEnd,
+    Slot,
+    StepAbandoned,
+    StepInput,
+    StepRunner,
+    TrainingContext,
+    UserError,
+    hookimpl,
+)
+from titan_core.toolkit.models import AuxiliaryLosses
+from titan_core.toolkit.random_state import same_generators
+from titan_core.toolkit.sections import CommSection
+from titan_core.toolkit.simulation import current_simulation
 from titan_ft.config import FaultToleranceSection
 from titan_ft.gradients import sum_step
 from titan_ft.groups import ReplicaGroups
 from titan_ft.identity import digest_of, identity_of, require_same
-from titan_ft.run_state import apply as apply_state
-from titan_ft.run_state import collect, persistent_buffers, require_sendable
+from titan_ft.run_state import apply as apply_state, collect, persistent_buffers, require_sendable
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +69,9 @@ class SharedStep:
         self, runner: StepRunner, parts: Sequence[ModelPart], context: TrainingContext[FaultToleranceSection]
     ) -> None:
         self._runner, self._parts, self._section = runner, parts, context.section
-        self._quorum_seconds = context.facts.section(CommSection).train_timeout_seconds
+        self._quorum_seconds = context.job.section(CommSection).train_timeout_seconds
         self._groups: ReplicaGroups | None = None
-        self._run: RunStart | None = None
+        self._run: Run | None = None
         self._digest = 0
         self._joined = self._warm = self._checked = False
         self._participants = 0
@@ -73,7 +79,7 @@ class SharedStep:
         parts[0].entries(_STEP)[""] = self
 
     @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         """Meet the other groups. A simulated rank is alone."""
         if current_simulation() is not None:
             return
@@ -89,18 +95,18 @@ class SharedStep:
         return {"replica_groups": max(1, self._participants), "repeated_steps": self._repeated}
 
     @hookimpl
-    def titan_train_end(self, end: TrainEnd) -> None:
+    def titan_train_end(self, end: RunEnd) -> None:
         """Leave the other groups."""
         if self._groups is not None:
             self._groups.close(wait=not end.failed)
             self._groups = None
 
     def evaluate(self, inputs: StepInput) -> Tensor:
-        """See :class:`~titan_core.api.step.StepRunner`. Each group evaluates everything."""
+        """See :class:`~titan_core.api.StepRunner`. Each group evaluates everything."""
         return self._runner.evaluate(inputs)
 
     def __call__(self, inputs: StepInput) -> Tensor:
-        """See :class:`~titan_core.api.step.StepRunner`."""
+        """See :class:`~titan_core.api.StepRunner`."""
         groups = self._groups
         # An observer that repeats a step that counts (PendingUpdate.repeat_backward) needs no other group.
         if groups is None or inputs.step <= groups.step:

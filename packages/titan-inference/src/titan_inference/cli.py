@@ -11,15 +11,12 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
-from titan_core.api.command import CommandContext
-from titan_core.api.errors import UserError
-from titan_core.api.job import Job
-from titan_core.api.launcher import RankJob
-from titan_core.api.stored_model import LoadedModel
-from titan_core.api.tokenizer import RendersChats
-from titan_core.api.tools.arguments import integer, json_argument, number
-from titan_core.api.tools.output import print_json
-from titan_core.api.tools.phases import phase, show_status
+from titan_core.api import CommandContext, RendersChats, UserError
+from titan_core.toolkit.arguments import integer, json_argument, number
+from titan_core.toolkit.jobs import AssembledJob, LoadedModel
+from titan_core.toolkit.launching import RankJob
+from titan_core.toolkit.status import phase, show_status
+from titan_core.toolkit.text import print_json
 from titan_inference.prompts import encode_prompt, end_ids_of
 
 MOST_TOKENS = 2**20
@@ -118,7 +115,7 @@ def _prompts(settings: argparse.Namespace) -> list[str]:
     return texts or [""]
 
 
-def _encoded(job: Job, text: str, settings: argparse.Namespace) -> list[int]:
+def _encoded(job: AssembledJob, text: str, settings: argparse.Namespace) -> list[int]:
     """The ids of a prompt, from the begin of a document; not its end, where the model continues."""
     tokenizer = job.text_tokenizer
     if settings.chat:
@@ -129,7 +126,7 @@ def _encoded(job: Job, text: str, settings: argparse.Namespace) -> list[int]:
     return ids
 
 
-def _encoded_chat(job: Job, text: str, system: str | None) -> list[int]:
+def _encoded_chat(job: AssembledJob, text: str, system: str | None) -> list[int]:
     tokenizer = job.text_tokenizer
     if not isinstance(tokenizer, RendersChats):
         why = f"tokenizer {job.tokenizer.name!r} has no chat template"
@@ -139,12 +136,12 @@ def _encoded_chat(job: Job, text: str, system: str | None) -> list[int]:
     return tokenizer.encode_with_special_tokens(chat.text)
 
 
-def _require_room(job: Job, prompts: Sequence[Sequence[int]], settings: argparse.Namespace) -> None:
+def _require_room(job: AssembledJob, prompts: Sequence[Sequence[int]], settings: argparse.Namespace) -> None:
     """
     Raises:
         UserError: a prompt and its continuation exceed the model's longest context.
     """
-    longest, most = max(map(len, prompts)), job.facts.model.layout.max_seq_len
+    longest, most = max(map(len, prompts)), job.model.layout.max_seq_len
     if longest + settings.max_new_tokens > most:
         total = f"a prompt of {longest} tokens and {settings.max_new_tokens} new ones"
         room = most - longest

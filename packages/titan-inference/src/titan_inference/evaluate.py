@@ -11,16 +11,13 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from titan_core.api.command import CommandContext
-from titan_core.api.errors import UserError, close_names
-from titan_core.api.job import Job
-from titan_core.api.launcher import RankJob
-from titan_core.api.stored_model import LoadedModel
-from titan_core.api.tools.arguments import integer, json_argument
-from titan_core.api.tools.output import print_json, print_table
-from titan_core.api.tools.phases import phase, show_status
-from titan_core.api.tools.shown import shorten
-from titan_core.api.weights import StoredModel
+from titan_core.api import CommandContext, StoredModel, UserError
+from titan_core.toolkit.arguments import integer, json_argument
+from titan_core.toolkit.errors import close_names
+from titan_core.toolkit.jobs import AssembledJob, LoadedModel
+from titan_core.toolkit.launching import RankJob
+from titan_core.toolkit.status import phase, show_status
+from titan_core.toolkit.text import print_json, print_table, shorten
 from titan_inference.cli import model_argument
 
 _USUAL_SEQ_LEN = 2048
@@ -99,7 +96,7 @@ def _require_work(settings: argparse.Namespace) -> None:
         raise UserError.one("--tasks", "needs the package lm-eval, which is not installed", fix)
 
 
-def _job(context: CommandContext, stored: StoredModel, world_size: int | None = None) -> Job:
+def _job(context: CommandContext, stored: StoredModel, world_size: int | None = None) -> AssembledJob:
     """Return the job that evaluates: a dataset is its validation data."""
     settings = context.arguments
     validation: dict[str, Any] = {}
@@ -108,14 +105,14 @@ def _job(context: CommandContext, stored: StoredModel, world_size: int | None = 
         validation |= {"dataset_path": settings.dataset_path} if settings.dataset_path is not None else {}
         validation |= {"steps": settings.batches} if settings.batches is not None else {}
 
-    def job(training: Mapping[str, Any]) -> Job:
+    def job(training: Mapping[str, Any]) -> AssembledJob:
         sections = {"training": {"local_batch_size": settings.batch_size, **training}, "validation": validation}
         return context.models.job(stored, world_size, sections)
 
     # Sequences as long as in training, unless that is unknown.
     if "seq_len" in stored.sections.get("training", {}):
         return job({})
-    longest = context.models.job(stored, world_size).facts.model.layout.max_seq_len
+    longest = context.models.job(stored, world_size).model.layout.max_seq_len
     return job({"seq_len": min(_USUAL_SEQ_LEN, longest)})
 
 

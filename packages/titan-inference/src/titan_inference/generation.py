@@ -9,8 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from titan_core.api.decoding import Decoding
-from titan_core.api.model_part import ModelPart
+from titan_core.api import Decoding, ModelPart
 from titan_inference.sampling import Sampler
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from titan_core.api.stored_model import LoadedModel
-from titan_core.api.tokenizer import begin_and_end_ids
+from titan_core.toolkit.jobs import LoadedModel
+from titan_core.toolkit.tokenizers import begin_and_end_ids
 from titan_inference.generation import Generator
 from titan_inference.output import Continuation
 from titan_inference.prompts import encode_prompt, end_ids_of

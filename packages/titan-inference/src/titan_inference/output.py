@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Sequence
 
-from titan_core.api.tokenizer import TextTokenizer
-from titan_core.api.tools.shown import printable
+from titan_core.api import TextTokenizer
+from titan_core.toolkit.text import printable
 from titan_inference.text import TextStream
 
 

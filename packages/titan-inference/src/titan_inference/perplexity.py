@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from titan_core.api.stored_model import LoadedModel, StoredModels
-from titan_core.api.tokenizer import TextTokenizer
+from titan_core.api import TextTokenizer
+from titan_core.toolkit.jobs import LoadedModel, StoredModels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,11 +50,11 @@ class CountingTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """See :class:`~titan_core.api.tokenizer.TextTokenizer`."""
+        """See :class:`~titan_core.api.TextTokenizer`."""
         return self._tokenizer.vocab_size
 
     def encode_document(self, text: str) -> list[int] | NDArray[Any]:
-        """See :class:`~titan_core.api.tokenizer.TextTokenizer`."""
+        """See :class:`~titan_core.api.TextTokenizer`."""
         ids = self._tokenizer.encode_document(text)
         if text:  # the reader encodes an empty text to recognise empty documents
             self.bytes += len(text.encode(errors="replace"))
@@ -62,7 +62,7 @@ class CountingTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See :class:`~titan_core.api.tokenizer.TextTokenizer`."""
+        """See :class:`~titan_core.api.TextTokenizer`."""
         return self._tokenizer.decode(ids)
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from titan_core.api.command import Command
-from titan_core.api.components import Debugger
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
+from titan_core.api import Command, Debugger, Ref, hookimpl
 from titan_inference.config import SampleSection
 
 if TYPE_CHECKING:
-    from titan_core.api.events import EndedRun, NextCommand
+    from titan_core.toolkit.jobs import EndedRun, NextCommand
 
 api = (1, 0)
 
@@ -56,9 +53,9 @@ def titan_commands() -> list[Command]:
 
 @hookimpl(tryfirst=True)
 def titan_next_commands(run: EndedRun) -> list[NextCommand]:
-    from titan_core.api.events import NextCommand
+    from titan_core.toolkit.jobs import NextCommand
 
-    if run.checkpoint is None or run.job.facts.mesh.diverging_replicas > 1:  # their weights are not one model
+    if run.checkpoint is None or run.job.mesh.diverging_replicas > 1:  # their weights are not one model
         return []
     prompt = next(filter(None, run.job.config.section(SampleSection).prompts), PROMPT)
     return [NextCommand("continue a prompt", ("generate", run.checkpoint, "--prompt", prompt))]

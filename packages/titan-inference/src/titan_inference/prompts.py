@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from titan_core.api.tokenizer import TextTokenizer, begin_and_end_ids
+from titan_core.api import TextTokenizer
+from titan_core.toolkit.tokenizers import begin_and_end_ids
 
 
 def encode_prompt(tokenizer: TextTokenizer, text: str) -> list[int]:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import logging
 import math
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.events import RunStart, Sample, TrainEnd
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job import Job
-from titan_core.api.job_facts import JobFacts
-from titan_core.api.sections import TrainingSection
-from titan_core.api.simulation import current_simulation
+from titan_core.api import Job, JobContext, Problem, Run, RunEnd, UserError, hookimpl
+from titan_core.toolkit.jobs import AssembledJob, Sample
+from titan_core.toolkit.sections import TrainingSection
+from titan_core.toolkit.simulation import current_simulation
 from titan_inference.config import SampleSection
 from titan_inference.generation import Generator
 from titan_inference.output import Continuation
@@ -30,14 +26,14 @@ class Sampling:
     all ranks. Whole sequences are computed for each token: sequence parallelism cannot divide a single position."""
 
     def __init__(self, context: JobContext[SampleSection]) -> None:
-        self._section, self._facts = context.section, context.facts
-        self._seq_len = context.facts.section(TrainingSection).seq_len
+        self._section, self._facts = context.section, context.job
+        self._seq_len = context.job.section(TrainingSection).seq_len
         self._prompts: list[list[int]] = []
-        self._run: RunStart | None = None
+        self._run: Run | None = None
         self._sampled: int | None = None
 
     @hookimpl
-    def titan_job_assembled(self, job: Job) -> None:
+    def titan_job_assembled(self, job: AssembledJob) -> None:
         """Encode the prompts.
 
         Raises:
@@ -57,7 +53,7 @@ class Sampling:
             raise UserError(*problems)
 
     @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         """Log why there are no samples, if this run cannot generate any."""
         if current_simulation() is not None:
             return  # its tensors have no values
@@ -75,7 +71,7 @@ class Sampling:
             self._sample(last)
 
     @hookimpl(tryfirst=True)
-    def titan_train_end(self, end: TrainEnd) -> None:
+    def titan_train_end(self, end: RunEnd) -> None:
         """Sample, unless the run failed or must leave at once."""
         if not (end.failed or end.interrupted or end.preempted or self._sampled == end.step):
             self._sample(end.step)
@@ -110,11 +106,11 @@ class Sampling:
         return min(-(-length // granule) * granule, self._seq_len)
 
 
-def obstacle_to_sampling(facts: JobFacts) -> str | None:
+def obstacle_to_sampling(job: Job) -> str | None:
     """Return why the job's model cannot generate tokens while it trains; ``None`` if it can."""
-    for dim in facts.mesh.dims:
-        if facts.mesh.degrees[dim.name] > 1 and dim.divides in ("layers", "sequence"):
-            return f"{dim.degree_key} = {facts.mesh.degrees[dim.name]} divides {dim.divides}"
-    if facts.model.layout.inputs:
-        return f"the model takes more than tokens ({', '.join(facts.model.layout.inputs)})"
+    for dim in job.mesh.dims:
+        if job.mesh.degrees[dim.name] > 1 and dim.divides in ("layers", "sequence"):
+            return f"{dim.degree_key} = {job.mesh.degrees[dim.name]} divides {dim.divides}"
+    if job.model.layout.inputs:
+        return f"the model takes more than tokens ({', '.join(job.model.layout.inputs)})"
     return None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from titan_core.api.model_part import ModelPart
+from titan_core.api import ModelPart
 from titan_inference.generation import logits_of
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titan_core.api.tokenizer import TextTokenizer
+from titan_core.api import TextTokenizer
 
 _UNDECODED = "\ufffd"
 

@@ -15,10 +15,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api.errors import EXIT_LOST_PEER, UserError
-from titan_core.api.launcher import INTERRUPTED, LISTENER, RESTART, Outcome, announce_interrupt
-from titan_core.api.tools.phases import phase
-from titan_core.api.tools.rank_names import ranks
+from titan_core.api import UserError
+from titan_core.toolkit.errors import EXIT_LOST_PEER
+from titan_core.toolkit.launching import INTERRUPTED, LISTENER, RESTART, Outcome, announce_interrupt
+from titan_core.toolkit.status import phase
+from titan_core.toolkit.text import ranks
 from titan_launch import restart_policy
 from titan_launch.console import Console
 from titan_launch.failure import Failure, failure_of, read_outcomes

@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from titan_core.api.numbers import Steps
-from titan_core.api.section import ALL_KEYS, Section
+from titan_core.api import ALL_KEYS, Section, Steps
 
 
 class GarbageKeys(Section):

@@ -11,7 +11,7 @@ import os
 import threading
 from dataclasses import dataclass
 
-from titan_core.api.tools.phases import ERASE
+from titan_core.toolkit.status import ERASE
 from titan_launch.status_line import StatusLine
 
 _SHOW_CURSOR = "\x1b[?25h"

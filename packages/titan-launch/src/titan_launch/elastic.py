@@ -12,9 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
-from titan_core.api.errors import EXIT_LOST_PEER, EXIT_PREEMPTED, UserError
-from titan_core.api.launcher import Outcome
-from titan_core.api.tools.phases import phase
+from titan_core.api import UserError
+from titan_core.toolkit.errors import EXIT_LOST_PEER, EXIT_PREEMPTED
+from titan_core.toolkit.launching import Outcome
+from titan_core.toolkit.status import phase
 from titan_launch import restart_policy
 from titan_launch.agent import JobEnded, RankAgent, RanksState
 from titan_launch.failure import Failure

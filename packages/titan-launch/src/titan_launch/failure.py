@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from titan_core.api.errors import EXIT_DATA_ENDED, EXIT_LOST_PEER, EXIT_PREEMPTED
-from titan_core.api.launcher import Outcome, report_lines
-from titan_core.api.tools.rank_names import ranks
+from titan_core.toolkit.errors import EXIT_DATA_ENDED, EXIT_LOST_PEER, EXIT_PREEMPTED
+from titan_core.toolkit.launching import Outcome, report_lines
+from titan_core.toolkit.text import ranks
 from titan_launch.progress import Progress
 
 _MILLISECONDS = re.compile(r"\b(\d+) ?(?:ms|milliseconds)\b")

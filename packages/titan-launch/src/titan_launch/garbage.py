@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.events import StepReport
-from titan_core.api.hookspecs import hookimpl
+from titan_core.api import JobContext, StepReport, hookimpl
 from titan_launch.config import GarbageKeys
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_launch.rendezvous import Rendezvous, RendezvousClosed, RendezvousLost, RendezvousTimeout
 from titan_launch.signed_store import Forged, SignedStore
 

@@ -6,7 +6,8 @@ import errno
 import socket
 from collections.abc import Iterator
 
-from titan_core.api.health import CheckResult, Health, HealthContext
+from titan_core.api import CheckResult, HealthContext
+from titan_core.toolkit.jobs import Health
 from titan_launch.rendezvous import host_and_port, is_local_address
 
 _PATIENCE_SECONDS = 3.0

@@ -15,12 +15,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-import pluggy
-
-from titan_core.api import hookspecs
-from titan_core.api.errors import EXIT_INTERRUPTED, EXIT_LOST_PEER, EXIT_USER_ERROR, UserError
-from titan_core.api.job import Job
-from titan_core.api.launcher import (
+from titan_core.api import UserError
+from titan_core.toolkit.errors import EXIT_INTERRUPTED, EXIT_LOST_PEER, EXIT_USER_ERROR
+from titan_core.toolkit.hookspecs import hook_manager
+from titan_core.toolkit.jobs import AssembledJob
+from titan_core.toolkit.launching import (
     COMMAND,
     CONFINED,
     LOCAL_ADDRESS,
@@ -32,12 +31,12 @@ from titan_core.api.launcher import (
     resume_line,
     user_command,
 )
-from titan_core.api.processes import environment_of_child, python
-from titan_core.api.runs.files import LOGS
-from titan_core.api.sections import CommSection
-from titan_core.api.tools.open_files import allow_open_files
-from titan_core.api.tools.phases import phase
-from titan_core.api.tools.shown import shorten
+from titan_core.toolkit.open_files import allow_open_files
+from titan_core.toolkit.processes import environment_of_child, python
+from titan_core.toolkit.runs.files import LOGS
+from titan_core.toolkit.sections import CommSection
+from titan_core.toolkit.status import phase
+from titan_core.toolkit.text import shorten
 from titan_launch.config import NUMA_BINDING
 from titan_launch.console import Console
 from titan_launch.meeting_point import handler, require_meeting_point
@@ -70,7 +69,7 @@ def launch(
     options: Rendezvous,
     per_node: int,
     rank_arguments: Sequence[str],
-    job: Job,
+    job: AssembledJob,
     writes_run: bool,
     status: StatusLine,
     sizes: Sizes | None = None,
@@ -165,7 +164,7 @@ def _loopback_interface() -> str:
     return next((name for name in ("lo", "lo0") if name in names), "lo")
 
 
-def _step_limits(job: Job) -> StepLimits:
+def _step_limits(job: AssembledJob) -> StepLimits:
     comm = job.config.section(CommSection)
     return StepLimits(HANG * comm.init_timeout_seconds, HANG * comm.train_timeout_seconds)
 
@@ -297,11 +296,10 @@ def _end_of(agent: RankAgent, mistake: UserError | None, interrupted: bool) -> t
     return 0, ""
 
 
-def _diagnose(job: Job, since: float) -> str | None:
-    """Call :func:`titan_core.api.hookspecs.titan_diagnose`. Log the failure of a plugin's hook, so that the cause of the
+def _diagnose(job: AssembledJob, since: float) -> str | None:
+    """Call :func:`titan_core.toolkit.hookspecs.titan_diagnose`. Log the failure of a plugin's hook, so that the cause of the
     failure is still printed."""
-    plugins = pluggy.PluginManager(hookspecs.PROJECT)
-    plugins.add_hookspecs(hookspecs)
+    plugins = hook_manager()
     origins = dict(job.registry.modules())
     for module in origins:
         plugins.register(module)

@@ -10,8 +10,8 @@ import warnings
 from datetime import timedelta
 from functools import partial
 
-from titan_core.api.errors import UserError
-from titan_core.api.tools.phases import phase
+from titan_core.api import UserError
+from titan_core.toolkit.status import phase
 from titan_launch.handler import Handler
 from titan_launch.rendezvous import (
     Rendezvous,

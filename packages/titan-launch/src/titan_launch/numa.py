@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from titan_core.api.errors import UserError
-from titan_core.api.job import Job
-from titan_core.api.sections import JobSection
-from titan_core.api.tools.device import choose_device
+from titan_core.api import UserError
+from titan_core.toolkit.device import choose_device
+from titan_core.toolkit.jobs import AssembledJob
+from titan_core.toolkit.sections import JobSection
 from titan_launch.config import NUMA_BINDING, NUMA_BINDINGS
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 AUTO, NODE, OFF = NUMA_BINDINGS
 
 
-def bind(job: Job, environment: Mapping[str, str], system: Path = Path("/sys")) -> None:
+def bind(job: AssembledJob, environment: Mapping[str, str], system: Path = Path("/sys")) -> None:
     """Bind this process, its threads and its future children to the cores of one NUMA node.
 
     By default only ranks on GPUs are bound, and only if the rank may use all cores of the node; otherwise something else has

@@ -7,13 +7,12 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from titan_core.api.command import CommandContext
-from titan_core.api.errors import UserError
-from titan_core.api.launcher import JOB_KEY, RankJob
-from titan_core.api.numbers import MOST_PROCESSES, MOST_RANKS
-from titan_core.api.tools.arguments import integer, parse_integer
-from titan_core.api.tools.phases import phase
-from titan_core.api.tools.shown import shorten
+from titan_core.api import CommandContext, UserError
+from titan_core.toolkit.arguments import integer, parse_integer
+from titan_core.toolkit.launching import JOB_KEY, RankJob
+from titan_core.toolkit.sections import MOST_PROCESSES, MOST_RANKS
+from titan_core.toolkit.status import phase
+from titan_core.toolkit.text import shorten
 from titan_launch.config import NUMA_BINDING, NUMA_BINDINGS
 from titan_launch.restart_policy import SAVE_SECONDS
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 
-from titan_core.api.command import Command
-from titan_core.api.components import Debugger
-from titan_core.api.health import HealthCheck
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job import Job
-from titan_core.api.launcher import RESTART, Launcher, reported_by_launcher
-from titan_core.api.ref import Ref
-from titan_core.api.tools.phases import StatusDisplay
+from titan_core.api import Command, Debugger, HealthCheck, Ref, hookimpl
+from titan_core.toolkit.jobs import AssembledJob
+from titan_core.toolkit.launching import RESTART, Launcher, reported_by_launcher
+from titan_core.toolkit.status import StatusDisplay
 from titan_launch.config import GarbageKeys
 
 api = (1, 0)
@@ -78,7 +74,7 @@ def titan_commands() -> list[Command]:
 
 
 @hookimpl
-def titan_job_assembled(job: Job) -> None:
+def titan_job_assembled(job: AssembledJob) -> None:
     """Bind this process to the cores near its GPU if it is a rank."""
     if "LOCAL_RANK" in os.environ:
         from titan_launch.numa import bind

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.launcher import OUTCOMES
+from titan_core.api import JobContext, hookimpl
+from titan_core.toolkit.launching import OUTCOMES
 
 if TYPE_CHECKING:
-    from titan_core.api.events import RunStart, StepReport
+    from titan_core.api import Run, StepReport
 
 _LAYOUT = struct.Struct("<qqqd")
 _NAME = "rank-{}.progress"
@@ -50,7 +49,7 @@ class ProgressFile:
         self._begun = self._completed = 0
 
     @hookimpl(tryfirst=True)
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         """Create the file. It appears whole, because the launcher may read it at any time."""
         self._begun = self._completed = run.step
         path = self._folder / _NAME.format(run.world.rank)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from titan_core.api.launcher import JOB_KEY
+from titan_core.toolkit.launching import JOB_KEY
 
 _KILLED_SECONDS = 30.0
 """How long a killed process may take to end. One that waits for a device may never do so."""

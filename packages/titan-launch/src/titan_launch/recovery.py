@@ -8,11 +8,9 @@ import os
 import time
 from dataclasses import asdict, dataclass
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.events import Finding, RunStart, StepReport
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.launcher import RESTART
-from titan_core.api.tools.phases import finished
+from titan_core.api import Finding, JobContext, Run, StepReport, hookimpl
+from titan_core.toolkit.launching import RESTART
+from titan_core.toolkit.status import finished
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +45,10 @@ class RecoveryReport:
 
     def __init__(self, context: JobContext[None]) -> None:
         self._restart: Restart | None = Restart(**json.loads(os.environ[RESTART]))
-        self._run: RunStart | None = None
+        self._run: Run | None = None
 
     @hookimpl(trylast=True)
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         """Note the start of the first step."""
         self._run, self._began = run, time.time()
 

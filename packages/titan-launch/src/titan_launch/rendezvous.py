@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from titan_core.api.errors import UserError
-from titan_core.api.tools.arguments import parse_integer
-from titan_core.api.tools.shown import shorten
+from titan_core.api import UserError
+from titan_core.toolkit.arguments import parse_integer
+from titan_core.toolkit.text import shorten
 from titan_launch.signed_store import job_key
 
 DEFAULT_PORT = 29400

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from titan_core.api.errors import (
+from titan_core.toolkit.errors import (
     EXIT_DATA_ENDED,
     EXIT_INTERRUPTED,
     EXIT_NUMERICS,

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from titan_core.api.errors import UserError
-from titan_core.api.launcher import JOB_KEY
-from titan_core.api.tools.shown import shorten
+from titan_core.api import UserError
+from titan_core.toolkit.launching import JOB_KEY
+from titan_core.toolkit.text import shorten
 
 LEAST_CHARACTERS = 32
 """Of a key: with half a byte in each character, 128 bits."""

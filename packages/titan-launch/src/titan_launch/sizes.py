@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from titan_core.api.config import Override
-from titan_core.api.errors import UserError
-from titan_core.api.job import Job
-from titan_core.api.tools.rank_names import spans
+from titan_core.api import UserError
+from titan_core.toolkit.jobs import AssembledJob, Override
+from titan_core.toolkit.text import spans
 
 CHECK_SECONDS = 10.0
 """Longest time for checking the sizes of a range before the start. Others are checked when they occur."""
@@ -38,11 +37,11 @@ class Plan:
 class Sizes:
     """The numbers of ranks that a job can train on."""
 
-    assemble: Callable[[int, Sequence[Override]], Job]
+    assemble: Callable[[int, Sequence[Override]], AssembledJob]
     """Assembles the job for a number of ranks, with more overrides."""
-    _found: dict[tuple[int, int], Job | UserError] = field(default_factory=dict)
+    _found: dict[tuple[int, int], AssembledJob | UserError] = field(default_factory=dict)
 
-    def on(self, ranks: int, batch: int = 0) -> Job | UserError:
+    def on(self, ranks: int, batch: int = 0) -> AssembledJob | UserError:
         """Return the job on ``ranks`` ranks, or why it cannot train there.
 
         Args:
@@ -55,7 +54,7 @@ class Sizes:
                 self._found[ranks, batch] = error
         return self._found[ranks, batch]
 
-    def check(self, per_node: int, machines: tuple[int, int]) -> tuple[Job, str]:
+    def check(self, per_node: int, machines: tuple[int, int]) -> tuple[AssembledJob, str]:
         """Return the job on the most machines that can train it, and a line that says which numbers of them can.
 
         Raises:
@@ -64,10 +63,10 @@ class Sizes:
         least, most = machines
         largest = self.on(most * per_node)
         # If the recipe leaves the global batch open, that of the first start counts: here, of all machines.
-        batch = largest.facts.batch.global_size if isinstance(largest, Job) else 0
+        batch = largest.batch.global_size if isinstance(largest, AssembledJob) else 0
         able: list[int] = []
         unable: dict[int, UserError] = {}
-        jobs: list[Job] = []
+        jobs: list[AssembledJob] = []
         until = time.monotonic() + CHECK_SECONDS
         unchecked = 0
         for number in range(most, least - 1, -1):
@@ -75,14 +74,14 @@ class Sizes:
                 unchecked = number - least + 1
                 break
             found = self.on(number * per_node, batch)
-            if isinstance(found, Job):
+            if isinstance(found, AssembledJob):
                 able.append(number)
                 jobs.append(found)
             else:
                 unable[number] = found
         if not jobs:
             raise next(iter(unable.values()))
-        size = jobs[0].facts.batch.global_size
+        size = jobs[0].batch.global_size
         line = f"elastic job: {spans(able)} machine(s) of {per_node} rank(s) can train with a global batch of {size}"
         if unable:
             number, error = min(unable.items())
@@ -105,8 +104,8 @@ def choose(sizes: Sizes, counts: Sequence[int], least: int, batch: int) -> Plan:
     for machines in range(len(counts), least - 1, -1):
         ranks = sum(counts[:machines])
         found = sizes.on(ranks, batch)
-        if isinstance(found, Job):
-            plan = found.facts.batch
-            return Plan(machines, ranks, plan.global_size, plan.microbatches, str(found.facts.mesh), why)
+        if isinstance(found, AssembledJob):
+            plan = found.batch
+            return Plan(machines, ranks, plan.global_size, plan.microbatches, str(found.mesh), why)
         why = why or f"{ranks} rank(s) cannot train: {found.problems[0]}"
     return Plan(0, sum(counts), why=why)

@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from titan_core.api.tools.phases import ERASE, RunProgress, current_phase, current_progress, hide_all, phase
+from titan_core.toolkit.status import ERASE, RunProgress, current_phase, current_progress, hide_all, phase
 
 PLAIN_SECONDS = 2.0
 """Without a terminal, a phase that lasts longer is printed."""

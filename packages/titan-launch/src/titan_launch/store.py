@@ -6,9 +6,8 @@ import argparse
 import os
 import signal
 
-from titan_core.api.command import CommandContext
-from titan_core.api.errors import UserError
-from titan_core.api.tools.phases import phase
+from titan_core.api import CommandContext, UserError
+from titan_core.toolkit.status import phase
 from titan_launch.rendezvous import DEFAULT_PORT, bound_socket, host_and_port, serve
 
 

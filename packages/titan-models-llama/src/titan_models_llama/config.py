@@ -7,7 +7,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from titan_core.api.numbers import Epsilon, Factor, Heads, Layers, Tokens, Vocabulary, Wavelength, Width
+from titan_core.api import Epsilon, Factor, Heads, Layers, Tokens, VocabularySize, Width
+from titan_core.toolkit.sections import Wavelength
 
 
 class RopeScaling(BaseModel):
@@ -49,7 +50,7 @@ class LlamaArgs(BaseModel):
     """Number of key and value heads, each shared by n_heads / n_kv_heads query heads."""
     ffn_dim: Width = Field(gt=0)
     """Width inside the feed-forward layer."""
-    vocab_size: Vocabulary = Field(default=128_256, gt=0)
+    vocab_size: VocabularySize = Field(default=128_256, gt=0)
     """Number of tokens in the vocabulary."""
     max_seq_len: Tokens = Field(default=131_072, gt=0)
     """Longest context, in tokens."""

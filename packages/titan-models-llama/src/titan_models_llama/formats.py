@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from titan_core.api.numbers import LARGEST
-from titan_core.api.tools.shown import shorten, show
-from titan_core.api.weights import ForeignTensor
+from titan_core.api import ForeignTensor
+from titan_core.toolkit.sections import LARGEST
+from titan_core.toolkit.text import shorten, show
 from titan_models_llama.config import FLAVORS, LlamaArgs, RopeScaling
 
 _LAYER = {

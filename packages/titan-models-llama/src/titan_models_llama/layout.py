@@ -5,9 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from titan_core.api.initial_values import Constant, InitialValue, Normal, TruncatedNormal
-from titan_core.api.layout import ModelDefinition, ModelLayout
-from titan_core.api.layout_rules import Column, Replicate, Row, causal_attention
+from titan_core.api import (
+    Column,
+    Constant,
+    InitialValue,
+    ModelDefinition,
+    ModelLayout,
+    Normal,
+    Replicate,
+    Row,
+    TruncatedNormal,
+    causal_attention,
+)
 from titan_models_llama.config import LlamaArgs
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from titan_core.api.attention import CausalAttention
+from titan_core.api import CausalAttention
 from titan_models_llama.config import LlamaArgs
 from titan_models_llama.rope import apply_rope
 

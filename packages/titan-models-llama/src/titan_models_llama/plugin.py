@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from titan_core.api.components import Model, Recipe, Tokenizer, recipes_in
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
-from titan_core.api.weights import WeightFormat
+from titan_core.api import Model, Recipe, Ref, Tokenizer, WeightFormat, hookimpl, recipes_in
 from titan_models_llama.config import FLAVORS
 
 api = (1, 0)

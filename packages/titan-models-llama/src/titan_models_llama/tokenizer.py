@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import tiktoken
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import TokenizerContext, without_surrogates
-from titan_core.api.tools.byte_level import tokenizer_files
-from titan_core.api.tools.plain_json import read_object
-from titan_core.api.tools.shown import show_mistakes
+from titan_core.api import TokenizerContext, UserError
+from titan_core.toolkit.byte_level import tokenizer_files
+from titan_core.toolkit.plain_json import read_object
+from titan_core.toolkit.text import show_mistakes
+from titan_core.toolkit.tokenizers import without_surrogates
 
 if TYPE_CHECKING:
     import numpy
@@ -111,7 +111,7 @@ class TiktokenTokenizer:
         return self._encoding.encode(text, allowed_special="all")
 
     def tokenizer_files(self) -> dict[str, str]:
-        """See :class:`~titan_core.api.tokenizer.ExportsTokenizer`."""
+        """See :class:`~titan_core.api.ExportsTokenizer`."""
         encoding = self._encoding
         ranks = {token: encoding.encode_single_token(token) for token in encoding.token_byte_values()}
         special = {name: encoding.encode_single_token(name) for name in encoding.special_tokens_set}

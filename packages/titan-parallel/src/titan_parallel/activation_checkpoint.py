@@ -13,11 +13,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.errors import UserError
-from titan_core.api.microbatch import current_microbatch, microbatch_scope
-from titan_core.api.model_part import ModelPart, Slot
-from titan_core.api.step import is_shape_inference, shape_inference
+from titan_core.api import ModelPart, Slot, TrainingContext, UserError, current_microbatch
+from titan_core.toolkit.models import is_shape_inference, microbatch_scope, shape_inference
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
 from titan_parallel.pipeline_plan import splits_backward
 from titan_parallel.split_backward_contexts import contexts
@@ -49,7 +46,7 @@ def apply(part: ModelPart, context: TrainingContext[ActivationCheckpointSection]
             # FSDP gathers experts, which are on a view of the mesh, within the block: in recomputation perhaps not again,
             # but torch's record requires the same operators (torch 2.15).
             has_views = any(context.mesh.view_of(parameter) is not None for parameter in block.parameters())
-            own_record = splits_backward(context.facts) or (has_views and not context.facts.section(CompileSection).enable)
+            own_record = splits_backward(context.job) or (has_views and not context.job.section(CompileSection).enable)
             _recompute(block, variant, context_fn=_context_function(selection, own_record))
         elif number % int(section.selective_ac_option) == 0:
             _recompute(block)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.errors import Problem
-from titan_core.api.job_facts import JobFacts
+from titan_core.api import Job, JobContext, Problem
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
 from titan_parallel.hints import Option, Refusal, problems
 
@@ -15,16 +13,16 @@ _MODE = "activation_checkpoint.mode"
 
 def check(context: JobContext[ActivationCheckpointSection]) -> Iterator[Problem]:
     """Report a memory budget without the compiler, which enforces it."""
-    yield from problems(context.facts, _budget)
+    yield from problems(context.job, _budget)
 
 
-def _budget(facts: JobFacts) -> Iterator[Refusal]:
-    compiles = facts.section(CompileSection)
+def _budget(job: Job) -> Iterator[Refusal]:
+    compiles = job.section(CompileSection)
     compiled = compiles.enable and "model" in compiles.components and compiles.backend == "inductor"
-    if facts.section(ActivationCheckpointSection).mode == "memory_budget" and not compiled:
+    if job.section(ActivationCheckpointSection).mode == "memory_budget" and not compiled:
         why = "needs torch.compile with the inductor backend, which enforces the budget"
         components = [*dict.fromkeys(("model", *compiles.components))]
         wanted = {"compile.enable": True, "compile.components": components, "compile.backend": "inductor"}
-        changes = {key: value for key, value in wanted.items() if facts.config.value(key) != value}
+        changes = {key: value for key, value in wanted.items() if job.config.value(key) != value}
         options: list[Option] = [changes, {_MODE: "selective"}]
         yield Refusal(_MODE, why, options)

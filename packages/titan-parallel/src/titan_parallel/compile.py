@@ -8,12 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from titan_core.api.batch import Batch
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.errors import UserError, nearest
-from titan_core.api.model_part import ModelPart, Slot
-from titan_core.api.objective import ObjectiveFunction
-from titan_core.api.vocabulary import Vocabulary
+from titan_core.api import Batch, ModelPart, ObjectiveFunction, Slot, TrainingContext, UserError, Vocabulary
+from titan_core.toolkit.errors import nearest
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
 from titan_parallel.torch_private import set_activation_memory_budget
 
@@ -33,7 +29,7 @@ def apply(part: ModelPart, context: TrainingContext[CompileSection]) -> ModelPar
         raise UserError(
             context.config.problem("compile.backend", "torch has no such backend", nearest(section.backend, known))
         )
-    recompute = context.facts.section(ActivationCheckpointSection)
+    recompute = context.job.section(ActivationCheckpointSection)
     # A process-wide setting that is read when a block is compiled. Always set it, to reset that of an earlier job.
     budget = recompute.memory_budget if recompute.mode == "memory_budget" else 1.0
     set_activation_memory_budget(budget)
@@ -63,6 +59,6 @@ class CompiledObjective(ObjectiveFunction):
         self._compiled = torch.compile(objective.__call__, backend=backend)
 
     def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
-        """See :class:`~titan_core.api.objective.ObjectiveFunction`."""
+        """See :class:`~titan_core.api.ObjectiveFunction`."""
         loss: Tensor = self._compiled(logits, batch, vocabulary)
         return loss

@@ -17,12 +17,8 @@ from typing import Any
 
 import torch
 
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.events import RunStart, StepReport, ValidationReport
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.model_part import ModelPart
-from titan_core.api.tools.device import device_name
-from titan_core.api.world import World
+from titan_core.api import ModelPart, Run, StepReport, TrainingContext, ValidationReport, World, hookimpl
+from titan_core.toolkit.device import device_name
 from titan_parallel.config import CompileSection
 
 log = logging.getLogger(__name__)
@@ -59,7 +55,7 @@ class CompileCache:
         self._known: set[tuple[str, str]] = set()
 
     @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         """Load the file, if there is one."""
         name = _name(run.world)
         self._writes = run.world.gather(name).index(name) == run.world.rank

@@ -6,9 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from titan_core.api.numbers import MOST_LAYERS, Layers, LocalSequences, Share
-from titan_core.api.paths import AnyPath
-from titan_core.api.section import ALL_KEYS, Section
+from titan_core.api import ALL_KEYS, AnyPath, Layers, Section, Share
+from titan_core.toolkit.sections import MOST_LAYERS, LocalSequences
 
 
 class FSDPKeys(Section):

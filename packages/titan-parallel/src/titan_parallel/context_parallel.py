@@ -11,12 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from titan_core.api.batch import Batch, with_positions
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.errors import UserError
-from titan_core.api.layout_rules import CAUSAL_ATTENTION
-from titan_core.api.model_part import ModelPart
-from titan_core.api.sequence_share import SequenceShare
+from titan_core.api import CAUSAL_ATTENTION, Batch, ModelPart, SequenceShare, TrainingContext, UserError
+from titan_core.toolkit.models import with_positions
 from titan_parallel.config import ContextParallelKeys
 from titan_parallel.gathered_attention import attend_gathered
 from titan_parallel.ring_attention import RING_ATTENTION, ring_attention

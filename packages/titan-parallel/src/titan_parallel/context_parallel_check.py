@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.errors import Problem
-from titan_core.api.job_facts import JobFacts
-from titan_core.api.layout_rules import CAUSAL_ATTENTION
-from titan_core.api.sections import TrainingSection
+from titan_core.api import CAUSAL_ATTENTION, Job, JobContext, Problem
+from titan_core.toolkit.sections import TrainingSection
 from titan_parallel.config import ContextParallelKeys, TensorParallelKeys
 from titan_parallel.hints import Option, Refusal, degrees_below, problems
 
@@ -18,12 +15,12 @@ _SEQ_LEN = "training.seq_len"
 
 def check(context: JobContext[ContextParallelKeys]) -> Iterator[Problem]:
     """Report mixers that cannot be divided, and a sequence that does not divide into a head and a tail for each rank."""
-    yield from problems(context.facts, _mixers, _positions)
+    yield from problems(context.job, _mixers, _positions)
 
 
-def _mixers(facts: JobFacts) -> Iterator[Refusal]:
-    mixers = facts.model.layout.mixers
-    if facts.mesh.degree("cp") == 1:
+def _mixers(job: Job) -> Iterator[Refusal]:
+    mixers = job.model.layout.mixers
+    if job.mesh.degree("cp") == 1:
         return
     if not mixers:
         yield Refusal("model.name", "its layout names no mixers", [{DEGREE: 1}], "name them")
@@ -38,15 +35,15 @@ def _mixers(facts: JobFacts) -> Iterator[Refusal]:
         yield Refusal("model.name", why, [{DEGREE: 1}], "give these mixers a rule")
 
 
-def _positions(facts: JobFacts) -> Iterator[Refusal]:
-    degree, tensor = facts.mesh.degree("cp"), facts.mesh.degree("tp")
-    if facts.section(TensorParallelKeys).disable_sequence_parallel:
+def _positions(job: Job) -> Iterator[Refusal]:
+    degree, tensor = job.mesh.degree("cp"), job.mesh.degree("tp")
+    if job.section(TensorParallelKeys).disable_sequence_parallel:
         tensor = 1
-    seq_len = facts.section(TrainingSection).seq_len
+    seq_len = job.section(TrainingSection).seq_len
     # Sequence parallelism shards a rank's head and tail together.
     multiple = 2 * degree * tensor
     if degree > 1 and seq_len % multiple:
-        lower, most = seq_len // multiple * multiple, facts.model.layout.max_seq_len
+        lower, most = seq_len // multiple * multiple, job.model.layout.max_seq_len
         lengths: list[Option] = [{_SEQ_LEN: length} for length in (lower, lower + multiple) if 0 < length <= most]
         why = f"must be a multiple of 2 x context-parallel degree {degree} x tensor-parallel degree {tensor} = {multiple}"
-        yield Refusal(_SEQ_LEN, why, lengths or degrees_below(facts, DEGREE), "use a smaller degree")
+        yield Refusal(_SEQ_LEN, why, lengths or degrees_below(job, DEGREE), "use a smaller degree")

@@ -15,20 +15,17 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.errors import UserError
-from titan_core.api.job_mesh import JobMesh
-from titan_core.api.model_part import ModelPart
-from titan_core.api.sections import TrainingSection
+from titan_core.api import JobMesh, ModelPart, TrainingContext, UserError
+from titan_core.toolkit.sections import TrainingSection
 from titan_parallel.config import CompileSection, FSDPKeys
 
 
 def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
     """Make the embedding, each block and the head, or several small ones, FSDP units. Gradients are summed, not averaged."""
     policy = context.section.fsdp_reshard_after_forward
-    if policy == "default" and context.facts.mesh.degree("pp") > 1:
+    if policy == "default" and context.job.mesh.degree("pp") > 1:
         policy = "never"  # otherwise each microbatch would gather every parameter again
-    training = context.facts.section(TrainingSection)
+    training = context.job.section(TrainingSection)
     mixed_precision = MixedPrecisionPolicy(
         param_dtype=getattr(torch, training.mixed_precision_param),
         reduce_dtype=getattr(torch, training.mixed_precision_reduce),
@@ -96,11 +93,11 @@ def _groups(blocks: list[nn.Module], context: TrainingContext[FSDPKeys]) -> list
 
 def _are_small(modules: list[nn.Module], context: TrainingContext[FSDPKeys]) -> bool:
     """Whether ``modules`` can be gathered together within ``fsdp_group_mib``."""
-    compiles = context.facts.section(CompileSection)
+    compiles = context.job.section(CompileSection)
     if compiles.enable and "model" in compiles.components:
         return False  # compiled code contains a module's hooks, and those of a group depend on which of its modules have run
     parameters = [parameter for module in modules for parameter in module.parameters()]
-    width = getattr(torch, context.facts.section(TrainingSection).mixed_precision_param).itemsize
+    width = getattr(torch, context.job.section(TrainingSection).mixed_precision_param).itemsize
     gathered: int = width * sum(_local(parameter).numel() for parameter in parameters)
     alike = len({parameter.dtype for parameter in parameters}) <= 1  # FSDP gathers only one dtype together
     return alike and gathered <= context.section.fsdp_group_mib * 2**20

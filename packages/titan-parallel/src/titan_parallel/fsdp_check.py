@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.errors import Problem
-from titan_core.api.layout import ModelLayout
+from titan_core.api import JobContext, ModelLayout, Problem
 from titan_parallel.config import FSDPKeys
 
 
 def check(context: JobContext[FSDPKeys]) -> Iterator[Problem]:
     """Report tied parameters that FSDP does not gather together. It gathers embedding and head together, and each block."""
-    layout = context.facts.model.layout
+    layout = context.job.model.layout
     for name, source in layout.tied.items():
         if _unit_of(name, layout) != _unit_of(source, layout):
             why = f"its layout ties {name!r} to {source!r}, and FSDP gathers the two separately"

@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from titan_core.api.attention import attend_within_documents
-from titan_core.api.sequence_share import SequenceShare
+from titan_core.api import SequenceShare
+from titan_core.toolkit.models import attend_within_documents
 
 
 def attend_gathered(share: SequenceShare, q: Tensor, k: Tensor, v: Tensor, documents: Tensor) -> Tensor:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from titan_core.api.errors import Problem
-from titan_core.api.job_facts import JobFacts
-from titan_core.api.mesh import REMAINDER_KEY
-from titan_core.api.sections import DataSection, TrainingSection
-from titan_core.api.tools.shown import show
+from titan_core.api import Job, Problem
+from titan_core.toolkit.mesh import REMAINDER_KEY
+from titan_core.toolkit.sections import DataSection, TrainingSection
+from titan_core.toolkit.text import show
 
 Option = Mapping[str, Any]
 """Config key -> value: what a user could set."""
@@ -31,25 +30,25 @@ class Refusal:
     """The fix if nothing of that helps."""
 
 
-Rule = Callable[[JobFacts], Iterator[Refusal]]
+Rule = Callable[[Job], Iterator[Refusal]]
 
 
-def problems(facts: JobFacts, *rules: Rule) -> Iterator[Problem]:
+def problems(job: Job, *rules: Rule) -> Iterator[Problem]:
     """Yield what ``rules`` refuse. Each fix names values with which the job has a mesh and a batch, and passes all rules; if
     there are none, values that pass the rule that refused."""
     for rule in rules:
-        for one in rule(facts):
-            options = list(one.options) if facts.fixes else []
-            fix = _fix(facts, rules, options) or _fix(facts, (rule,), options) or one.otherwise
-            yield facts.config.problem(one.key, one.why, fix)
+        for one in rule(job):
+            options = list(one.options) if job.fixes else []
+            fix = _fix(job, rules, options) or _fix(job, (rule,), options) or one.otherwise
+            yield job.config.problem(one.key, one.why, fix)
 
 
-def _fix(facts: JobFacts, rules: Sequence[Rule], options: Iterable[Option]) -> str:
+def _fix(job: Job, rules: Sequence[Rule], options: Iterable[Option]) -> str:
     found: dict[tuple[str, ...], list[Option]] = {}
     for option in options:
         listed, keys = found.get(tuple(option), []), tuple(option)
         most = MOST if len(keys) == 1 else 1
-        if option not in listed and len(listed) < most and works(facts, rules, option):
+        if option not in listed and len(listed) < most and works(job, rules, option):
             found.setdefault(keys, []).append(option)
     words = []
     for keys, listed in found.items():
@@ -60,15 +59,15 @@ def _fix(facts: JobFacts, rules: Sequence[Rule], options: Iterable[Option]) -> s
     return ", or ".join(words)
 
 
-def works(facts: JobFacts, rules: Iterable[Rule], option: Option) -> bool:
+def works(job: Job, rules: Iterable[Rule], option: Option) -> bool:
     """Whether a job with ``option`` has a mesh and a batch, and passes ``rules``."""
-    new = changed(facts, option)
+    new = changed(job, option)
     return new is not None and all(next(rule(new), None) is None for rule in rules)
 
 
-def changed(facts: JobFacts, option: Option) -> JobFacts | None:
-    """Return the facts of the job with other values on as many ranks; ``None`` if its degrees or its batch do not divide."""
-    config, mesh = facts.config.changed(option), facts.mesh
+def changed(job: Job, option: Option) -> Job | None:
+    """Return the job with other values on as many ranks; ``None`` if its degrees or its batch do not divide."""
+    config, mesh = job.config.changed(option), job.mesh
     degrees = {**mesh.degrees, **{dim.name: option[dim.degree_key] for dim in mesh.dims if dim.degree_key in option}}
     if degrees != mesh.degrees and config.value(REMAINDER_KEY) == -1:
         others = math.prod(degrees[dim.name] for dim in mesh.dims if dim.degree_key != REMAINDER_KEY)
@@ -83,16 +82,16 @@ def changed(facts: JobFacts, option: Option) -> JobFacts | None:
     if size % (local * ranks) or shards % ranks or size % shards:
         return None
     batch = replace(
-        facts.batch, global_size=size, local_size=local, ranks=ranks, microbatches=size // (local * ranks),
+        job.batch, global_size=size, local_size=local, ranks=ranks, microbatches=size // (local * ranks),
         logical_shards=shards, seq_len=training.seq_len,
     )  # fmt: skip
-    return replace(facts, config=config, mesh=new, batch=batch)
+    return replace(job, config=config, mesh=new, batch=batch)
 
 
-def degrees_below(facts: JobFacts, key: str) -> list[Option]:
+def degrees_below(job: Job, key: str) -> list[Option]:
     """Return options with smaller degrees of the mesh dimension that ``key`` sets, largest first."""
-    degree = next(facts.mesh.degrees[dim.name] for dim in facts.mesh.dims if dim.degree_key == key)
-    return [{key: smaller} for smaller in reversed(divisors(facts.mesh.world_size)) if smaller < degree]
+    degree = next(job.mesh.degrees[dim.name] for dim in job.mesh.dims if dim.degree_key == key)
+    return [{key: smaller} for smaller in reversed(divisors(job.mesh.world_size)) if smaller < degree]
 
 
 def divisors(number: int) -> list[int]:

@@ -10,13 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from titan_core.api.batch import Batch
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.errors import Problem
-from titan_core.api.layout import ModelLayout
-from titan_core.api.layout_rules import Column, Experts, Row, Rule, Shard
-from titan_core.api.model_trial import Around, ModelTrial, Shares
-from titan_core.api.tools.patterns import matches
+from titan_core.api import (
+    Around,
+    Batch,
+    Column,
+    Experts,
+    ModelLayout,
+    ModelTrial,
+    Problem,
+    Row,
+    Rule,
+    Shard,
+    Shares,
+    TrainingContext,
+    matches,
+)
 from titan_parallel.config import ContextParallelKeys, PipelineKeys, TensorParallelKeys
 from titan_parallel.context_parallel import HeadAndTail
 from titan_parallel.pipeline_plan import plan_pipeline
@@ -31,7 +39,7 @@ def check_pipeline(model: nn.Module, trial: ModelTrial, context: TrainingContext
     if place is not None:
         yield _ignores_positions(trial, place, "a pipeline")
         return
-    mistake = _stages_mistake(trial, plan_pipeline(context.facts).stages)
+    mistake = _stages_mistake(trial, plan_pipeline(context.job).stages)
     if mistake is not None:
         why = f"cut into stages, the model's output differs{mistake}: {_broken_link(trial)}"
         fix = "move that computation into one of these modules, or set parallelism.pipeline_parallel_degree = 1"

@@ -15,9 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.model_part import ModelPart, Slot
+from titan_core.api import ModelPart, Slot, TrainingContext, hookimpl
 from titan_parallel.config import TensorParallelKeys
 from titan_parallel.torch_private import copy_each, local_tensor, registered_parameter
 

@@ -19,13 +19,10 @@ from torch.distributed.pipelining.schedules import (
     get_schedule_class,
 )  # fmt: skip
 
-from titan_core.api.batch import Batch, join_batches, with_positions
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.microbatch import Microbatch
-from titan_core.api.model_part import ModelPart, PrunedModule, arguments_of
-from titan_core.api.sections import TrainingSection
-from titan_core.api.simulation import current_simulation
-from titan_core.api.step import StepInput, StepRunner
+from titan_core.api import Batch, Microbatch, ModelPart, StepInput, StepRunner, TrainingContext
+from titan_core.toolkit.models import PrunedModule, arguments_of, join_batches, with_positions
+from titan_core.toolkit.sections import TrainingSection
+from titan_core.toolkit.simulation import current_simulation
 from titan_parallel.config import PipelineKeys, TensorParallelKeys
 from titan_parallel.pipeline_plan import PipelinePlan, plan_pipeline, unit_of
 from titan_parallel.torch_private import StageFixes, schedule_from_csv
@@ -35,7 +32,7 @@ log = logging.getLogger(__name__)
 
 def apply(part: ModelPart, context: TrainingContext[PipelineKeys]) -> list[ModelPart]:
     """Return this rank's stages, in order. ``part`` is still on the meta device, so copies of it cost nothing."""
-    plan = plan_pipeline(context.facts)
+    plan = plan_pipeline(context.job)
     log.info("pipeline: %s; %d microbatches per step", _describe(plan), plan.microbatches)
     return [_stage(part, plan.stages[stage]) for stage in plan.stages_of(_rank(context))]
 
@@ -49,7 +46,7 @@ class PipelineStep:
     """A training or evaluation step run by one of torch's schedules."""
 
     def __init__(self, parts: Sequence[ModelPart], context: TrainingContext[PipelineKeys]) -> None:
-        plan = plan_pipeline(context.facts)
+        plan = plan_pipeline(context.job)
         self._numbers = plan.stages_of(_rank(context))
         self._last = len(plan.stages) - 1
         self._part = parts[0]
@@ -64,7 +61,7 @@ class PipelineStep:
         self._schedule = self._make_schedule(self._stages, plan, context.section)
 
     def __call__(self, inputs: StepInput) -> Tensor:
-        """See :class:`~titan_core.api.step.StepRunner`."""
+        """See :class:`~titan_core.api.StepRunner`."""
         tokens, arguments = self._prepare(inputs)
         self._target_weight = inputs.target_weight
         losses: list[Tensor] = []
@@ -73,7 +70,7 @@ class PipelineStep:
 
     @torch.no_grad()
     def evaluate(self, inputs: StepInput) -> Tensor:
-        """See :class:`~titan_core.api.step.StepRunner`."""
+        """See :class:`~titan_core.api.StepRunner`."""
         tokens, arguments = self._prepare(inputs)
         self._target_weight = 1.0
         losses: list[Tensor] = []
@@ -147,13 +144,13 @@ def _known_shapes(
     is simulated. Otherwise stages learn their shapes from each other, which also finds a model with other hidden states."""
     if current_simulation() is None:
         return {}
-    facts, layout = context.facts, part.layout
+    job, layout = context.job, part.layout
     whole = torch.empty(
-        context.section.pipeline_parallel_microbatch_size, facts.batch.seq_len, dtype=torch.int64, device="meta"
+        context.section.pipeline_parallel_microbatch_size, job.batch.seq_len, dtype=torch.int64, device="meta"
     )
     tokens = part.transformed(Batch(whole, whole)).tokens
-    dtype = getattr(torch, facts.section(TrainingSection).mixed_precision_param)
-    parts = 1 if facts.section(TensorParallelKeys).disable_sequence_parallel else facts.mesh.degree("tp")
+    dtype = getattr(torch, job.section(TrainingSection).mixed_precision_param)
+    parts = 1 if job.section(TensorParallelKeys).disable_sequence_parallel else job.mesh.degree("tp")
     sequences, positions = tokens.shape
     hidden = torch.empty(sequences, positions // parts, layout.dim, dtype=dtype, device="meta", requires_grad=True)
     logits = torch.empty(sequences, positions, layout.vocab_size, dtype=dtype, device="meta", requires_grad=True)

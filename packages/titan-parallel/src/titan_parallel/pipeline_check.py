@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.job_facts import JobFacts
-from titan_core.api.sections import TrainingSection
+from titan_core.api import Job, JobContext, Problem, UserError
+from titan_core.toolkit.sections import TrainingSection
 from titan_parallel.config import CompileSection, PipelineKeys
 from titan_parallel.hints import Option, Refusal, degrees_below, divisors, problems
 from titan_parallel.pipeline_plan import (
@@ -37,16 +35,16 @@ _CHANGE = f"change {_GLOBAL_BATCH} or {_MICROBATCH}"
 def check(context: JobContext[PipelineKeys]) -> Iterator[Problem]:
     """Report stages that do not fit the model or the ranks, and microbatches that do not fit the schedule."""
     try:
-        schedule_table(context.facts)
+        schedule_table(context.job)
     except UserError as error:
         yield from error.problems
         return
-    yield from problems(context.facts, _tied, _stages, _microbatches, _compiler)
+    yield from problems(context.job, _tied, _stages, _microbatches, _compiler)
 
 
-def _tied(facts: JobFacts) -> Iterator[Refusal]:
-    layout = facts.model.layout
-    if facts.mesh.degree("pp") == 1:
+def _tied(job: Job) -> Iterator[Refusal]:
+    layout = job.model.layout
+    if job.mesh.degree("pp") == 1:
         return
     for name, source in layout.tied.items():
         if unit_of(name, layout) != unit_of(source, layout):
@@ -55,12 +53,12 @@ def _tied(facts: JobFacts) -> Iterator[Refusal]:
             return
 
 
-def _stages(facts: JobFacts) -> Iterator[Refusal]:
-    layout, table = facts.model.layout, schedule_table(facts)
-    ranks, number = facts.mesh.degree("pp"), number_of_stages(facts, table)
+def _stages(job: Job) -> Iterator[Refusal]:
+    layout, table = job.model.layout, schedule_table(job)
+    ranks, number = job.mesh.degree("pp"), number_of_stages(job, table)
     if ranks == 1:
         return
-    keys = facts.section(PipelineKeys)
+    keys = job.section(PipelineKeys)
     split_points = keys.pipeline_parallel_split_points
     key = _SPLIT_POINTS if split_points else _LAYERS if keys.pipeline_parallel_layers_per_stage else DEGREE
     if split_points:
@@ -73,7 +71,7 @@ def _stages(facts: JobFacts) -> Iterator[Refusal]:
             yield Refusal(_SPLIT_POINTS, "must be in the model's order, each only once", otherwise="sort them")
     elif number > layout.num_blocks:
         why = f"{number} stages need at least {number} blocks, and the model has {layout.num_blocks}"
-        yield Refusal(key, why, _other_stages(facts), "use a model with more blocks")
+        yield Refusal(key, why, _other_stages(job), "use a model with more blocks")
         return
     if table is not None:
         if table.ranks != ranks:
@@ -83,7 +81,7 @@ def _stages(facts: JobFacts) -> Iterator[Refusal]:
             why = f"has {len(table.rank_of)} stages, and the config requests {number}"
             yield Refusal(_CSV, why, otherwise=f"change or remove {key}")
         return
-    name, per_rank = keys.pipeline_parallel_schedule, schedule_of(facts).stages_per_rank
+    name, per_rank = keys.pipeline_parallel_schedule, schedule_of(job).stages_per_rank
     if stages_fit(number, ranks, per_rank):
         return
     if per_rank is not None:
@@ -96,7 +94,7 @@ def _stages(facts: JobFacts) -> Iterator[Refusal]:
     if possible:
         nearest = min(possible, key=lambda count: abs(count - number))
         otherwise = f"name {nearest - 1} modules, for {nearest} stages"
-    yield Refusal(key, why, _other_stages(facts), otherwise)
+    yield Refusal(key, why, _other_stages(job), otherwise)
 
 
 def stages_fit(number: int, ranks: int, per_rank: int | None) -> bool:
@@ -104,14 +102,14 @@ def stages_fit(number: int, ranks: int, per_rank: int | None) -> bool:
     return number == per_rank * ranks if per_rank is not None else number >= ranks and number % ranks == 0
 
 
-def _other_stages(facts: JobFacts) -> Iterator[Option]:
+def _other_stages(job: Job) -> Iterator[Option]:
     """Yield other numbers of stages, nearest first; then other schedules, and fewer ranks."""
-    keys, ranks = facts.section(PipelineKeys), facts.mesh.degree("pp")
+    keys, ranks = job.section(PipelineKeys), job.mesh.degree("pp")
     if keys.pipeline_parallel_schedule_csv is None:
         if not keys.pipeline_parallel_split_points:
-            requested, per_rank = number_of_stages(facts, None), schedule_of(facts).stages_per_rank
-            blocks = facts.model.layout.num_blocks
-            found = [(stages_of_layers(facts, layers), layers) for layers in range(1, blocks + 1)]
+            requested, per_rank = number_of_stages(job, None), schedule_of(job).stages_per_rank
+            blocks = job.model.layout.num_blocks
+            found = [(stages_of_layers(job, layers), layers) for layers in range(1, blocks + 1)]
             fitting = [
                 (number, layers) for number, layers in found if number <= blocks and stages_fit(number, ranks, per_rank)
             ]
@@ -120,34 +118,34 @@ def _other_stages(facts: JobFacts) -> Iterator[Option]:
             if keys.pipeline_parallel_layers_per_stage is not None:
                 yield dict.fromkeys(_ENDS, 0)
         yield from ({_SCHEDULE: name} for name in _BY_MERIT)
-    yield from degrees_below(facts, DEGREE)
+    yield from degrees_below(job, DEGREE)
 
 
-def _microbatches(facts: JobFacts) -> Iterator[Refusal]:
-    local, ranks = facts.section(TrainingSection).local_batch_size, facts.mesh.degree("pp")
+def _microbatches(job: Job) -> Iterator[Refusal]:
+    local, ranks = job.section(TrainingSection).local_batch_size, job.mesh.degree("pp")
     if ranks == 1:
         return
-    size, table = facts.section(PipelineKeys).pipeline_parallel_microbatch_size, schedule_table(facts)
+    size, table = job.section(PipelineKeys).pipeline_parallel_microbatch_size, schedule_table(job)
     if local % size:
         why = f"must divide {_LOCAL_BATCH} ({local})"
         sizes: list[Option] = [{_MICROBATCH: one} for one in reversed(divisors(local))]
         yield Refusal(_MICROBATCH, why, sizes, f"change it or {_LOCAL_BATCH}")
         return
-    count = microbatches_of(facts)
+    count = microbatches_of(job)
     if table is not None:
         if table.microbatches != count:
             why = f"schedules {table.microbatches} microbatches, and the config has {count} per optimizer step"
-            yield Refusal(_CSV, why, _other_microbatches(facts), _CHANGE)
+            yield Refusal(_CSV, why, _other_microbatches(job), _CHANGE)
         return
-    name, needs = facts.section(PipelineKeys).pipeline_parallel_schedule, schedule_of(facts).needs
-    number = number_of_stages(facts, None)
+    name, needs = job.section(PipelineKeys).pipeline_parallel_schedule, schedule_of(job).needs
+    number = number_of_stages(job, None)
     if microbatches_fit(count, needs, number, ranks):
         return
     if needs == "stages":
         why = f"{name} needs at least one microbatch per stage ({number}), and an optimizer step has {count}"
     else:
         why = f"{name} runs microbatches in equal rounds over {ranks} ranks, and an optimizer step has {count}"
-    yield Refusal(_SCHEDULE, why, _other_microbatches(facts), _CHANGE)
+    yield Refusal(_SCHEDULE, why, _other_microbatches(job), _CHANGE)
 
 
 def microbatches_fit(count: int, needs: str, stages: int, ranks: int) -> bool:
@@ -158,15 +156,15 @@ def microbatches_fit(count: int, needs: str, stages: int, ranks: int) -> bool:
     return needs == "any" or count % max(1, count // ranks) == 0
 
 
-def _other_microbatches(facts: JobFacts) -> Iterator[Option]:
+def _other_microbatches(job: Job) -> Iterator[Option]:
     """Yield other global batches, with local ones where they must change too; then microbatch sizes, and schedules."""
     size, local, ranks = (
-        facts.section(PipelineKeys).pipeline_parallel_microbatch_size,
-        facts.batch.local_size,
-        facts.batch.ranks,
+        job.section(PipelineKeys).pipeline_parallel_microbatch_size,
+        job.batch.local_size,
+        job.batch.ranks,
     )
-    table, degree, now = schedule_table(facts), facts.mesh.degree("pp"), microbatches_of(facts)
-    number, needs = number_of_stages(facts, table), schedule_of(facts).needs
+    table, degree, now = schedule_table(job), job.mesh.degree("pp"), microbatches_of(job)
+    number, needs = number_of_stages(job, table), schedule_of(job).needs
 
     def fits(count: int) -> bool:
         return count == table.microbatches if table is not None else microbatches_fit(count, needs, number, degree)
@@ -185,16 +183,16 @@ def _other_microbatches(facts: JobFacts) -> Iterator[Option]:
         yield from ({_SCHEDULE: name} for name in _BY_MERIT)
 
 
-def _compiler(facts: JobFacts) -> Iterator[Refusal]:
-    section = facts.section(CompileSection)
-    if splits_backward(facts) and section.enable and "model" in section.components:
+def _compiler(job: Job) -> Iterator[Refusal]:
+    section = job.section(CompileSection)
+    if splits_backward(job) and section.enable and "model" in section.components:
         # So do torch's schedules. Compiled backward also frees its buffers after the first of the two passes; if it is made
         # to keep them, gradients are wrong (torch 2.15).
         why = (
             "the compiler cannot compute gradients of inputs and of weights separately, as this schedule does: the backward "
             "pass of a compiled block is one function (torch 2.15)"
         )
-        has_table = facts.section(PipelineKeys).pipeline_parallel_schedule_csv is not None
+        has_table = job.section(PipelineKeys).pipeline_parallel_schedule_csv is not None
         options: list[Option] = [{"compile.enable": False}, {"compile.components": ["loss"]}]
         options += [] if has_table else [{_SCHEDULE: name} for name in ("1F1B", "Interleaved1F1B")]
         yield Refusal(_CSV if has_table else _SCHEDULE, why, options)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from titan_core.api.errors import Problem, UserError
+from titan_core.api import Problem, UserError
 
 _CELL = re.compile(r"(\d+)([FBIW])(\d+)")
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal
 
-from titan_core.api.job_facts import JobFacts
-from titan_core.api.layout import ModelLayout
+from titan_core.api import Job, ModelLayout
 from titan_parallel.config import PipelineKeys
 from titan_parallel.pipeline_csv import ScheduleTable, read_table
 
@@ -65,73 +64,73 @@ def unit_of(parameter: str, layout: ModelLayout) -> str:
     return next(unit for unit in units if parameter.startswith(f"{unit}."))
 
 
-def microbatches_of(facts: JobFacts) -> int:
+def microbatches_of(job: Job) -> int:
     """Return the number of microbatches per optimizer step: all sequences of a data-parallel rank, in one run."""
-    batch = facts.batch
-    return batch.microbatches * batch.local_size // facts.section(PipelineKeys).pipeline_parallel_microbatch_size
+    batch = job.batch
+    return batch.microbatches * batch.local_size // job.section(PipelineKeys).pipeline_parallel_microbatch_size
 
 
-def plan_pipeline(facts: JobFacts) -> PipelinePlan:
+def plan_pipeline(job: Job) -> PipelinePlan:
     """Return the plan of a job that passes :func:`titan_parallel.pipeline_check.check`."""
-    ranks = facts.mesh.degree("pp")
-    table = schedule_table(facts)
-    number = number_of_stages(facts, table)
-    rank_of = table.rank_of if table is not None else _rank_of(number, ranks, schedule_of(facts).order)
-    return PipelinePlan(microbatches_of(facts), cut(facts, number), rank_of)
+    ranks = job.mesh.degree("pp")
+    table = schedule_table(job)
+    number = number_of_stages(job, table)
+    rank_of = table.rank_of if table is not None else _rank_of(number, ranks, schedule_of(job).order)
+    return PipelinePlan(microbatches_of(job), cut(job, number), rank_of)
 
 
-def schedule_of(facts: JobFacts) -> Schedule:
+def schedule_of(job: Job) -> Schedule:
     """Return the schedule that the config names. A CSV file overrides it."""
-    return SCHEDULES[facts.section(PipelineKeys).pipeline_parallel_schedule]
+    return SCHEDULES[job.section(PipelineKeys).pipeline_parallel_schedule]
 
 
-def schedule_table(facts: JobFacts) -> ScheduleTable | None:
+def schedule_table(job: Job) -> ScheduleTable | None:
     """Return the schedule in the config's CSV file, or ``None`` if the config names no file.
 
     Raises:
         UserError: The file cannot be read, or is not a valid schedule.
     """
-    path = facts.section(PipelineKeys).pipeline_parallel_schedule_csv
-    return read_table(path, facts.config.where("parallelism.pipeline_parallel_schedule_csv", path)) if path else None
+    path = job.section(PipelineKeys).pipeline_parallel_schedule_csv
+    return read_table(path, job.config.where("parallelism.pipeline_parallel_schedule_csv", path)) if path else None
 
 
-def splits_backward(facts: JobFacts) -> bool:
+def splits_backward(job: Job) -> bool:
     """Whether the job's pipeline computes gradients of inputs and of weights separately."""
-    if facts.mesh.degree("pp") == 1:
+    if job.mesh.degree("pp") == 1:
         return False
-    table = schedule_table(facts)
-    return table.splits_backward if table is not None else schedule_of(facts).splits_backward
+    table = schedule_table(job)
+    return table.splits_backward if table is not None else schedule_of(job).splits_backward
 
 
-def number_of_stages(facts: JobFacts, table: ScheduleTable | None) -> int:
+def number_of_stages(job: Job, table: ScheduleTable | None) -> int:
     """Return the number of stages that the config requests."""
-    keys = facts.section(PipelineKeys)
-    ranks = facts.mesh.degree("pp")
+    keys = job.section(PipelineKeys)
+    ranks = job.mesh.degree("pp")
     if keys.pipeline_parallel_split_points:
         return len(keys.pipeline_parallel_split_points) + 1
     if table is not None:
         return len(table.rank_of)
     if keys.pipeline_parallel_layers_per_stage is not None:
-        return stages_of_layers(facts, keys.pipeline_parallel_layers_per_stage)
-    return ranks * (schedule_of(facts).stages_per_rank or 2)
+        return stages_of_layers(job, keys.pipeline_parallel_layers_per_stage)
+    return ranks * (schedule_of(job).stages_per_rank or 2)
 
 
-def stages_of_layers(facts: JobFacts, layers: int) -> int:
+def stages_of_layers(job: Job, layers: int) -> int:
     """Return the number of stages of ``layers`` blocks each, with embedding and head counted in blocks."""
-    whole = facts.model.layout.num_blocks + sum(_extra_layers(facts))
+    whole = job.model.layout.num_blocks + sum(_extra_layers(job))
     return max(1, -(-round(whole) // layers))
 
 
-def cut(facts: JobFacts, number: int) -> tuple[tuple[str, ...], ...]:
+def cut(job: Job, number: int) -> tuple[tuple[str, ...], ...]:
     """Return the module names of ``number`` stages, cut at the config's split points or else as evenly as possible."""
-    layout = facts.model.layout
+    layout = job.model.layout
     blocks = [f"{layout.blocks}.{index}" for index in range(layout.num_blocks)]
     units = [*layout.embedding, *blocks, *layout.head]
-    split_points = facts.section(PipelineKeys).pipeline_parallel_split_points
+    split_points = job.section(PipelineKeys).pipeline_parallel_split_points
     if split_points:
         edges = [0, *(units.index(name) for name in split_points), len(units)]
         return tuple(tuple(units[start:end]) for start, end in itertools.pairwise(edges))
-    first, last = _extra_layers(facts)
+    first, last = _extra_layers(job)
     costs = layout.block_costs or (1.0,) * layout.num_blocks
     weights = [cost * len(costs) / sum(costs) for cost in costs]  # in average blocks
     weights[0] += first
@@ -166,16 +165,16 @@ def even_cuts(weights: tuple[float, ...], number: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise((*starts, count)))
 
 
-def _extra_layers(facts: JobFacts) -> tuple[float, float]:
+def _extra_layers(job: Job) -> tuple[float, float]:
     """Return the work of the embedding and of the head, in blocks.
 
     The head counts by its floating-point operations. The embedding has none, but uses as much memory as the head, so it
     counts as half a head.
     """
-    keys = facts.section(PipelineKeys)
-    layout = facts.model.layout
+    keys = job.section(PipelineKeys)
+    layout = job.model.layout
     head = 6.0 * layout.dim * layout.vocab_size
-    blocks = facts.model.flops_per_token(facts.batch.seq_len) - head
+    blocks = job.model.flops_per_token(job.batch.seq_len) - head
     weight = head / (blocks / layout.num_blocks) if blocks > 0 else 1.0
     first, last = keys.pipeline_parallel_first_stage_less_layers, keys.pipeline_parallel_last_stage_less_layers
     return (0.5 * weight if first is None else float(first), weight if last is None else float(last))

@@ -1,6 +1,6 @@
 """What planning a job needs to know of these transforms: values worth trying, and their costs. Imports no torch.
 
-Costs are rough (:mod:`titan_core.api.planning`). Memory and idle time of the schedules follow the papers that
+Costs are rough (:mod:`titan_core.api.parallel.planning`). Memory and idle time of the schedules follow the papers that
 :data:`titan_parallel.pipeline_plan.SCHEDULES` names.
 """
 
@@ -10,10 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.job_facts import JobFacts
-from titan_core.api.planning import Costs, PipelineCosts
-from titan_core.api.sections import TrainingSection
+from titan_core.api import Costs, Job, JobContext, PipelineCosts
+from titan_core.toolkit.sections import TrainingSection
 from titan_parallel.config import (
     ActivationCheckpointSection,
     CompileSection,
@@ -35,7 +33,7 @@ _NODE = 8
 
 def fsdp_choices(context: JobContext[FSDPKeys]) -> Choices:
     """Return whether parameters stay gathered, if data parallelism shards any."""
-    mesh = context.facts.mesh
+    mesh = context.job.mesh
     sharded = any(mesh.degrees[name] > 1 for name in mesh.data_dims("shard"))
     other = "always" if mesh.degree("pp") > 1 else "never"
     return {"parallelism.fsdp_reshard_after_forward": ("default", other)} if sharded else {}
@@ -43,7 +41,7 @@ def fsdp_choices(context: JobContext[FSDPKeys]) -> Choices:
 
 def fsdp_costs(context: JobContext[FSDPKeys]) -> Costs:
     """Return what stays gathered. Torch's pipeline stages reduce gradients after the last microbatch."""
-    policy, pipelined = context.section.fsdp_reshard_after_forward, context.facts.mesh.degree("pp") > 1
+    policy, pipelined = context.section.fsdp_reshard_after_forward, context.job.mesh.degree("pp") > 1
     return Costs(
         parameters_stay=policy == "never" or (policy == "default" and pipelined),
         gradients_stay=pipelined,
@@ -53,7 +51,7 @@ def fsdp_costs(context: JobContext[FSDPKeys]) -> Costs:
 
 def _gathers_blocks_together(context: JobContext[FSDPKeys]) -> bool:
     """Whether blocks may be small enough for ``fsdp_group_mib``, so that the cost of one depends on their number."""
-    mesh, model = context.facts.mesh, context.facts.model
+    mesh, model = context.job.mesh, context.job.model
     divided = math.prod(mesh.degrees[dim.name] for dim in mesh.dims if dim.divides == "weights")
     block = 2 * model.num_params / divided / max(1, model.layout.num_blocks)
     return block < 4 * context.section.fsdp_group_mib * 2**20  # the embedding is in the mean, too
@@ -61,10 +59,10 @@ def _gathers_blocks_together(context: JobContext[FSDPKeys]) -> bool:
 
 def tensor_choices(context: JobContext[TensorParallelKeys]) -> Choices:
     """Return whether matmuls and collectives overlap, which compiled blocks can on ranks of a node."""
-    degree = context.facts.mesh.degree("tp")
+    degree = context.job.mesh.degree("tp")
     if degree == 1:
         return {}
-    overlap = _compiles_blocks(context.facts) and degree <= _NODE and not context.section.disable_sequence_parallel
+    overlap = _compiles_blocks(context.job) and degree <= _NODE and not context.section.disable_sequence_parallel
     return {"parallelism.enable_async_tensor_parallel": (True, False) if overlap else (False,)}
 
 
@@ -75,7 +73,7 @@ def tensor_costs(context: JobContext[TensorParallelKeys]) -> Costs:
 
 def context_choices(context: JobContext[ContextParallelKeys]) -> Choices:
     """Return how keys and values are exchanged, if the sequence is divided."""
-    divided = context.facts.mesh.degree("cp") > 1
+    divided = context.job.mesh.degree("cp") > 1
     return {"parallelism.context_parallel_rotate_method": ("allgather", "alltoall")} if divided else {}
 
 
@@ -87,15 +85,15 @@ def context_costs(context: JobContext[ContextParallelKeys]) -> Costs:
 def pipeline_choices(context: JobContext[PipelineKeys]) -> Choices:
     """Return schedules that no other one dominates, numbers of stages, and sizes of microbatches that leave enough of
     them."""
-    facts, keys = context.facts, context.section
-    degree, blocks = facts.mesh.degree("pp"), facts.model.layout.num_blocks
+    job, keys = context.job, context.section
+    degree, blocks = job.mesh.degree("pp"), job.model.layout.num_blocks
     if degree == 1 or keys.pipeline_parallel_schedule_csv is not None:
         return {}
-    compiled = _compiles_blocks(facts)
+    compiled = _compiles_blocks(job)
     # The plan also tries compiled blocks, which are faster, unless the command line forbids it.
-    only_split = not compiled and "compile.enable" not in facts.config.overridden
-    local = facts.section(TrainingSection).local_batch_size
-    total = facts.batch.microbatches * local
+    only_split = not compiled and "compile.enable" not in job.config.overridden
+    local = job.section(TrainingSection).local_batch_size
+    total = job.batch.microbatches * local
     sizes = [size for size in range(1, min(local, _LARGEST_MICROBATCH) + 1) if local % size == 0 and total >= degree * size]
     offered: dict[str, Sequence[Any]] = {
         # GPipe and LoopedBFS idle as 1F1B and Interleaved1F1B do, and keep more activations.
@@ -109,32 +107,32 @@ def pipeline_choices(context: JobContext[PipelineKeys]) -> Choices:
         "parallelism.pipeline_parallel_microbatch_size": sizes or [1],
     }
     if not keys.pipeline_parallel_split_points:
-        offered["parallelism.pipeline_parallel_layers_per_stage"] = [None, *_layers_of_more_stages(facts)]
+        offered["parallelism.pipeline_parallel_layers_per_stage"] = [None, *_layers_of_more_stages(job)]
     return offered
 
 
-def _layers_of_more_stages(facts: JobFacts) -> list[int]:
+def _layers_of_more_stages(job: Job) -> list[int]:
     """Return the numbers of layers per stage that give each rank more stages than the two of the default."""
-    degree, blocks = facts.mesh.degree("pp"), facts.model.layout.num_blocks
+    degree, blocks = job.mesh.degree("pp"), job.model.layout.num_blocks
     layers: dict[int, int] = {}
     for number in range(blocks, 0, -1):
-        stages = stages_of_layers(facts, number)
+        stages = stages_of_layers(job, number)
         if stages % degree == 0 and 2 < stages // degree <= _MOST_STAGES and stages <= blocks:
             layers.setdefault(stages, number)
     return list(layers.values())
 
 
-def _compiles_blocks(facts: JobFacts) -> bool:
-    section = facts.section(CompileSection)
+def _compiles_blocks(job: Job) -> bool:
+    section = job.section(CompileSection)
     return section.enable and "model" in section.components
 
 
 def pipeline_costs(context: JobContext[PipelineKeys]) -> Costs:
     """Return the stages, and what their schedule keeps and waits for."""
-    facts = context.facts
-    plan = plan_pipeline(facts)
-    degree = facts.mesh.degree("pp")
-    alive, idle = _schedule(facts, plan.microbatches, len(plan.stages) / degree)
+    job = context.job
+    plan = plan_pipeline(job)
+    degree = job.mesh.degree("pp")
+    alive, idle = _schedule(job, plan.microbatches, len(plan.stages) / degree)
     size = context.section.pipeline_parallel_microbatch_size
     return Costs(
         pipeline=PipelineCosts(
@@ -148,15 +146,15 @@ def pipeline_costs(context: JobContext[PipelineKeys]) -> Costs:
     )
 
 
-def _schedule(facts: JobFacts, microbatches: int, laps: float) -> tuple[list[float], float]:
+def _schedule(job: Job, microbatches: int, laps: float) -> tuple[list[float], float]:
     """Return, for a pipeline of ``laps`` stages per rank, the microbatches alive on each rank, and the idle time relative to
     the time of computation."""
-    degree = facts.mesh.degree("pp")
-    name = facts.section(PipelineKeys).pipeline_parallel_schedule
+    degree = job.mesh.degree("pp")
+    name = job.section(PipelineKeys).pipeline_parallel_schedule
     later = [degree - 1 - rank for rank in range(degree)]
-    if schedule_table(facts) is None and name == "1F1B":
+    if schedule_table(job) is None and name == "1F1B":
         alive = [1.0 + rank for rank in later]
-    elif schedule_table(facts) is None and name.startswith("Interleaved"):
+    elif schedule_table(job) is None and name.startswith("Interleaved"):
         alive = [((laps - 1) * degree + 2 * rank + 1) / laps for rank in later]
     elif SCHEDULES[name].order == "v":
         alive = [float(degree)] * degree
@@ -164,7 +162,7 @@ def _schedule(facts: JobFacts, microbatches: int, laps: float) -> tuple[list[flo
         alive = [float(microbatches)] * degree
     idle = (degree - 1) / (microbatches * laps)
     # Weight gradients, a third of the work, fill what other schedules wait for.
-    return alive, idle / 3 if splits_backward(facts) else idle
+    return alive, idle / 3 if splits_backward(job) else idle
 
 
 def recomputation_choices(context: JobContext[ActivationCheckpointSection]) -> Choices:
@@ -188,7 +186,7 @@ def recomputation_costs(context: JobContext[ActivationCheckpointSection]) -> Cos
 
 def compile_choices(context: JobContext[CompileSection]) -> Choices:
     """Return whether to compile. It costs nothing but the schedules that it excludes."""
-    return {"compile.enable": (True, False) if context.facts.mesh.degree("pp") > 1 else (True,)}
+    return {"compile.enable": (True, False) if context.job.mesh.degree("pp") > 1 else (True,)}
 
 
 def compile_costs(context: JobContext[CompileSection]) -> Costs:

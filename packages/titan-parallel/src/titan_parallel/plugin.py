@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.components import DATA_DIMS, Phase, Transform
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.ref import Ref
-from titan_core.api.sections import TrainingSection
+from titan_core.api import DATA_DIMS, JobContext, Phase, Ref, Transform, hookimpl
+from titan_core.toolkit.sections import TrainingSection
 from titan_parallel.config import (
     ActivationCheckpointSection,
     CompileSection,
@@ -21,7 +18,7 @@ api = (1, 0)
 
 def _fsdp_active(context: JobContext[FSDPKeys]) -> bool:
     """Whether ranks train on different tokens, or one device needs mixed precision or CPU offload."""
-    training, mesh = context.facts.section(TrainingSection), context.facts.mesh
+    training, mesh = context.job.section(TrainingSection), context.job.mesh
     on_one_device = training.mixed_precision_param != "float32" or training.enable_cpu_offload
     return mesh.data_degree > 1 or on_one_device
 
@@ -53,7 +50,7 @@ def titan_parallelisms() -> list[Transform]:
             summary="the model in stages, run by torch's schedules",
             config=PipelineKeys,
             phase=Phase.PIPELINE,
-            active=lambda context: context.facts.mesh.degree("pp") > 1,
+            active=lambda context: context.job.mesh.degree("pp") > 1,
             serves=("parallelism.pipeline_parallel_degree",),
             check=Ref("titan_parallel.pipeline_check:check"),
             check_model=Ref("titan_parallel.model_checks:check_pipeline"),
@@ -67,7 +64,7 @@ def titan_parallelisms() -> list[Transform]:
             summary="tensor, sequence and loss parallelism",
             config=TensorParallelKeys,
             phase=Phase.TENSOR,
-            active=lambda context: context.facts.mesh.degree("tp") > 1,
+            active=lambda context: context.job.mesh.degree("tp") > 1,
             serves=("parallelism.tensor_parallel_degree",),
             check=Ref("titan_parallel.tensor_parallel_check:check"),
             check_model=Ref("titan_parallel.model_checks:check_tensor"),
@@ -81,7 +78,7 @@ def titan_parallelisms() -> list[Transform]:
             summary="each sequence divided over ranks, with exact attention over all of it",
             config=ContextParallelKeys,
             phase=Phase.CONTEXT,
-            active=lambda context: context.facts.mesh.degree("cp") > 1,
+            active=lambda context: context.job.mesh.degree("cp") > 1,
             serves=("parallelism.context_parallel_degree",),
             check=Ref("titan_parallel.context_parallel_check:check"),
             check_model=Ref("titan_parallel.model_checks:check_context"),

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from titan_core.api.simulation import COMPOSED
+from titan_core.toolkit.simulation import COMPOSED
 from titan_parallel.torch_private import attention_kernel, process_group
 
 _WHOLE = slice(None)

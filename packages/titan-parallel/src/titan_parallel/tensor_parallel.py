@@ -18,16 +18,22 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 
-from titan_core.api.batch import with_positions
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.layout import ModelLayout
-from titan_core.api.layout_rules import Column, Experts, Row, Rule
-from titan_core.api.layout_rules import Shard as ShardRule
-from titan_core.api.model_part import ModelPart, Slot
-from titan_core.api.random_streams import divide_streams
-from titan_core.api.tools.patterns import matches
-from titan_core.api.vocabulary import Vocabulary
+from titan_core.api import (
+    Column,
+    Experts,
+    ModelLayout,
+    ModelPart,
+    Problem,
+    Row,
+    Rule,
+    Shard as ShardRule,
+    Slot,
+    TrainingContext,
+    UserError,
+    Vocabulary,
+    matches,
+)
+from titan_core.toolkit.models import divide_streams, with_positions
 from titan_parallel.config import TensorParallelKeys
 from titan_parallel.local_parameters import divide_parameters, local_shard
 from titan_parallel.partial_gradients import PARTIAL_GRADIENTS
@@ -44,7 +50,7 @@ def apply(part: ModelPart, context: TrainingContext[TensorParallelKeys]) -> Mode
     mesh = context.mesh["tp"]
     keys = context.section
     ranks = Ranks(mesh)
-    replicated = keys.disable_sequence_parallel or not context.facts.trains
+    replicated = keys.disable_sequence_parallel or not context.job.trains
     positions = ReplicatedPositions(ranks) if replicated else ShardedPositions(ranks)
     _require_rules(part)
     _divide_embedding(part, mesh, positions)

@@ -38,8 +38,8 @@ from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_map_only as tree_map_only
 
-from titan_core.api.step import shape_inference
-from titan_core.api.tools.random_state import same_generators
+from titan_core.toolkit.models import shape_inference
+from titan_core.toolkit.random_state import same_generators
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_parallel.local_parameters import divide_parameters
 from titan_parallel.region_collectives import Positions
 

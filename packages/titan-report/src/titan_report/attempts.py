@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from titan_core.api.runs.run_log import processes_are_gone
+from titan_core.toolkit.runs.run_log import processes_are_gone
 
 State = Literal["running", "stalled", "killed", "finished", "ended", "preempted", "interrupted", "failed"]
 """``ended``: stopped as intended before the last step, by the end of the data or ``training.stop_at_step``."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from titan_core.api.run_folder import RunFolder
-from titan_core.api.section import ALL_KEYS, Section
+from titan_core.api import ALL_KEYS, RunFolder, Section
 
 
 class TensorBoardKeys(Section):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from titan_core.api.runs.run_log import RunLog
-from titan_core.api.tools.secrets import redact
-from titan_core.api.tools.shown import show
+from titan_core.toolkit.runs.run_log import RunLog
+from titan_core.toolkit.secrets import redact
+from titan_core.toolkit.text import show
 from titan_report.numbers import UNKNOWN
 from titan_report.table import Table
 

@@ -11,8 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from titan_core.api.metric_log import format_mfu, is_estimated
-from titan_core.api.tools.shown import printable
+from titan_core.toolkit.text import format_mfu, is_estimated, printable
 from titan_report.attempts import State, describe_end
 from titan_report.braille import bounds, plot
 from titan_report.followed_run import FollowedRun

@@ -10,9 +10,9 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
-from titan_core.api.errors import UserError
-from titan_core.api.runs.run_log import RunLog
-from titan_core.api.tools.secrets import redact
+from titan_core.api import UserError
+from titan_core.toolkit.runs.run_log import RunLog
+from titan_core.toolkit.secrets import redact
 from titan_report import html_parts as parts
 from titan_report.axes import positions
 from titan_report.charts import line_charts

@@ -7,8 +7,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api.errors import UserError
-from titan_core.api.runs.run_log import RunLog
+from titan_core.api import UserError
+from titan_core.toolkit.runs.run_log import RunLog
 from titan_report.charts import Chart, Curve, line_charts
 from titan_report.names import distinct_names
 from titan_report.palette import LIGHT, colour_of, dash_of, round_of, tint_of

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from titan_core.api.command import Command
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.metric_log import MetricLogger
-from titan_core.api.ref import Ref
+from titan_core.api import Command, MetricLogger, Ref, hookimpl
 from titan_report.config import TensorBoardKeys, WandbKeys
 
 if TYPE_CHECKING:
-    from titan_core.api.events import EndedRun, NextCommand
+    from titan_core.toolkit.jobs import EndedRun, NextCommand
 
 api = (1, 0)
 
@@ -65,6 +62,6 @@ def titan_commands() -> list[Command]:
 
 @hookimpl
 def titan_next_commands(run: EndedRun) -> list[NextCommand]:
-    from titan_core.api.events import NextCommand
+    from titan_core.toolkit.jobs import NextCommand
 
     return [NextCommand("see how it went", ("report", run.job.dump_folder))]

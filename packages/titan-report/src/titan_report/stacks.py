@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from titan_core.api.runs.run_log import RunLog
+from titan_core.toolkit.runs.run_log import RunLog
 from titan_report.charts import Chart, Curve
 from titan_report.thinning import extremes, finite
 

@@ -6,10 +6,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from titan_core.api.metric_log import format_mfu, is_estimated
-from titan_core.api.numbers import LARGEST
-from titan_core.api.runs.run_log import RunLog
-from titan_core.api.tools.shown import describe_model
+from titan_core.toolkit.runs.run_log import RunLog
+from titan_core.toolkit.sections import LARGEST
+from titan_core.toolkit.text import describe_model, format_mfu, is_estimated
 from titan_report.attempts import attempts_of, describe_end, state_now
 from titan_report.numbers import UNKNOWN, duration, figure
 from titan_report.table import Table

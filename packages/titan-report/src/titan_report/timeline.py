@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from titan_core.api.runs.run_log import RunLog
+from titan_core.toolkit.runs.run_log import RunLog
 from titan_report.attempts import Attempt, State, attempts_of, describe_end, state_now, state_of
 
 Kind = Literal["start", "restart", "checkpoint", "finding", "end", "kill", "now"]

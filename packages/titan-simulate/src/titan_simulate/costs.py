@@ -1,24 +1,21 @@
-"""What the transforms of a job say about its step (:mod:`titan_core.api.planning`). Free of torch."""
+"""What the transforms of a job say about its step (:mod:`titan_core.api.parallel.planning`). Free of torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from titan_core.api.components import Transform
-from titan_core.api.errors import UserError
-from titan_core.api.job_facts import JobFacts
-from titan_core.api.planning import Costs
-from titan_core.api.tools.shown import show
+from titan_core.api import Costs, Job, Transform, UserError
+from titan_core.toolkit.text import show
 
 
-def costs_of(transforms: Iterable[Transform], facts: JobFacts) -> Iterator[Costs]:
-    """Yield the costs of those ``transforms`` that are active in a job with these ``facts``.
+def costs_of(transforms: Iterable[Transform], job: Job) -> Iterator[Costs]:
+    """Yield the costs of those ``transforms`` that are active in ``job``.
 
     Raises:
         UserError: a plugin returns something else.
     """
     for transform in transforms:
-        context = transform.context(facts)
+        context = transform.context(job)
         if transform.costs is None or not transform.active(context):
             continue
         costs = transform.costs.load()(context)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from titan_core.api.command import Command
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.launcher import Launcher
-from titan_core.api.ref import Ref
+from titan_core.api import Command, Ref, hookimpl
+from titan_core.toolkit.launching import Launcher
 
 if TYPE_CHECKING:
-    from titan_core.api.job import Job, JobFact
+    from titan_core.toolkit.jobs import AssembledJob, JobFact
 
 api = (1, 0)
 
@@ -62,7 +60,7 @@ def titan_launchers() -> list[Launcher]:
 
 
 @hookimpl
-def titan_job_facts(job: Job) -> list[JobFact]:
+def titan_job_facts(job: AssembledJob) -> list[JobFact]:
     """Return the least memory of a rank."""
     from titan_simulate.estimate.job_memory import memory_fact
 
@@ -70,7 +68,7 @@ def titan_job_facts(job: Job) -> list[JobFact]:
 
 
 @hookimpl
-def titan_job_assembled(job: Job) -> None:
+def titan_job_assembled(job: AssembledJob) -> None:
     """Warn about a job that cannot fit its device."""
     from titan_simulate.estimate.job_memory import warn_if_too_large
 

@@ -25,12 +25,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, UntypedStorage
 from torch._ops import OpOverload as OpOverload
-from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
-from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
-from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException as DynamicOutputShapeException,
+    FakeTensor as FakeTensor,
+    FakeTensorMode as FakeTensorMode,
+)
 from torch.distributed import distributed_c10d
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as is_traceable_wrapper_subclass_type
+from torch.utils._python_dispatch import (
+    TorchDispatchMode as TorchDispatchMode,
+    is_traceable_wrapper_subclass_type as is_traceable_wrapper_subclass_type,
+)
 
 _aten = torch.ops.aten
 TO_COPY: Final = _aten._to_copy.default

@@ -7,12 +7,11 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from titan_core.api.command import CommandContext
-from titan_core.api.components import Dataset, Model, Optimizer
-from titan_core.api.errors import EXIT_FAILURE, UserError
-from titan_core.api.tools.arguments import json_argument
-from titan_core.api.tools.output import print_json, print_table
-from titan_core.api.tools.secrets import redact
+from titan_core.api import CommandContext, Dataset, Model, Optimizer, UserError
+from titan_core.toolkit.arguments import json_argument
+from titan_core.toolkit.errors import EXIT_FAILURE
+from titan_core.toolkit.secrets import redact
+from titan_core.toolkit.text import print_json, print_table
 from titan_torchtitan.importing import import_recipe
 from titan_torchtitan.outcome import ImportOutcome
 from titan_torchtitan.reading import read

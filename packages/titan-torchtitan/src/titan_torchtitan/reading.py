@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.tools.shown import shorten, show
-from titan_core.api.tools.toml import LONGEST, BadToml, parse_toml
+from titan_core.api import Problem, UserError
+from titan_core.toolkit.text import shorten, show
+from titan_core.toolkit.toml import LONGEST, BadToml, parse_toml
 from titan_torchtitan.rules import RULES, TYPES, last_name
 
 _LARGE = 2**53

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
 
-from titan_core.api.tools.toml import parse_toml
+from titan_core.toolkit.toml import parse_toml
 
 TYPES: Final[dict[str, tuple[str, type | tuple[type, ...], type]]] = {
     "bool": ("true or false", bool, object), "int": ("a whole number", int, object),

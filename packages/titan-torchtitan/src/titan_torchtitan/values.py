@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from titan_core.api.errors import UserError
-from titan_core.api.tools.shown import show
+from titan_core.api import UserError
+from titan_core.toolkit.text import show
 from titan_torchtitan.outcome import ImportOutcome
 
 _LLAMA: Final = "llama3"

@@ -10,8 +10,8 @@ from typing import Any, Final, get_args
 
 import tomli_w
 
-from titan_core.api.tools.secrets import redact
-from titan_core.api.tools.shown import show
+from titan_core.toolkit.secrets import redact
+from titan_core.toolkit.text import show
 from titan_torchtitan.outcome import Entry, ImportOutcome, Status
 
 _SECTIONS: Final = (

@@ -1,23 +1,36 @@
-"""The contract: everything that a plugin may import. It imports no other room of titan-core.
+"""The contract: all that an author of a plugin imports, from this one path, in chapters.
 
-Start with :mod:`~titan_core.api.hookspecs` (the hooks) and :mod:`~titan_core.api.components` (the objects that registration
-hooks return), then read the modules for your kind of plugin:
+* :mod:`~titan_core.api.plugins`: How do I register something, what do I receive, and how do I say what is wrong?
+* :mod:`~titan_core.api.config.resolved`: Which settings does my plugin have?
+* :mod:`~titan_core.api.model`: How do I describe a model?
+* :mod:`~titan_core.api.parallel`: What is the mesh, and what may a transform change?
+* :mod:`~titan_core.api.training`: What does a step compute, and what updates the weights?
+* :mod:`~titan_core.api.observe`: How do I watch a run, add figures, keep state?
+* :mod:`~titan_core.api.data`: How do documents and tokens come in?
+* :mod:`~titan_core.api.checkpoint.store`: How do I save and restore a run?
+* :mod:`~titan_core.api.commands`: How do I add a subcommand, or a check of the machine?
+* :mod:`~titan_core.api.hookspecs`: the hooks, in the order in which they fire.
 
-* model: :mod:`~titan_core.api.layout`, :mod:`~titan_core.api.attention`, :mod:`~titan_core.api.weights`;
-* parallelism or precision: :mod:`~titan_core.api.model_part`, :mod:`~titan_core.api.mesh`, :mod:`~titan_core.api.step`,
-  :mod:`~titan_core.api.model_trial`;
-* data: :mod:`~titan_core.api.dataset`, :mod:`~titan_core.api.tokenizer`, :mod:`~titan_core.api.batch`;
-* checkpoints: :mod:`~titan_core.api.checkpoint`;
-* observer: :mod:`~titan_core.api.events`, :mod:`~titan_core.api.world`, :mod:`~titan_core.api.shared_request`;
-* metric logger: :mod:`~titan_core.api.metric_log`;
-* command: :mod:`~titan_core.api.command`.
-
-All kinds have settings (:mod:`~titan_core.api.section`, with the types of :mod:`~titan_core.api.numbers`).
-:mod:`titan_core.api.runs` reads and writes run directories; :mod:`titan_core.api.tools` has functions that several plugins
-need.
+Names are imported when they are first used, so that a ``plugin.py``, which must not import torch, may use this path too.
 """
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from titan_core.api._lazy import getter, names_of
+
+if TYPE_CHECKING:
+    from titan_core.api.checkpoint import *  # noqa: F403
+    from titan_core.api.commands import *  # noqa: F403
+    from titan_core.api.config import *  # noqa: F403
+    from titan_core.api.data import *  # noqa: F403
+    from titan_core.api.model import *  # noqa: F403
+    from titan_core.api.observe import *  # noqa: F403
+    from titan_core.api.parallel import *  # noqa: F403
+    from titan_core.api.plugins import *  # noqa: F403
+    from titan_core.api.training import *  # noqa: F403
+else:
+    __getattr__ = getter(__name__)
+    __all__ = [*names_of(), "API_VERSION"]
 
 API_VERSION: Final = (1, 0)
 """Version of the contract. A plugin states the version that it was written for as ``api``: the major number must be equal to

@@ -2,9 +2,9 @@
 
 A plugin is a module that an entry point in the group ``titan.plugins`` names, by convention ``your_package/plugin.py``::
 
-    from titan_core.api.components import Model
+    from titan_core.api.model.components import Model
     from titan_core.api.hookspecs import hookimpl
-    from titan_core.api.ref import Ref
+    from titan_core.api.plugins.ref import Ref
 
     api = (1, 0)                                    # the version of this contract that the plugin was written for
 
@@ -24,39 +24,27 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from titan_core.api.checkpoint import Checkpoint
-from titan_core.api.command import Command
-from titan_core.api.components import (
-    Dataset,
-    Debugger,
-    LRSchedule,
-    Model,
-    ModelHub,
-    Objective,
-    Optimizer,
-    Recipe,
-    RecordFormat,
-    Tokenizer,
-    Transform,
-)
-from titan_core.api.health import HealthCheck
-from titan_core.api.job import Job, JobFact
-from titan_core.api.launcher import Launcher
-from titan_core.api.metric_log import MetricLogger, Record
-from titan_core.api.tools.phases import StatusDisplay
+from titan_core.api.checkpoint.store import Checkpoint
+from titan_core.api.commands.command import Command
+from titan_core.api.commands.health import HealthCheck
+from titan_core.api.data.components import Dataset, ModelHub, RecordFormat, Tokenizer
+from titan_core.api.model.components import Model
+from titan_core.api.observe.components import Debugger
+from titan_core.api.observe.metric_log import MetricLogger, Record
+from titan_core.api.parallel.components import Transform
+from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.api.plugins.component import Recipe
+from titan_core.api.training.components import LRSchedule, Objective, Optimizer
 
 if TYPE_CHECKING:
     from torch import Tensor  # for type checkers only: discovery loads this module and must not load torch
 
-    from titan_core.api.events import (
-        EndedRun,
+    from titan_core.api.observe.events import (
         Finding,
-        NextCommand,
         PendingUpdate,
-        RunStart,
-        Sample,
+        Run,
+        RunEnd,
         StepReport,
-        TrainEnd,
         ValidationReport,
     )
 
@@ -143,16 +131,6 @@ def titan_commands() -> Sequence[Command]:  # type: ignore[empty-body]
 
 
 @hookspec
-def titan_launchers() -> Sequence[Launcher]:  # type: ignore[empty-body]
-    """Ways to start the ranks of a job from ``titan train``."""
-
-
-@hookspec
-def titan_status_displays() -> Sequence[StatusDisplay]:  # type: ignore[empty-body]
-    """Displays of what a command is doing. The first one is used."""
-
-
-@hookspec
 def titan_health_checks() -> Sequence[HealthCheck]:  # type: ignore[empty-body]
     """Checks of the machine and the installation that ``titan doctor`` runs."""
 
@@ -163,14 +141,8 @@ def titan_health_checks() -> Sequence[HealthCheck]:  # type: ignore[empty-body]
 
 
 @hookspec
-def titan_job_assembled(job: Job) -> None:
+def titan_job_assembled(job: AssembledJob) -> None:
     """The job is assembled and valid. No process group, device or model exists yet."""
-
-
-@hookspec
-def titan_job_facts(job: Job) -> Sequence[JobFact] | None:
-    """Return what else is known about an assembled job without building anything; `titan job show` prints it. Called on
-    plugin modules only. Must not import torch."""
 
 
 @hookspec
@@ -180,7 +152,7 @@ def titan_restore_state(state: Mapping[str, Any]) -> None:
 
 
 @hookspec
-def titan_train_start(run: RunStart) -> None:
+def titan_train_start(run: Run) -> None:
     """Everything is built and restored. The first step follows."""
 
 
@@ -193,7 +165,7 @@ def titan_step_start(step: int) -> None:
 @hookspec
 def titan_step_cancelled(step: int) -> None:
     """Step ``step`` was cancelled: before any computation, because the data ended or a rank was asked to stop; or later, by
-    the step runner (:class:`~titan_core.api.step.StepAbandoned`), and then a step starts again."""
+    the step runner (:class:`~titan_core.api.StepAbandoned`), and then a step starts again."""
 
 
 @hookspec
@@ -230,13 +202,8 @@ def titan_validation_end(report: ValidationReport) -> None:
 
 
 @hookspec
-def titan_sample(sample: Sample) -> None:
-    """An observer let the model write a text (:attr:`~titan_core.api.events.RunStart.show`). Called on rank 0 only."""
-
-
-@hookspec
 def titan_finding(finding: Finding) -> None:
-    """An observer reported a finding (:attr:`~titan_core.api.events.RunStart.report`). Called on the observer's rank only,
+    """An observer reported a finding (:attr:`~titan_core.api.Run.report`). Called on the observer's rank only,
     at any time, possibly in a thread other than the training thread."""
 
 
@@ -273,22 +240,6 @@ def titan_exception(error: BaseException) -> None:
     """The run is ending because of ``error``, which may be a KeyboardInterrupt."""
 
 
-@hookspec(firstresult=True)
-def titan_diagnose(run: str, since: float) -> str | None:
-    """All ranks of a job have ended, each because it lost contact with another rank and none because of its own error.
-    Return one line that explains this from the files in the run directory ``run`` and names the command that shows more, or
-    ``None`` if the files do not explain it. Ignore files older than ``since``, the start of the attempt in seconds since the
-    epoch.
-
-    The launcher calls this hook and prints the line. It calls plugin modules only: its process has no observers."""
-
-
 @hookspec
-def titan_train_end(end: TrainEnd) -> None:
+def titan_train_end(end: RunEnd) -> None:
     """The run is over, for whatever reason. If the run had a process group, it still exists."""
-
-
-@hookspec
-def titan_next_commands(run: EndedRun) -> Sequence[NextCommand] | None:
-    """The run has ended without an error, and was not interrupted. Return the commands that its user may want next, the most
-    useful first; they are printed. Called on rank 0 only, if ``titan train`` started the run."""

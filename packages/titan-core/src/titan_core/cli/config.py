@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from titan_core.api.tools.arguments import json_argument, recipe_arguments, world_size_argument
-from titan_core.api.tools.output import print_json, print_notes
 from titan_core.cli.invocation import Invocation
 from titan_core.config.render import to_toml
+from titan_core.toolkit.arguments import json_argument, recipe_arguments, world_size_argument
+from titan_core.toolkit.text import print_json, print_notes
 
 
 def show(context: Invocation) -> int:
@@ -32,7 +32,7 @@ def check(context: Invocation) -> int:
     """
     arguments = context.arguments
     job = context.job(arguments.world_size, missing_ok=True)
-    source, mesh = job.config.source, job.facts.mesh
+    source, mesh = job.config.source, job.mesh
     if arguments.json:
         print_json(
             {

@@ -9,11 +9,11 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from titan_core.api.command import Command
-from titan_core.api.errors import UserError, nearest
-from titan_core.api.tools.shown import shorten
+from titan_core.api import Command, UserError
+from titan_core.api._shown import shorten
 from titan_core.config.render import describe_keys
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.errors import nearest
 
 WIDEST = 100
 """Maximum width of a help text, in columns."""
@@ -65,7 +65,7 @@ class CommandParser(argparse.ArgumentParser):
         self.print_help()
 
 
-def parser_of(command: Command, commands: Iterable[Command], registry: Registry) -> CommandParser:
+def parser_of(command: Command, commands: Iterable[Command], registry: Components) -> CommandParser:
     """Return a parser for ``command`` with the help options, and nothing else.
 
     Args:
@@ -99,7 +99,7 @@ def _row(name: str, text: str) -> list[str]:
 class _KeysHelp(argparse.Action):
     """Prints the help of a command that takes overrides, or of a section or key, and exits."""
 
-    def __init__(self, registry: Registry, **options: Any) -> None:
+    def __init__(self, registry: Components, **options: Any) -> None:
         super().__init__(default=argparse.SUPPRESS, **options)
         self._registry = registry
 

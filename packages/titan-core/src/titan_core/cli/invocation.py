@@ -9,23 +9,22 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from titan_core.api.components import Model, Recipe
-from titan_core.api.config import Config, Override
-from titan_core.api.dataset import StepRows
-from titan_core.api.errors import UserError
-from titan_core.api.job import Job
-from titan_core.api.sections import TrainingSection
+from titan_core.api import Config, Model, Recipe, UserError
+from titan_core.api.config.resolved import Override
+from titan_core.api.config.sections import TrainingSection
+from titan_core.api.data.dataset import StepRows
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.cli.stored_models import InstalledModels
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble, pick_model
 from titan_core.job.elastic import adaptations
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
 
 if TYPE_CHECKING:
-    from titan_core.api.events import TrainEnd
+    from titan_core.api import RunEnd
 
 
-def default_recipe(registry: Registry) -> str:
+def default_recipe(registry: Components) -> str:
     """Return the recipe for a command line without one: the only default recipe of the installed plugins.
 
     Raises:
@@ -42,29 +41,29 @@ def default_recipe(registry: Registry) -> str:
 
 @dataclass(frozen=True)
 class Invocation:
-    """See :class:`titan_core.api.command.CommandContext`."""
+    """See :class:`titan_core.api.CommandContext`."""
 
     arguments: argparse.Namespace
-    registry: Registry
+    registry: Components
     overrides: Sequence[Override] = ()
     override_arguments: Sequence[str] = ()
     rank_arguments: Sequence[str] = ()
 
     @property
     def models(self) -> InstalledModels:
-        """See :attr:`titan_core.api.command.CommandContext.models`."""
+        """See :attr:`titan_core.api.CommandContext.models`."""
         return InstalledModels(self.registry, self.overrides)
 
     def config(self, more: Sequence[Override] = ()) -> Config:
-        """See :meth:`titan_core.api.command.CommandContext.config`."""
+        """See :meth:`titan_core.api.CommandContext.config`."""
         return self._loaded(more)[0]
 
     def model(self) -> tuple[Model, BaseModel]:
-        """See :meth:`titan_core.api.command.CommandContext.model`."""
+        """See :meth:`titan_core.api.CommandContext.model`."""
         return pick_model(*self._loaded(()))
 
-    def read_data(self, job: Job) -> Iterator[StepRows]:
-        """See :meth:`titan_core.api.command.CommandContext.read_data`."""
+    def read_data(self, job: AssembledJob) -> Iterator[StepRows]:
+        """See :meth:`titan_core.api.CommandContext.read_data`."""
         from titan_core.data.shards import ShardGroup
         from titan_core.data.streams import open_sources
 
@@ -73,8 +72,8 @@ class Invocation:
         while (rows := group.read()) is not None:
             yield rows
 
-    def job(self, world_size: int | None = None, more: Sequence[Override] = (), missing_ok: bool = False) -> Job:
-        """See :meth:`titan_core.api.command.CommandContext.job`."""
+    def job(self, world_size: int | None = None, more: Sequence[Override] = (), missing_ok: bool = False) -> AssembledJob:
+        """See :meth:`titan_core.api.CommandContext.job`."""
         config, registry = self._loaded(more)
         if world_size is None or not config.section(TrainingSection).elastic:
             return assemble(config, registry, world_size, missing_ok=missing_ok)
@@ -86,11 +85,11 @@ class Invocation:
                 found.append(error)
         raise found[0]
 
-    def train(self, job: Job, observers: Iterable[object] = ()) -> TrainEnd:
-        """See :meth:`titan_core.api.command.CommandContext.train`."""
+    def train(self, job: AssembledJob, observers: Iterable[object] = ()) -> RunEnd:
+        """See :meth:`titan_core.api.CommandContext.train`."""
         from titan_core.train.trainer import train
 
         return train(job, observers)
 
-    def _loaded(self, more: Sequence[Override]) -> tuple[Config, Registry]:
+    def _loaded(self, more: Sequence[Override]) -> tuple[Config, Components]:
         return load_config(self.arguments.recipe, [*self.overrides, *more], self.registry)

@@ -6,12 +6,11 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from titan_core.api.command import CommandContext
-from titan_core.api.job import Job
-from titan_core.api.tools.arguments import json_argument, recipe_arguments, world_size_argument
-from titan_core.api.tools.output import print_json, print_notes, print_table
-from titan_core.api.tools.shown import describe_model
+from titan_core.api import CommandContext
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.plugins.lifecycle import Lifecycle
+from titan_core.toolkit.arguments import json_argument, recipe_arguments, world_size_argument
+from titan_core.toolkit.text import describe_model, print_json, print_notes, print_table
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,9 +50,9 @@ def show(context: CommandContext) -> int:
     return 0
 
 
-def describe(job: Job) -> dict[str, Any]:
+def describe(job: AssembledJob) -> dict[str, Any]:
     """Return the assembled job for JSON output."""
-    batch = job.facts.batch
+    batch = job.batch
     components = {component.kind: component.name for component in (job.tokenizer, job.optimizer, job.lr_schedule)}
     components["dataset"] = ", ".join(dataset.name for dataset in job.data.datasets)
     if job.validation is not None:
@@ -64,12 +63,12 @@ def describe(job: Job) -> dict[str, Any]:
     return {
         "source": job.config.source,
         "digest": job.digest(),
-        "world_size": job.facts.mesh.world_size,
-        "mesh": dict(job.facts.mesh.degrees),
+        "world_size": job.mesh.world_size,
+        "mesh": dict(job.mesh.degrees),
         "model": {
             "name": job.name,
-            "parameters": job.facts.model.num_params,
-            "flops_per_token": job.facts.model.flops_per_token(batch.seq_len),
+            "parameters": job.model.num_params,
+            "flops_per_token": job.model.flops_per_token(batch.seq_len),
         },
         "batch": asdict(batch),
         "components": components,

@@ -7,17 +7,17 @@ import contextlib
 import sys
 from typing import Any, NoReturn
 
-from titan_core.api.errors import UserError
-from titan_core.api.launcher import Launcher
+from titan_core.api import UserError
 from titan_core.plugins.providers import index
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.launching import Launcher
 
 
 class LaunchOptions:
     """Adds the options of each launcher to ``parser``. A launcher whose options cannot be added is skipped with a warning,
     because a job in this process does not need it. Options of packages that are not in use are errors that name the fix."""
 
-    def __init__(self, parser: argparse.ArgumentParser, registry: Registry, command: str) -> None:
+    def __init__(self, parser: argparse.ArgumentParser, registry: Components, command: str) -> None:
         self._registry = registry
         self._defaults: dict[str, dict[str, Any]] = {}
         self._launchers = [one for one in registry.all(Launcher) if not one.commands or command in one.commands]

@@ -8,15 +8,9 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from titan_core.api.command import Command
-from titan_core.api.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER_ERROR, Problem, UserError, nearest
-from titan_core.api.launcher import reported_by_launcher
-from titan_core.api.tools.arguments import parse_overrides
-from titan_core.api.tools.exit_status import exit_status
-from titan_core.api.tools.plugin_files import OPTION as PLUGIN_OPTION
-from titan_core.api.tools.plugin_files import using_plugin_files
-from titan_core.api.tools.secrets import redact_text
-from titan_core.api.tools.shown import shorten
+from titan_core.api import Command, Problem, UserError
+from titan_core.api._secrets import redact_text
+from titan_core.api._shown import shorten
 from titan_core.cli.help import CommandParser, overview, parser_of
 from titan_core.cli.invocation import Invocation, default_recipe
 from titan_core.cli.launch_options import LaunchOptions
@@ -25,7 +19,11 @@ from titan_core.cli.plugins import print_conflicts, versions
 from titan_core.config.overrides import without_dashes
 from titan_core.plugins.names import check_start
 from titan_core.plugins.providers import provider, provider_of_group
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.arguments import parse_overrides
+from titan_core.toolkit.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER_ERROR, exit_status, nearest
+from titan_core.toolkit.launching import reported_by_launcher
+from titan_core.toolkit.plugin_files import OPTION as PLUGIN_OPTION, using_plugin_files
 
 _HELP = ("-h", "--help")
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
@@ -118,7 +116,7 @@ def _plugin_files(argv: list[str]) -> tuple[list[str], list[str]]:
 def _run(argv: list[str]) -> int:
     if not reported_by_launcher() and os.environ.get("RANK", "0") == "0":
         check_start()
-    registry = Registry.from_installed()
+    registry = Components.from_installed()
     commands: dict[str, Command] = {}
     for command in registry.all(Command):
         commands.setdefault(command.name, command)  # the core's come first; duplicates are conflicts, reported below
@@ -159,7 +157,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _unknown(
-    arguments: list[str], own: list[str], command: Command, parser: CommandParser, registry: Registry
+    arguments: list[str], own: list[str], command: Command, parser: CommandParser, registry: Components
 ) -> Iterator[Problem]:
     """Yield a problem for each argument in ``own`` that the command's parser does not know.
 
@@ -183,7 +181,7 @@ def _unknown(
             yield Problem(where, "no such option", unknown_argument(argument, following, parser.option_names(), keys) or see)
 
 
-def _find(commands: dict[str, Command], argv: list[str], registry: Registry) -> tuple[Command, list[str]]:
+def _find(commands: dict[str, Command], argv: list[str], registry: Components) -> tuple[Command, list[str]]:
     """Return the command that ``argv`` begins with (one or two words), and the remaining arguments."""
     for words in (2, 1):
         name = " ".join(argv[:words])
@@ -203,7 +201,7 @@ def _find(commands: dict[str, Command], argv: list[str], registry: Registry) -> 
     raise UserError.one(f"titan {argv[0]}", "no such command", nearest(argv[0], first_words))
 
 
-def _require_installed(command: str, package: str | None, registry: Registry) -> None:
+def _require_installed(command: str, package: str | None, registry: Components) -> None:
     """Raise if ``command`` belongs to a ``package`` that is not in use."""
     if package is not None and package not in {plugin.distribution for plugin in registry.found.plugins}:
         raise UserError.one(f"titan {command}", f"is provided by {package}", registry.remedy(package))

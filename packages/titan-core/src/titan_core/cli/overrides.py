@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
-from titan_core.api.config import COMMAND_LINE
-from titan_core.api.errors import MOST_SUGGESTED, Problem, close_names, nearest
-from titan_core.api.tools.fields import MODEL_ARGS, accepts_boolean, field_at, field_docs, model_families, type_name
-from titan_core.api.tools.shown import shorten
-from titan_core.plugins.registry import Registry
+from titan_core.api import Problem
+from titan_core.api._shown import shorten
+from titan_core.api.config.resolved import COMMAND_LINE
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.errors import MOST_SUGGESTED, close_names, nearest
+from titan_core.toolkit.fields import MODEL_ARGS, accepts_boolean, field_at, field_docs, model_families, type_name
 
 _HELP = ("-h", "--help")
 _BOOLEANS = ("true", "false", "yes", "no", "on", "off", "1", "0")
@@ -31,7 +32,7 @@ class SplitArguments:
     problems: list[Problem] = field(default_factory=list)
 
 
-def split_overrides(arguments: Sequence[str], registry: Registry) -> SplitArguments:
+def split_overrides(arguments: Sequence[str], registry: Components) -> SplitArguments:
     """Separate overrides from a command's own arguments, because argparse would take their values as positionals.
 
     The word after a boolean key is its value only if it reads like a boolean. ``--compile.enable my.toml`` therefore
@@ -78,7 +79,7 @@ def _is_boolean(word: str | None) -> bool:
     return word is not None and word.lower() in _BOOLEANS
 
 
-def _negate(found: SplitArguments, flag: str, key: str, has_value: object, registry: Registry) -> bool:
+def _negate(found: SplitArguments, flag: str, key: str, has_value: object, registry: Components) -> bool:
     """Add the override of ``--no-section.key``, or the reason why it is none. Return whether its section exists."""
     where, positive = f"{COMMAND_LINE}: {flag}", f"--{key}"
     known = field_at(registry, key)
@@ -98,7 +99,7 @@ def _negate(found: SplitArguments, flag: str, key: str, has_value: object, regis
     return True
 
 
-def unknown_argument(argument: str, following: str | None, options: Sequence[str], registry: Registry | None) -> str:
+def unknown_argument(argument: str, following: str | None, options: Sequence[str], registry: Components | None) -> str:
     """Return a fix for an argument that a command does not know; empty without a guess.
 
     Args:
@@ -129,7 +130,7 @@ def unknown_argument(argument: str, following: str | None, options: Sequence[str
     return f"did you mean {' or '.join(f'{place}{value}' for place in found)}?"
 
 
-def _documented_keys(registry: Registry) -> Iterator[tuple[str, str]]:
+def _documented_keys(registry: Components) -> Iterator[tuple[str, str]]:
     """Yield every key with its documentation, those of the core first."""
     owners: list[tuple[str, type[BaseModel]]] = [
         (section, cls) for section, classes in registry.sections().items() for cls in classes

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import importlib_metadata
 
-from titan_core.api.components import Component
-from titan_core.api.health import CheckResult, Health, HealthContext
-from titan_core.api.tools.output import print_json, print_table
+from titan_core.api import CheckResult, Component, HealthContext
+from titan_core.api.commands.health import Health
 from titan_core.cli.invocation import Invocation
 from titan_core.plugins.discovery import DISABLE_VARIABLE
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.text import print_json, print_table
 
 
 def run(context: Invocation) -> int:
@@ -42,7 +42,7 @@ def run(context: Invocation) -> int:
     return 0
 
 
-def print_conflicts(registry: Registry, *kinds: type[Component]) -> None:
+def print_conflicts(registry: Components, *kinds: type[Component]) -> None:
     """Print one line per conflict, or only those about components of ``kinds``."""
     for conflict in registry.conflicts:
         if not kinds or conflict.kind in [kind.kind for kind in kinds]:
@@ -51,7 +51,7 @@ def print_conflicts(registry: Registry, *kinds: type[Component]) -> None:
 
 def check_health(context: HealthContext) -> Iterator[CheckResult]:
     """Report broken plugins and conflicts to ``titan doctor``."""
-    registry = cast(Registry, context.registry)
+    registry = cast(Components, context.registry)
     found = registry.found
     yield CheckResult("plugins", Health.OK, ", ".join(f"{plugin.distribution} {plugin.version}" for plugin in found.plugins))
     if found.disabled:
@@ -65,7 +65,7 @@ def check_health(context: HealthContext) -> Iterator[CheckResult]:
         yield CheckResult("conflict", Health.WARNING, f"{problem.where}: {problem.why}", problem.fix)
 
 
-def versions(registry: Registry) -> list[str]:
+def versions(registry: Components) -> list[str]:
     """Return one line per installed package: titan-core, those of plugins, torch and Python. Does not import torch."""
     found = registry.found
     packages = {plugin.distribution: plugin.version for plugin in found.plugins}
@@ -79,7 +79,7 @@ def versions(registry: Registry) -> list[str]:
     ]
 
 
-def as_json(registry: Registry) -> dict[str, Any]:
+def as_json(registry: Components) -> dict[str, Any]:
     """Return the list for JSON output."""
     found = registry.found
     return {

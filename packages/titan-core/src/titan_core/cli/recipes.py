@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from titan_core.api.components import Recipe
-from titan_core.api.tools.output import print_json, print_table
+from titan_core.api import Recipe
 from titan_core.cli.invocation import Invocation
 from titan_core.cli.plugins import print_conflicts
+from titan_core.toolkit.text import print_json, print_table
 
 
 def run(context: Invocation) -> int:

@@ -8,31 +8,29 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api.config import Config, Override
-from titan_core.api.errors import UserError
-from titan_core.api.job import Job
-from titan_core.api.mesh import MeshPlan
-from titan_core.api.stored_model import LoadedModel
-from titan_core.api.tools.phases import phase, show_status
-from titan_core.api.weights import StoredModel
+from titan_core.api import Config, MeshPlan, StoredModel, UserError
+from titan_core.api.checkpoint.stored_model import LoadedModel
+from titan_core.api.config.resolved import Override
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.load import RawConfig, resolve
 from titan_core.config.pretrained import described_by, find_model
 from titan_core.job.assemble import assemble, check_pretrained, mesh_of
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.status import phase, show_status
 
 if TYPE_CHECKING:
-    from titan_core.api.events import ValidationReport
+    from titan_core.api import ValidationReport
 
 
 @dataclass(frozen=True)
 class InstalledModels:
-    """See :class:`titan_core.api.stored_model.StoredModels`."""
+    """See :class:`titan_core.api.checkpoint.stored_model.StoredModels`."""
 
-    registry: Registry
+    registry: Components
     overrides: Sequence[Override]
 
     def find(self, path: str) -> StoredModel:
-        """See :meth:`titan_core.api.stored_model.StoredModels.find`."""
+        """See :meth:`titan_core.api.checkpoint.stored_model.StoredModels.find`."""
         return find_model(path, self.registry)
 
     def job(
@@ -40,8 +38,8 @@ class InstalledModels:
         stored: StoredModel,
         world_size: int | None = None,
         sections: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> Job:
-        """See :meth:`titan_core.api.stored_model.StoredModels.job`."""
+    ) -> AssembledJob:
+        """See :meth:`titan_core.api.checkpoint.stored_model.StoredModels.job`."""
         given = {one.key: one.text for one in self.overrides}
         if "tokenizer" not in stored.sections["model"] and "model.tokenizer" not in given:
             why = "does not say which tokenizer the model was trained with"
@@ -68,14 +66,14 @@ class InstalledModels:
         return job
 
     def validate(self, loaded: LoadedModel) -> ValidationReport:
-        """See :meth:`titan_core.api.stored_model.StoredModels.validate`."""
+        """See :meth:`titan_core.api.checkpoint.stored_model.StoredModels.validate`."""
         from titan_core.train.stored_models import validate
 
         return validate(loaded)
 
     @contextmanager
-    def open(self, job: Job, stored: StoredModel) -> Iterator[LoadedModel]:
-        """See :meth:`titan_core.api.stored_model.StoredModels.open`."""
+    def open(self, job: AssembledJob, stored: StoredModel) -> Iterator[LoadedModel]:
+        """See :meth:`titan_core.api.checkpoint.stored_model.StoredModels.open`."""
         with ExitStack() as stack:
             with (
                 show_status(self.registry) if os.environ.get("RANK", "0") == "0" else nullcontext(),

@@ -11,23 +11,22 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, cast
 
-from titan_core.api.command import CommandContext
-from titan_core.api.errors import EXIT_DATA_ENDED, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_PREEMPTED, RunStopped, UserError
-from titan_core.api.job import Job
-from titan_core.api.launcher import Launcher, RankJob, interrupted_line, own_command, reported_by_launcher, resume_line
-from titan_core.api.numbers import MOST_RANKS
-from titan_core.api.processes import end_with_parent
-from titan_core.api.tools.arguments import parse_integer
-from titan_core.api.tools.exit_status import exit_status
-from titan_core.api.tools.phases import phase, show_status
-from titan_core.api.tools.secrets import redact_text
-from titan_core.api.tools.shown import printable
-from titan_core.plugins.registry import Registry
+from titan_core.api import CommandContext, RunStopped, UserError
+from titan_core.api._secrets import redact_text
+from titan_core.api._shown import printable
+from titan_core.api.config.numbers import MOST_RANKS
+from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.plugins.registry import Components
 from titan_core.runlog.run_directory import early_lock
+from titan_core.toolkit.arguments import parse_integer
+from titan_core.toolkit.errors import EXIT_DATA_ENDED, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_PREEMPTED, exit_status
+from titan_core.toolkit.launching import Launcher, RankJob, interrupted_line, own_command, reported_by_launcher, resume_line
+from titan_core.toolkit.processes import end_with_parent
+from titan_core.toolkit.status import phase, show_status
 from titan_core.train.collector import collector_as_before
 
 if TYPE_CHECKING:
-    from titan_core.api.events import TrainEnd
+    from titan_core.api import RunEnd
 
 
 def run(context: CommandContext) -> int:
@@ -36,7 +35,7 @@ def run(context: CommandContext) -> int:
     launcher: Launcher | None = context.arguments.launcher
     warned: set[str] = set()
 
-    def assembled(world_size: int | None) -> Job:
+    def assembled(world_size: int | None) -> AssembledJob:
         job = context.job(world_size)
         _warn_of_broken(job, warned)
         return job
@@ -66,13 +65,13 @@ def run(context: CommandContext) -> int:
             return _train_alone(job) if "RANK" not in os.environ else _train_rank(job, rank)
 
 
-def _warn_of_broken(job: Job, warned: set[str]) -> None:
+def _warn_of_broken(job: AssembledJob, warned: set[str]) -> None:
     """Print one line about the installed plugins that failed to load, which the job does not need but its user may expect.
 
     Args:
         warned: receives the line, which is not printed again.
     """
-    broken = cast(Registry, job.registry).found.broken
+    broken = cast(Components, job.registry).found.broken
     names = ", ".join(f"{plugin.name!r} ({plugin.distribution} {plugin.version})" for plugin in broken)
     line = f"titan: warning: failed to load and not in use: plugin {names}; see `titan plugins`"
     if broken and line not in warned:
@@ -81,7 +80,7 @@ def _warn_of_broken(job: Job, warned: set[str]) -> None:
 
 
 @contextmanager
-def _early_lock(job: Job, rank: int) -> Iterator[None]:
+def _early_lock(job: AssembledJob, rank: int) -> Iterator[None]:
     """Take :func:`~titan_core.runlog.run_directory.early_lock`. The launcher reports why a rank could not.
 
     Raises:
@@ -99,7 +98,7 @@ def _early_lock(job: Job, rank: int) -> Iterator[None]:
         yield
 
 
-def _train_alone(job: Job) -> int:
+def _train_alone(job: AssembledJob) -> int:
     """Train in one process without a launcher. Unexpected errors end in a traceback."""
     from titan_core.train.outcome import OutcomeRecorder
     from titan_core.train.trainer import train
@@ -124,7 +123,7 @@ def _train_alone(job: Job) -> int:
     return _status(end)
 
 
-def _train_rank(job: Job, rank: int) -> int:
+def _train_rank(job: AssembledJob, rank: int) -> int:
     """Train as one of several ranks. Errors go to the rank's log, and as one line to the launcher."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -133,7 +132,7 @@ def _train_rank(job: Job, rank: int) -> int:
 
     recorder = OutcomeRecorder(rank, job.dump_folder)
     # ``record`` writes the error for torchrun.
-    run: Callable[..., TrainEnd | None] = record(train) if "TORCHELASTIC_RUN_ID" in os.environ else train
+    run: Callable[..., RunEnd | None] = record(train) if "TORCHELASTIC_RUN_ID" in os.environ else train
     try:
         end = run(job, [recorder], next_commands=True)
     except Exception as error:
@@ -157,7 +156,7 @@ def _train_rank(job: Job, rank: int) -> int:
     return EXIT_INTERRUPTED
 
 
-def _status(end: TrainEnd | None) -> int:
+def _status(end: RunEnd | None) -> int:
     if end is None:
         return 0
     if end.interrupted:

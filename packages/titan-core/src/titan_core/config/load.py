@@ -9,22 +9,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from titan_core.api.components import Model, Recipe
-from titan_core.api.config import COMMAND_LINE, Config, Override
-from titan_core.api.errors import MOST_SUGGESTED, Problem, UserError, close_names, nearest
-from titan_core.api.paths import nearest_path
-from titan_core.api.section import Section
-from titan_core.api.sections import JobSection, ModelSection, PluginsSection
-from titan_core.api.tools.secrets import is_redacted, redact_text
-from titan_core.api.tools.shown import shorten, show
-from titan_core.api.tools.toml import LONGEST, BadToml, parse_toml
-from titan_core.api.weights import StoredModel
+from titan_core.api import Config, Model, Problem, Recipe, Section, StoredModel, UserError
+from titan_core.api._secrets import is_redacted, redact_text
+from titan_core.api._shown import shorten, show
+from titan_core.api._toml import LONGEST, BadToml, parse_toml
+from titan_core.api.config.resolved import COMMAND_LINE, Override
+from titan_core.api.config.sections import JobSection, ModelSection, PluginsSection
 from titan_core.config.overrides import value_of, without_dashes
 from titan_core.config.pretrained import lay_under
 from titan_core.config.problems import problems_of
 from titan_core.plugins.conflicts import KEY
 from titan_core.plugins.providers import provider
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.errors import MOST_SUGGESTED, close_names, nearest, nearest_path
 
 Table = dict[str, Any]
 
@@ -39,7 +36,7 @@ class RawConfig:
     tables: Table
 
 
-def load_config(recipe: str, overrides: Sequence[Override], registry: Registry) -> tuple[Config, Registry]:
+def load_config(recipe: str, overrides: Sequence[Override], registry: Components) -> tuple[Config, Components]:
     """Read ``recipe`` (the name of a recipe or the path of a TOML file), apply ``overrides`` and validate every section.
 
     Returns the config, and ``registry`` without the plugins that the config switches off.
@@ -52,14 +49,14 @@ def load_config(recipe: str, overrides: Sequence[Override], registry: Registry) 
     return resolve(raw, overrides, registry), registry
 
 
-def _nearest_recipe(recipe: str, registry: Registry) -> str:
+def _nearest_recipe(recipe: str, registry: Components) -> str:
     names = [component.name for component in registry.all(Recipe)]
     if not close_names(recipe, names) and (fix := nearest_path(recipe)).startswith("did"):
         return fix
     return f"{registry.suggest(Recipe, recipe)} (see `titan recipes`)"
 
 
-def read_raw(recipe: str, registry: Registry) -> RawConfig:
+def read_raw(recipe: str, registry: Components) -> RawConfig:
     """Find and parse the TOML.
 
     Raises:
@@ -119,7 +116,7 @@ def _plugin_names(raw: RawConfig, overrides: Sequence[Override], key: str) -> li
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
-def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Registry) -> Config:
+def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Components) -> Config:
     """Apply ``overrides`` to ``raw`` and validate every section with the classes that own its keys.
 
     Raises:
@@ -188,7 +185,7 @@ def _validate(cls: type[Section], values: Table) -> Section | ValidationError:
         return error
 
 
-def unknown_section(config: Config, name: str, registry: Registry) -> Problem:
+def unknown_section(config: Config, name: str, registry: Components) -> Problem:
     """Return the problem that no plugin owns ``[name]``: misspelt, or its plugin is missing, broken or switched off."""
     where = config.where(f"[{name}]")
     if any(key.startswith(name + ".") for key in config.overridden):
@@ -201,7 +198,7 @@ def unknown_section(config: Config, name: str, registry: Registry) -> Problem:
     return Problem(where, why, _remedy(name, registry))
 
 
-def _remedy(name: str, registry: Registry) -> str:
+def _remedy(name: str, registry: Components) -> str:
     """Return how to make a plugin own section ``name``: install its package, or correct the name."""
     package = provider("section", name)
     if package is not None:
@@ -209,7 +206,7 @@ def _remedy(name: str, registry: Registry) -> str:
     return nearest(name, list(registry.sections())) + registry.broken_note()
 
 
-def _unknown_key(section: str, key: str, known: list[str], registry: Registry) -> str:
+def _unknown_key(section: str, key: str, known: list[str], registry: Components) -> str:
     """Return the fix for an unknown key: misspelt, of another section, or provided by a package that is not in use."""
     package = provider("key", f"{section}.{key}")
     if package is not None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from titan_core.api.tools.shown import shorten
-from titan_core.api.tools.toml import BadToml, parse_toml
+from titan_core.api._shown import shorten
+from titan_core.api._toml import BadToml, parse_toml
 
 
 def value_of(text: str, cls: type[BaseModel] | None, field: str) -> Any:

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from titan_core.api.checkpoint import Checkpoint
-from titan_core.api.components import Model
-from titan_core.api.config import Config
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.paths import require_nameable
-from titan_core.api.registry import ComponentRegistry
-from titan_core.api.sections import ModelSection
-from titan_core.api.tools.shown import show
-from titan_core.api.weights import StoredModel
+from titan_core.api import Checkpoint, Config, Model, Problem, Registry, StoredModel, UserError
+from titan_core.api._shown import show
+from titan_core.api.config.paths import require_nameable
+from titan_core.api.config.sections import ModelSection
 
 KEY = "model.from_pretrained"
 NONE = "none"
@@ -25,8 +20,8 @@ _FREE_OF_WEIGHTS = ("max_seq_len",)
 Table = dict[str, Any]
 
 
-def find_model(path: str, registry: ComponentRegistry) -> StoredModel:
-    """See :meth:`titan_core.api.stored_model.StoredModels.find`."""
+def find_model(path: str, registry: Registry) -> StoredModel:
+    """See :meth:`titan_core.api.checkpoint.stored_model.StoredModels.find`."""
     readers = [one.find_model for one in registry.all(Checkpoint) if one.find_model is not None]
     if not readers:
         raise UserError.one(path, "no installed plugin reads stored models", "install titan-ckpt")
@@ -39,7 +34,7 @@ def find_model(path: str, registry: ComponentRegistry) -> StoredModel:
     raise UserError(*problems)
 
 
-def described_by(stored: StoredModel, registry: ComponentRegistry) -> dict[str, Table]:
+def described_by(stored: StoredModel, registry: Registry) -> dict[str, Table]:
     """Return the config sections that describe ``stored``: with the name of its flavor if it has one, and without ``None``,
     which TOML cannot represent."""
     tables = {name: dict(table) for name, table in stored.sections.items()}
@@ -59,7 +54,7 @@ def different_arguments(mine: Mapping[str, Any], stored: Mapping[str, Any]) -> l
     return [key for key, value in stored.items() if mine.get(key) != value and key not in _FREE_OF_WEIGHTS]
 
 
-def lay_under(tables: dict[str, Any], config: Config, registry: ComponentRegistry) -> tuple[StoredModel | None, list[str]]:
+def lay_under(tables: dict[str, Any], config: Config, registry: Registry) -> tuple[StoredModel | None, list[str]]:
     """Add the keys of the model that ``model.from_pretrained`` names to ``tables``. Keys that are already there are kept.
     Assembly compares the resulting model with that of the weights.
 
@@ -117,7 +112,7 @@ def lay_under(tables: dict[str, Any], config: Config, registry: ComponentRegistr
     return stored, notes
 
 
-def _is_complete(recipe: Mapping[str, Any], registry: ComponentRegistry) -> bool:
+def _is_complete(recipe: Mapping[str, Any], registry: Registry) -> bool:
     """Whether ``[model]`` says all that the stored model would."""
     if not recipe.get("tokenizer") or recipe.get("name") not in [model.name for model in registry.all(Model)]:
         return False

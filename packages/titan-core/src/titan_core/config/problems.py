@@ -8,8 +8,9 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from titan_core.api.errors import Problem, close_names, nearest
-from titan_core.api.tools.fields import choices_of, field_docs, model_at
+from titan_core.api import Problem
+from titan_core.toolkit.errors import close_names, nearest
+from titan_core.toolkit.fields import choices_of, field_docs, model_at
 
 Where = Callable[[str, Any], str]
 """(dotted key, value) -> readable source of the value."""

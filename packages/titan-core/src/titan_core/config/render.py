@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from titan_core.api.config import Config
-from titan_core.api.registry import ComponentRegistry
-from titan_core.api.tools.fields import MODEL_ARGS, choices_at, choices_of, field_docs, model_families, type_name
-from titan_core.api.tools.secrets import redact
-from titan_core.api.tools.shown import show
+from titan_core.api import Config, Registry
+from titan_core.api._secrets import redact
+from titan_core.api._shown import show
+from titan_core.toolkit.fields import MODEL_ARGS, choices_at, choices_of, field_docs, model_families, type_name
 
 
 def to_toml(config: Config) -> str:
@@ -21,7 +20,7 @@ def to_toml(config: Config) -> str:
     return tomli_w.dumps(redact(config.as_dict()))
 
 
-def describe_keys(registry: ComponentRegistry, section: str, key: str | None = None, width: int = 100) -> list[str]:
+def describe_keys(registry: Registry, section: str, key: str | None = None, width: int = 100) -> list[str]:
     """Return the help text of the keys of a section (default: all of them): types, defaults, documentation and choices."""
     import textwrap
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import numpy
 
-from titan_core.api.dataset import CorruptRecord, Document, DocumentShard, DocumentSource, ExcludedRecord, State
+from titan_core.api import CorruptRecord, Document, DocumentShard, DocumentSource, ExcludedRecord
+from titan_core.api.data.dataset import State
 from titan_core.data.witness import digest_of, joined
 
 
 class BufferedShuffle:
-    """A :class:`~titan_core.api.dataset.DocumentShard` that shuffles another."""
+    """A :class:`~titan_core.api.DocumentShard` that shuffles another."""
 
     def __init__(self, shard: DocumentShard, size: int, key: tuple[int, ...]) -> None:
         """
@@ -68,13 +69,13 @@ class BufferedShuffle:
         return shuffled
 
     def state_dict(self) -> State:
-        """See :class:`~titan_core.api.dataset.DocumentShard`."""
+        """See :class:`~titan_core.api.DocumentShard`."""
         if self._at_end():
             return {"block": self._block + 1, "begin": self._shard.state_dict(), "given": 0}
         return {"block": self._block, "begin": self._begin, "given": self._returned}
 
     def load_state_dict(self, state: State) -> None:
-        """See :class:`~titan_core.api.dataset.DocumentShard`. Reads nothing, because reading may fail."""
+        """See :class:`~titan_core.api.DocumentShard`. Reads nothing, because reading may fail."""
         self._block, self._begin = int(state["block"]), state["begin"]
         self._shard.load_state_dict(self._begin)
         self._documents, self._returned = None, int(state["given"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import TokenizerContext, without_surrogates
-from titan_core.api.tools.byte_level import tokenizer_files
+from titan_core.api import TokenizerContext, UserError
+from titan_core.api.data.tokenizer import without_surrogates
+from titan_core.toolkit.byte_level import tokenizer_files
 
 if TYPE_CHECKING:
     import numpy
@@ -44,7 +44,7 @@ class ByteTokenizer:
         return ids
 
     def tokenizer_files(self) -> dict[str, str]:
-        """See :class:`~titan_core.api.tokenizer.ExportsTokenizer`."""
+        """See :class:`~titan_core.api.ExportsTokenizer`."""
         special = {name: number for number, name in _MARKS.items()}
         return tokenizer_files({bytes([byte]): byte for byte in range(256)}, special, None, _MARKS[256], _MARKS[257])
 

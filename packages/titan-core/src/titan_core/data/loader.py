@@ -13,12 +13,12 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from titan_core.api.batch import IGNORE, Batch
-from titan_core.api.checkpoint import RefusedChange, refused_changes
-from titan_core.api.dataset import DocumentSource, State, StepRows, StreamSpec
-from titan_core.api.job import Job
-from titan_core.api.sections import DataSection
-from titan_core.api.tokenizer import TextTokenizer
+from titan_core.api import Batch, DocumentSource, RefusedChange, TextTokenizer
+from titan_core.api.checkpoint.store import refused_changes
+from titan_core.api.config.sections import DataSection
+from titan_core.api.data.dataset import State, StepRows, StreamSpec
+from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.api.training.batch import IGNORE
 from titan_core.data.prefetch import Prefetch
 from titan_core.data.shards import ShardGroup
 from titan_core.data.streams import AcceptedChange, changed_documents, stream_changes, stream_identity
@@ -198,7 +198,7 @@ class DataLoader:
         return data, {index: position for part in parts for index, position in part.positions.items()}
 
 
-def data_loader(job: Job, sources: Sequence[DocumentSource], rank: int, pin: bool = False) -> DataLoader:
+def data_loader(job: AssembledJob, sources: Sequence[DocumentSource], rank: int, pin: bool = False) -> DataLoader:
     """Return the loader of the job's training data for data-parallel group ``rank``."""
     section = job.config.section(DataSection)
     return DataLoader(

@@ -6,9 +6,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from titan_core.api.dataset import DocumentSource
-from titan_core.api.job import Job
-from titan_core.api.tokenizer import DescribesSpecialTokens
+from titan_core.api import DescribesSpecialTokens, DocumentSource
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.streams import open_sources
 
 log = logging.getLogger(__name__)
@@ -22,7 +21,7 @@ class OpenedData:
     validation: Sequence[DocumentSource] = ()
 
     @classmethod
-    def of(cls, job: Job) -> OpenedData:
+    def of(cls, job: AssembledJob) -> OpenedData:
         """Open all datasets of ``job``.
 
         Raises:

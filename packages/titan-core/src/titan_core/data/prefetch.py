@@ -11,12 +11,11 @@ from functools import partial
 from itertools import pairwise
 from queue import SimpleQueue
 
-from titan_core.api.dataset import DocumentSource, State, StepRows, StreamSpec
-from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import TextTokenizer
-from titan_core.api.tools.worker_process import ENDED, end_now, worker_processes
+from titan_core.api import DocumentSource, TextTokenizer, UserError
+from titan_core.api.data.dataset import State, StepRows, StreamSpec
 from titan_core.data.shards import ShardGroup
 from titan_core.data.streams import open_sources
+from titan_core.toolkit.worker_process import ENDED, end_now, worker_processes
 
 Positions = dict[str, State]
 

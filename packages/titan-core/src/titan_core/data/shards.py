@@ -8,13 +8,13 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.api.dataset import DocumentSource, State, StepRows, StreamSpec
-from titan_core.api.tokenizer import TextTokenizer
-from titan_core.api.tools.reading import DocumentReader
+from titan_core.api import DocumentSource, TextTokenizer
+from titan_core.api.data.dataset import State, StepRows, StreamSpec
 from titan_core.data.buffered_shuffle import ShuffledStream
 from titan_core.data.mixture import Mixture
 from titan_core.data.tokens import TokenStream, Window
 from titan_core.data.witness import WitnessedSource
+from titan_core.toolkit.reading import DocumentReader
 
 
 class LogicalShard:

@@ -8,8 +8,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from titan_core.api.dataset import DatasetContext, DocumentSource
-from titan_core.api.errors import Problem
+from titan_core.api import DatasetContext, DocumentSource, Problem
 
 _EXCLUDED = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib-dynload"}
 
@@ -37,7 +36,7 @@ def _source_files(root: Path) -> Iterator[Path]:
 
 def open_stdlib(context: DatasetContext[None]) -> DocumentSource:
     """Open the corpus of the running Python."""
-    from titan_core.api.tools.shuffled import ShuffledDocuments  # needs numpy; the check below does not
+    from titan_core.api import ShuffledDocuments  # needs numpy; the check below does not
 
     library = StandardLibrary(_root())
     return ShuffledDocuments(library, context.seed, library.files)

@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from titan_core.api.checkpoint import RefusedChange
-from titan_core.api.dataset import DocumentSource, StreamSpec
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.tokenizer import TextTokenizer, fingerprint
-from titan_core.api.tools.patterns import matches
-from titan_core.api.tools.secrets import redact_text
+from titan_core.api import DocumentSource, Problem, RefusedChange, TextTokenizer, UserError, matches
+from titan_core.api._secrets import redact_text
+from titan_core.api.data.dataset import StreamSpec
+from titan_core.api.data.tokenizer import fingerprint
 
 _DOCUMENTS_OF = ("split", "text_field", "format", "documents", "content")
 """Aspects of a dataset of which a change changes its documents or their order."""

@@ -9,13 +9,13 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.api.dataset import Document, DocumentShard, DocumentSource, OnEnd, State, WeightedTokens
-from titan_core.api.errors import UserError
-from titan_core.api.ref import CodeOrigin
-from titan_core.api.tokenizer import TextTokenizer, token_ids
-from titan_core.api.tools.reading import DocumentReader
+from titan_core.api import Document, DocumentShard, DocumentSource, TextTokenizer, UserError, WeightedTokens
+from titan_core.api.data.dataset import OnEnd, State
+from titan_core.api.data.tokenizer import token_ids
+from titan_core.api.plugins.ref import CodeOrigin
 from titan_core.data.buffered_shuffle import BufferedShuffle
 from titan_core.data.witness import ACCEPTED, ShardName, digest_of_tokens, joined
+from titan_core.toolkit.reading import DocumentReader
 
 log = logging.getLogger(__name__)
 

@@ -19,16 +19,8 @@ from typing import Any, Final
 
 import numpy
 
-from titan_core.api.dataset import (
-    CorruptRecord,
-    Document,
-    DocumentShard,
-    DocumentSource,
-    ExcludedRecord,
-    State,
-    WeightedTokens,
-)
-from titan_core.api.errors import UserError
+from titan_core.api import CorruptRecord, Document, DocumentShard, DocumentSource, ExcludedRecord, UserError, WeightedTokens
+from titan_core.api.data.dataset import State
 
 ACCEPTED: Final = ""
 """Instead of a digest: the user accepts whatever is at the position."""
@@ -96,7 +88,7 @@ def joined(digests: Iterable[bytes]) -> str:
 
 
 class WitnessedShard:
-    """A :class:`~titan_core.api.dataset.DocumentShard` that checks where another one stands after a position is loaded.
+    """A :class:`~titan_core.api.DocumentShard` that checks where another one stands after a position is loaded.
 
     Its state is ``from``, the position of the other before the witnessed documents; ``documents``, their number; and their
     ``digest``: ``None`` if there are none, or :data:`ACCEPTED`.
@@ -124,7 +116,7 @@ class WitnessedShard:
         return self._read()
 
     def state_dict(self) -> State:
-        """See :class:`~titan_core.api.dataset.DocumentShard`."""
+        """See :class:`~titan_core.api.DocumentShard`."""
         if self._loaded is not None:
             return self._loaded
         if self._state is None:
@@ -137,7 +129,7 @@ class WitnessedShard:
         return self._state
 
     def load_state_dict(self, state: State) -> None:
-        """See :class:`~titan_core.api.dataset.DocumentShard`. Reads nothing, because reading may fail."""
+        """See :class:`~titan_core.api.DocumentShard`. Reads nothing, because reading may fail."""
         # A beginning has nothing before it that shows whether it was restored.
         if not self._fresh or state["from"] != self._shard.state_dict():
             self._shard.load_state_dict(state["from"])
@@ -192,11 +184,11 @@ class WitnessedSource:
 
     @property
     def num_documents(self) -> int | None:
-        """See :class:`~titan_core.api.dataset.DocumentSource`."""
+        """See :class:`~titan_core.api.DocumentSource`."""
         return self._source.num_documents
 
     def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
-        """See :class:`~titan_core.api.dataset.DocumentSource`."""
+        """See :class:`~titan_core.api.DocumentSource`."""
         return WitnessedShard(self._source.shard(index, count, epoch), ShardName(self._name, index, count))
 
 

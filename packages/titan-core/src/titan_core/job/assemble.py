@@ -9,35 +9,35 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from titan_core.api.checkpoint import Checkpoint
-from titan_core.api.components import (
+from titan_core.api import (
     DATA_DIMS,
+    Checkpoint,
     Component,
+    Config,
     Debugger,
+    Job,
     LRSchedule,
+    MeshDim,
+    MeshPlan,
+    MeshView,
+    MetricLogger,
     Model,
+    ModelDefinition,
     Objective,
     Optimizer,
+    OptimizerSection,  # fmt: skip
+    Problem,
+    StoredModel,
+    TextTokenizer,
     Tokenizer,
     Transform,
+    UserError,
 )
-from titan_core.api.config import Config
-from titan_core.api.errors import PluginFailure, Problem, UserError, nearest
-from titan_core.api.job import Job, note_of
-from titan_core.api.job_facts import JobFacts
-from titan_core.api.layout import ModelDefinition
-from titan_core.api.mesh import STANDARD_DIMS, MeshDim, MeshPlan, MeshView
-from titan_core.api.metric_log import MetricLogger
-from titan_core.api.sections import (
-    DataSection,
-    ModelSection,
-    OptimizerSection,
-    TrainingSection,
-)  # fmt: skip
-from titan_core.api.tokenizer import TextTokenizer, begin_and_end_ids
-from titan_core.api.tools.fields import model_at
-from titan_core.api.tools.shown import show
-from titan_core.api.weights import StoredModel
+from titan_core.api._shown import show
+from titan_core.api.config.sections import DataSection, ModelSection, TrainingSection  # fmt: skip
+from titan_core.api.data.tokenizer import begin_and_end_ids
+from titan_core.api.parallel.mesh import STANDARD_DIMS
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.overrides import value_of
 from titan_core.config.pretrained import NONE, different_arguments
 from titan_core.config.problems import problems_of
@@ -46,21 +46,28 @@ from titan_core.job.data_plan import pick_datasets, pick_validation, plan_stream
 from titan_core.job.mesh_plan import plan_mesh
 from titan_core.job.missing_tokenizer import MissingTokenizer
 from titan_core.plugins.providers import provider
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.errors import PluginFailure, nearest
+from titan_core.toolkit.fields import model_at
+from titan_core.toolkit.jobs import note_of
 
 C = TypeVar("C", bound=Component)
 R = TypeVar("R")
 
 
 def assemble(
-    config: Config, registry: Registry, world_size: int | None = None, trains: bool = True, missing_ok: bool = False
-) -> Job:
+    config: Config,
+    registry: Components,
+    world_size: int | None = None,
+    trains: bool = True,
+    missing_ok: bool = False,
+) -> AssembledJob:
     """Return the job that ``config`` describes.
 
     Args:
         world_size: number of ranks; ``None`` for the smallest world that the config allows.
-        trains: see :class:`~titan_core.api.job_facts.JobFacts`.
-        missing_ok: list files that this machine lacks in :attr:`~titan_core.api.job.Job.missing`.
+        trains: see :class:`~titan_core.api.Job`.
+        missing_ok: list files that this machine lacks in :attr:`~titan_core.toolkit.jobs.AssembledJob.missing`.
 
     Raises:
         UserError: the job is invalid. Lists every problem found.
@@ -102,20 +109,20 @@ def assemble(
     if mesh is None or batch is None or definition is None:
         raise UserError(*problems)
 
-    facts = JobFacts(config, mesh, batch, definition, trains)
-    active = [transform for transform in registry.all(Transform) if transform.active(transform.context(facts))]
-    problems += check_served(facts, active, registry)
-    problems += check_reduced(facts, active)
-    loggers = [logger for logger in registry.all(MetricLogger) if logger.active(logger.context(facts))]
-    debuggers = [debugger for debugger in registry.all(Debugger) if debugger.active(debugger.context(facts))]
-    checkpoints = [checkpoint for checkpoint in registry.all(Checkpoint) if checkpoint.active(checkpoint.context(facts))]
+    job = Job(config, mesh, batch, definition, trains)
+    active = [transform for transform in registry.all(Transform) if transform.active(transform.context(job))]
+    problems += check_served(job, active, registry)
+    problems += check_reduced(job, active)
+    loggers = [logger for logger in registry.all(MetricLogger) if logger.active(logger.context(job))]
+    debuggers = [debugger for debugger in registry.all(Debugger) if debugger.active(debugger.context(job))]
+    checkpoints = [checkpoint for checkpoint in registry.all(Checkpoint) if checkpoint.active(checkpoint.context(job))]
     objectives = [] if objective is None else [objective]
     checked: list[Transform | MetricLogger | Debugger | Objective | Checkpoint]
     checked = [*active, *loggers, *debuggers, *objectives, *checkpoints]
     for component in checked:
         problems += registry.claims(component.kind, component.name)
         if component.check is not None:
-            problems += component.check.load()(component.context(facts))
+            problems += component.check.load()(component.context(job))
     if len(checkpoints) > 1:
         names = ", ".join(checkpoint.name for checkpoint in checkpoints)
         problems.append(
@@ -127,10 +134,10 @@ def assemble(
         text_tokenizer = MissingTokenizer(definition.layout.vocab_size, without_tokenizer)
     assert model and args and datasets and tokenizer and objective and optimizer and lr_schedule
     stream = plan_stream(config, tokenizer, batch, datasets)
-    return Job(
-        facts=facts,
+    return AssembledJob(
+        **vars(job),
         registry=registry,
-        model=model,
+        family=model,
         model_args=args,
         transforms=tuple(sorted(active, key=lambda transform: (transform.phase, transform.name))),
         data=stream,
@@ -152,7 +159,7 @@ def assemble(
     )
 
 
-def _pick(config: Config, registry: Registry, kind: type[C]) -> C:
+def _pick(config: Config, registry: Components, kind: type[C]) -> C:
     key = kind.keys[0]
     name = config.value(key)
     if name not in registry.names(kind):
@@ -161,7 +168,7 @@ def _pick(config: Config, registry: Registry, kind: type[C]) -> C:
     return registry.get(kind, name)
 
 
-def pick_model(config: Config, registry: Registry) -> tuple[Model, BaseModel]:
+def pick_model(config: Config, registry: Components) -> tuple[Model, BaseModel]:
     """Return the model that ``config`` describes, and its arguments.
 
     Raises:
@@ -171,7 +178,7 @@ def pick_model(config: Config, registry: Registry) -> tuple[Model, BaseModel]:
     return model, model_args(config, model)
 
 
-def mesh_of(config: Config, registry: Registry, world_size: int | None) -> MeshPlan:
+def mesh_of(config: Config, registry: Components, world_size: int | None) -> MeshPlan:
     """Return the mesh of the job that ``config`` describes.
 
     Raises:
@@ -312,36 +319,36 @@ def check_param_groups(config: Config) -> Iterator[Problem]:
         yield config.problem("optimizer.param_groups", "contains a pattern twice, and the first always wins", "remove one")
 
 
-def check_served(facts: JobFacts, active: list[Transform], registry: Registry) -> Iterator[Problem]:
+def check_served(job: Job, active: list[Transform], registry: Components) -> Iterator[Problem]:
     """Check that a transform serves each degree above 1, mixed precision and offloading: none is silently ignored."""
     served = {key for transform in active for key in transform.serves}
-    named: tuple[MeshDim | MeshView, ...] = (*facts.mesh.dims, *facts.mesh.views)
-    requested = [dim.degree_key for dim in named if facts.mesh.degree(dim.name) > 1]
-    training = facts.section(TrainingSection)
+    named: tuple[MeshDim | MeshView, ...] = (*job.mesh.dims, *job.mesh.views)
+    requested = [dim.degree_key for dim in named if job.mesh.degree(dim.name) > 1]
+    training = job.section(TrainingSection)
     for key in ("mixed_precision_param", "mixed_precision_reduce", "enable_cpu_offload"):
         if getattr(training, key) != type(training).model_fields[key].default:
             requested.append(f"training.{key}")
     for key in requested:
         if key in served:
             continue
-        shown = facts.config.value(key)
+        shown = job.config.value(key)
         why = "no plugin in use provides it"
         if shown == -1:
-            dim = next(dim for dim in facts.mesh.dims if dim.degree_key == key)
-            why = f"it takes the remaining {facts.mesh.degrees[dim.name]} processes, but {why}"
+            dim = next(dim for dim in job.mesh.dims if dim.degree_key == key)
+            why = f"it takes the remaining {job.mesh.degrees[dim.name]} processes, but {why}"
         package = provider("key", key)
-        yield facts.config.problem(key, why, registry.remedy(package) if package else "switch its plugin on")
+        yield job.config.problem(key, why, registry.remedy(package) if package else "switch its plugin on")
 
 
-def check_reduced(facts: JobFacts, active: list[Transform]) -> Iterator[Problem]:
+def check_reduced(job: Job, active: list[Transform]) -> Iterator[Problem]:
     """Check that gradients are summed over every mesh dimension whose ranks see different tokens."""
     reduced = {name for transform in active for name in transform.reduces}
-    for dim in facts.mesh.dims:
+    for dim in job.mesh.dims:
         served = any(dim.degree_key in transform.serves for transform in active)
-        if not (dim.sees_different_data and served and facts.mesh.degrees[dim.name] > 1):
+        if not (dim.sees_different_data and served and job.mesh.degrees[dim.name] > 1):
             continue
         if dim.name not in reduced and (dim.data_parallel == "own" or DATA_DIMS not in reduced):
-            why = f"mesh dimension {dim.name!r} divides the {dim.divides} over {facts.mesh.degrees[dim.name]} ranks, but no "
+            why = f"mesh dimension {dim.name!r} divides the {dim.divides} over {job.mesh.degrees[dim.name]} ranks, but no "
             why += "transform in use sums gradients over it, so the ranks' weights would diverge"
             fix = f"set it to 1, or declare reduces = ({dim.name!r},) in the transform that sums gradients over it"
-            yield facts.config.problem(dim.degree_key, why, fix)
+            yield job.config.problem(dim.degree_key, why, fix)

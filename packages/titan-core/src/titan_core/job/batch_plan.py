@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from titan_core.api.batch_plan import BatchPlan
-from titan_core.api.config import Config
-from titan_core.api.errors import UserError
-from titan_core.api.sections import DataSection, TrainingSection
+from titan_core.api import BatchPlan, Config, UserError
+from titan_core.api.config.sections import DataSection, TrainingSection
 
 LOCAL_BATCH, GLOBAL_BATCH = "training.local_batch_size", "training.global_batch_size"
 SHARDS = "data.logical_shards"

@@ -6,21 +6,28 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, Literal
 
-from titan_core.api.batch_plan import BatchPlan
-from titan_core.api.components import Dataset, Tokenizer
-from titan_core.api.config import Config
-from titan_core.api.dataset import DatasetContext, DatasetSpec, FormatSpec, ReadPolicy, StreamSpec
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.record_format import format_of
-from titan_core.api.sections import DataSection, MixtureEntry, ModelSection, TrainingSection, ValidationSection
-from titan_core.api.tokenizer import TextTokenizer, TokenizerContext, TokenizerSpec, fingerprint
-from titan_core.plugins.registry import Registry
+from titan_core.api import (
+    BatchPlan,
+    Config,
+    Dataset,
+    DatasetContext,
+    Problem,
+    TextTokenizer,
+    Tokenizer,
+    TokenizerContext,
+    UserError,
+)
+from titan_core.api.config.sections import DataSection, MixtureEntry, ModelSection, TrainingSection, ValidationSection
+from titan_core.api.data.dataset import DatasetSpec, FormatSpec, ReadPolicy, StreamSpec
+from titan_core.api.data.tokenizer import TokenizerSpec, fingerprint
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.record_format import format_of
 
 MIXTURE = "data.mixture"
 
 
 def pick_datasets(
-    config: Config, registry: Registry, tokenizer: TextTokenizer | None, missing: list[Problem] | None = None
+    config: Config, registry: Components, tokenizer: TextTokenizer | None, missing: list[Problem] | None = None
 ) -> tuple[DatasetSpec, ...]:
     """Return the training datasets. Each is checked as far as that is cheap.
 
@@ -58,7 +65,7 @@ def pick_datasets(
 
 
 def pick_validation(
-    config: Config, registry: Registry, tokenizer: TextTokenizer | None, missing: list[Problem] | None = None
+    config: Config, registry: Components, tokenizer: TextTokenizer | None, missing: list[Problem] | None = None
 ) -> DatasetSpec | None:
     """Return the validation dataset, or ``None`` if validation is off.
 
@@ -103,7 +110,7 @@ def tokenizer_context(config: Config, tokenizer: Tokenizer) -> TokenizerContext[
     return TokenizerContext(section=tokenizer.section_in(config), path=config.section(ModelSection).tokenizer_path)
 
 
-def _format(config: Config, registry: Registry, entry: MixtureEntry, table: str) -> FormatSpec | None:
+def _format(config: Config, registry: Components, entry: MixtureEntry, table: str) -> FormatSpec | None:
     """
     Raises:
         UserError: the format does not exist.
@@ -115,7 +122,7 @@ def _format(config: Config, registry: Registry, entry: MixtureEntry, table: str)
 
 def _pick(
     config: Config,
-    registry: Registry,
+    registry: Components,
     entry: MixtureEntry,
     table: str,
     tokenizer: TextTokenizer | None,

@@ -5,16 +5,17 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from titan_core.api.config import Config, Override
-from titan_core.api.mesh import REMAINDER_KEY
-from titan_core.api.runs.files import CONFIG
-from titan_core.api.sections import JobSection, TrainingSection
-from titan_core.api.tools.toml import parse_toml
+from titan_core.api import Config
+from titan_core.api._toml import parse_toml
+from titan_core.api.config.resolved import Override
+from titan_core.api.config.sections import JobSection, TrainingSection
+from titan_core.api.parallel.mesh import REMAINDER_KEY
 from titan_core.job.assemble import mesh_of
-from titan_core.plugins.registry import Registry
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.runs.files import CONFIG
 
 
-def adaptations(config: Config, registry: Registry, ranks: int) -> list[list[Override]]:
+def adaptations(config: Config, registry: Components, ranks: int) -> list[list[Override]]:
     """Return the overrides with which ``config`` trains on ``ranks`` ranks, the largest local batch first. Not all of them
     need to be possible: a pipeline, for example, may need an even local batch.
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from titan_core.api.config import Config
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.mesh import REMAINDER_KEY, MeshDim, MeshPlan, MeshView, dims_in_order, sound_views
+from titan_core.api import Config, MeshDim, MeshPlan, MeshView, Problem, UserError
+from titan_core.api.parallel.mesh import REMAINDER_KEY, dims_in_order, sound_views
 
 
 def plan_mesh(

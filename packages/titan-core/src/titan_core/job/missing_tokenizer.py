@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from titan_core.api.errors import Problem, UserError
+from titan_core.api import Problem, UserError
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class MissingTokenizer:
     """What the job lacks."""
 
     def encode_document(self, text: str) -> list[int]:
-        """Raise :class:`~titan_core.api.errors.UserError`."""
+        """Raise :class:`~titan_core.api.UserError`."""
         raise UserError(*self.missing)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Raise :class:`~titan_core.api.errors.UserError`."""
+        """Raise :class:`~titan_core.api.UserError`."""
         raise UserError(*self.missing)

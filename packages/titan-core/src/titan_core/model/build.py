@@ -9,16 +9,19 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.components import Transform
-from titan_core.api.config import Config
-from titan_core.api.errors import UserError
-from titan_core.api.job import Job
-from titan_core.api.job_mesh import JobMesh
-from titan_core.api.model_part import ModelPart
-from titan_core.api.sections import ObjectiveSection, OptimizerSection, TrainingSection
-from titan_core.api.tools.patterns import matches
-from titan_core.api.world import World
+from titan_core.api import (
+    Config,
+    JobMesh,
+    ModelPart,
+    OptimizerSection,
+    TrainingContext,
+    Transform,
+    UserError,
+    World,
+    matches,
+)
+from titan_core.api.config.sections import ObjectiveSection, TrainingSection
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.model.layout_check import check_layout
 from titan_core.model.layout_trial import try_model
 from titan_core.model.loss_head import attach
@@ -28,21 +31,21 @@ from titan_core.model.part_guard import PartGuard
 from titan_core.model.streams import begin_streams
 
 
-def build_whole(job: Job) -> nn.Module:
+def build_whole(job: AssembledJob) -> nn.Module:
     """Return the whole model of ``job`` on the meta device, without weights.
 
     Raises:
         UserError: the model contradicts its layout.
     """
-    definition = job.facts.model
+    definition = job.model
     with torch.device("meta"):
         model = cast(nn.Module, definition.build())
-    check_layout(model, definition.layout, job.model.name)
+    check_layout(model, definition.layout, job.model_name)
     return model
 
 
 def build_parts(
-    job: Job, mesh: JobMesh, device: torch.device, whole: nn.Module | None = None, world: World | None = None
+    job: AssembledJob, mesh: JobMesh, device: torch.device, whole: nn.Module | None = None, world: World | None = None
 ) -> list[ModelPart]:
     """Return this rank's parts of the job's model, with weights. Without a pipeline there is one part.
 
@@ -53,17 +56,17 @@ def build_parts(
     Raises:
         UserError: the model contradicts its layout, or a transform cannot divide the model.
     """
-    definition = job.facts.model
+    definition = job.model
     model = build_whole(job) if whole is None else whole
     _check_param_groups(model, job.config)
     loss_in_head = try_model(model, job, mesh, device)
     if world is not None:
         try_division(model, job, world, loss_in_head)
-    objective = job.objective.build.load()(job.objective.training_context(job.facts, mesh, device))
+    objective = job.objective.build.load()(job.objective.training_context(job, mesh, device))
     parts = [ModelPart(model, definition.layout, objective)]
     guard = PartGuard(parts[0])
     for transform in job.transforms:
-        apply = partial(_apply, transform, transform.training_context(job.facts, mesh, device))
+        apply = partial(_apply, transform, transform.training_context(job, mesh, device))
         parts = [result for part in parts for result in guard.apply(transform.name, apply, part)]
     for part in parts:
         if loss_in_head:

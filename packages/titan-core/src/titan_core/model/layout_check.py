@@ -8,10 +8,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.layout import ModelLayout
-from titan_core.api.layout_rules import Column, Experts, Row, Shard
-from titan_core.api.tools.patterns import matches
+from titan_core.api import Column, Experts, ModelLayout, Problem, Row, Shard, UserError, matches
 
 
 def check_layout(model: nn.Module, layout: ModelLayout, name: str) -> None:

@@ -10,20 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.job import Job
-from titan_core.api.job_mesh import JobMesh
-from titan_core.api.layout_rules import CAUSAL_ATTENTION, Mixer
-from titan_core.api.model_trial import Call
-from titan_core.api.sections import DataSection
-from titan_core.api.simulation import current_simulation
+from titan_core.api import CAUSAL_ATTENTION, JobMesh, Mixer, ModuleCall, Problem, UserError
+from titan_core.api.config.sections import DataSection
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.model.streams import check_streams
 from titan_core.model.trial import CannotTry, SmallModelTrial
+from titan_core.toolkit.simulation import current_simulation
 
 log = logging.getLogger(__name__)
 
 
-def try_model(model: nn.Module, job: Job, mesh: JobMesh, device: torch.device) -> bool:
+def try_model(model: nn.Module, job: AssembledJob, mesh: JobMesh, device: torch.device) -> bool:
     """Try the whole ``model``, on the meta device, with a few tokens.
 
     Returns:
@@ -39,8 +36,8 @@ def try_model(model: nn.Module, job: Job, mesh: JobMesh, device: torch.device) -
         why = f"a trial of its forward on a few tokens raised {error}"
         if needs:
             fix = "fix the model plugin, or switch these off"
-            raise UserError.one(f"model {job.model.name!r}", f"{why}; required by {', '.join(needs)}", fix) from error
-        log.warning("layout of model %r: not checked, because %s", job.model.name, why)
+            raise UserError.one(f"model {job.model_name!r}", f"{why}; required by {', '.join(needs)}", fix) from error
+        log.warning("layout of model %r: not checked, because %s", job.model_name, why)
         return False
     simulation = current_simulation()
     problems = _problems(model, trial, job, mesh, device) if simulation is None or simulation.checks_model else ()
@@ -49,7 +46,9 @@ def try_model(model: nn.Module, job: Job, mesh: JobMesh, device: torch.device) -
     return _returns_the_head(trial)
 
 
-def _problems(model: nn.Module, trial: SmallModelTrial, job: Job, mesh: JobMesh, device: torch.device) -> Sequence[Problem]:
+def _problems(
+    model: nn.Module, trial: SmallModelTrial, job: AssembledJob, mesh: JobMesh, device: torch.device
+) -> Sequence[Problem]:
     """Return what contradicts the layout, or the needs of a transform."""
     if problems := [*_mistakes(trial), *check_streams(model, trial)]:
         return problems
@@ -58,7 +57,7 @@ def _problems(model: nn.Module, trial: SmallModelTrial, job: Job, mesh: JobMesh,
         problems = list(_dependences(trial, job))
     for transform in job.transforms if not problems else ():
         if transform.check_model is not None:
-            context = transform.training_context(job.facts, mesh, device)
+            context = transform.training_context(job, mesh, device)
             problems += transform.check_model.load()(model, trial, context)
     return problems
 
@@ -74,16 +73,16 @@ def _returns_the_head(trial: SmallModelTrial) -> bool:
     return len(outputs) == 1 and returned is outputs[0]
 
 
-def _trial(model: nn.Module, job: Job, device: torch.device) -> SmallModelTrial:
+def _trial(model: nn.Module, job: AssembledJob, device: torch.device) -> SmallModelTrial:
     """Try on the CPU; if that fails, with longer sequences, and then on the training device."""
-    cpu, layout = torch.device("cpu"), job.facts.model.layout
-    attempts: list[tuple[torch.device, int | None]] = [(cpu, None), (cpu, min(256, job.facts.batch.seq_len))]
+    cpu, layout = torch.device("cpu"), job.model.layout
+    attempts: list[tuple[torch.device, int | None]] = [(cpu, None), (cpu, min(256, job.batch.seq_len))]
     if device.type != "cpu":
         attempts += [(device, length) for _, length in attempts]
     first: CannotTry | None = None
     for trial_device, length in attempts:
         try:
-            return SmallModelTrial(model, layout, job.model.name, trial_device, length)
+            return SmallModelTrial(model, layout, job.model_name, trial_device, length)
         except CannotTry as error:
             first = first or error
     assert first is not None
@@ -159,7 +158,7 @@ def _mixers(trial: SmallModelTrial) -> Iterator[Problem]:
             return
 
 
-def _own_mixer(trial: SmallModelTrial, call: Call, mixer: Mixer) -> Iterator[Problem]:
+def _own_mixer(trial: SmallModelTrial, call: ModuleCall, mixer: Mixer) -> Iterator[Problem]:
     """Yield a mixer, of a kind that only its model knows, whose positions are in another dimension than declared."""
     batch, dim = len(trial.tokens), mixer.sequence_dim
     shapes = [shape for shape in (*call.arguments, call.output) if isinstance(shape, tuple)]
@@ -173,17 +172,16 @@ def _own_mixer(trial: SmallModelTrial, call: Call, mixer: Mixer) -> Iterator[Pro
             return
 
 
-def _dependences(trial: SmallModelTrial, job: Job) -> Iterator[Problem]:
+def _dependences(trial: SmallModelTrial, job: AssembledJob) -> Iterator[Problem]:
     """Yield a problem if a sequence (or a document, if documents are masked) depends on the rest of the batch."""
-    facts = job.facts
-    if facts.batch.ranks * facts.batch.microbatches > 1 or facts.mesh.world_size > 1:
+    if job.batch.ranks * job.batch.microbatches > 1 or job.mesh.world_size > 1:
         for number in range(len(trial.tokens)):
             place = trial.fault(partial(trial.run, trial.tokens[number : number + 1]), sequence=number)
             if place is not None:
                 why = f"{place} mixes the sequences of a batch, so results would depend on the division of the global batch"
                 yield trial.problem(why, "compute each sequence separately, or train on one rank with one microbatch")
                 return
-    if facts.config.section(DataSection).document_mask:
+    if job.config.section(DataSection).document_mask:
         yield from _documents(trial)
 
 

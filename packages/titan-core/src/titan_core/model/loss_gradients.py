@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from titan_core.api.microbatch import Microbatch
+from titan_core.api import Microbatch
 
 
 @dataclass(eq=False)

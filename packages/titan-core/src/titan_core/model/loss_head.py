@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from titan_core.api.batch import with_positions
-from titan_core.api.microbatch import Microbatch, current_microbatch, microbatch_scope
-from titan_core.api.model_part import ModelPart
-from titan_core.api.step import is_shape_inference
+from titan_core.api import Microbatch, ModelPart, current_microbatch
+from titan_core.api.parallel.microbatch import microbatch_scope
+from titan_core.api.parallel.step import is_shape_inference
+from titan_core.api.training.batch import with_positions
 from titan_core.model.loss_gradients import Gradients, attach_gradients, gradients_of
 
 LARGEST_CHUNK = 2**30
@@ -29,7 +29,7 @@ LossOfChunk = Callable[[Tensor, Microbatch], Tensor]
 
 
 class LossHead:
-    """Replaces the last module's ``forward``. Within :meth:`titan_core.api.model_part.ModelPart.computing` it returns the
+    """Replaces the last module's ``forward``. Within :meth:`titan_core.api.ModelPart.computing` it returns the
     loss, summed over the weighted targets; otherwise it returns the logits.
 
     With more than one chunk, the forward pass computes the gradients of each chunk as soon as its loss is known, so logits

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from titan_core.api.model_part import ModelPart
-from titan_core.api.simulation import current_simulation
-from titan_core.api.tools.patterns import matches
-from titan_core.api.torch_private import global_offset
+from titan_core.api import ModelPart, matches
 from titan_core.model.random_values import fill
+from titan_core.toolkit.simulation import current_simulation
+from titan_core.torch_private import global_offset
 
 
 def materialise(part: ModelPart, device: torch.device, seed: int) -> None:

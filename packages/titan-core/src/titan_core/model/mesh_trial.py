@@ -24,19 +24,23 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from titan_core.api.components import Phase, Transform
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.job import Job
-from titan_core.api.job_facts import JobFacts
-from titan_core.api.job_mesh import JobMesh
-from titan_core.api.mesh import MeshDim, MeshPlan, MeshView
-from titan_core.api.model_part import ModelPart
-from titan_core.api.sections import ObjectiveSection
-from titan_core.api.simulation import current_simulation
-from titan_core.api.step import GradientAccumulation, StepRunner
-from titan_core.api.tools.error_chain import caused_by_peer
-from titan_core.api.tools.random_state import same_generators
-from titan_core.api.world import World
+from titan_core.api import (
+    Job,
+    JobMesh,
+    MeshDim,
+    MeshPlan,
+    MeshView,
+    ModelPart,
+    Phase,
+    Problem,
+    StepRunner,
+    Transform,
+    UserError,
+    World,
+)
+from titan_core.api.config.sections import ObjectiveSection
+from titan_core.api.parallel.step import GradientAccumulation
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.model.loss_head import attach
 from titan_core.model.materialise import local_box
 from titan_core.model.small_copy import box_of, copy_weights, draw_weights, named_parameters, small_copy
@@ -51,6 +55,9 @@ from titan_core.model.trial_differences import (
     last_difference,
 )
 from titan_core.plugins.lifecycle import Lifecycle
+from titan_core.toolkit.errors import caused_by_peer
+from titan_core.toolkit.random_state import same_generators
+from titan_core.toolkit.simulation import current_simulation
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +76,7 @@ _KEEPS_ALL_BLOCKS = 2**24
 """Largest model, in parameters, of which a pipeline is tried with all blocks, so that each stage has some."""
 
 
-def try_division(model: nn.Module, job: Job, world: World, loss_in_head: bool) -> None:
+def try_division(model: nn.Module, job: AssembledJob, world: World, loss_in_head: bool) -> None:
     """Try the division of ``model``, which is whole and on the meta device. All ranks must call it.
 
     Args:
@@ -78,10 +85,10 @@ def try_division(model: nn.Module, job: Job, world: World, loss_in_head: bool) -
     Raises:
         UserError: a gradient differs from one device's, or the divided copy raised an error; on every rank.
     """
-    plan = job.facts.mesh
+    plan = job.mesh
     if plan.world_size == 1 or current_simulation() is not None:
         return
-    layout = job.facts.model.layout
+    layout = job.model.layout
     layers = any(plan.degrees[dim.name] > 1 for dim in plan.dims if dim.divides == "layers")
     size = sum(parameter.numel() for parameter in model.parameters())
     copy = small_copy(model, layout, all_blocks=layers and size <= _KEEPS_ALL_BLOCKS)
@@ -104,7 +111,7 @@ def try_division(model: nn.Module, job: Job, world: World, loss_in_head: bool) -
         raise UserError(*problems)
 
 
-def _problems(copy: nn.Module, job: Job, world: World, loss_in_head: bool) -> list[Problem] | str:
+def _problems(copy: nn.Module, job: AssembledJob, world: World, loss_in_head: bool) -> list[Problem] | str:
     """Return what is wrong with the division; a string: the error for which the undivided copy cannot be computed."""
     problems: list[Problem] = []
     for seed in _SEEDS:
@@ -120,9 +127,9 @@ def _problems(copy: nn.Module, job: Job, world: World, loss_in_head: bool) -> li
 class _MeshTrial:
     """One trial: the undivided and the divided copy, and their gradients."""
 
-    def __init__(self, copy: nn.Module, job: Job, world: World, loss_in_head: bool, seed: int) -> None:
+    def __init__(self, copy: nn.Module, job: AssembledJob, world: World, loss_in_head: bool, seed: int) -> None:
         self._job, self._world = job, world
-        self._batch = trial_batch(job.facts, world, seed)
+        self._batch = trial_batch(job, world, seed)
         self.error = ""
         """The error of the undivided copy, if it cannot be computed: an objective may need more than tokens."""
         try:
@@ -218,14 +225,14 @@ class _Divided:
     """The divided copy on this rank."""
 
     def __init__(
-        self, copy: nn.Module, job: Job, batch: TrialBatch, world: World, loss_in_head: bool, whole: nn.Module
+        self, copy: nn.Module, job: AssembledJob, batch: TrialBatch, world: World, loss_in_head: bool, whole: nn.Module
     ) -> None:
-        facts, mesh, device = batch.facts, world.mesh, world.device
+        small, mesh, device = batch.job, world.mesh, world.device
         self._batch, self._lifecycle = batch, Lifecycle()
-        self.parts = [_part(copy, job, facts, mesh, device)]
+        self.parts = [_part(copy, job, small, mesh, device)]
         applied = [transform for transform in job.transforms if transform.phase not in (Phase.PRECISION, Phase.COMPILE)]
         for transform in applied:
-            context = transform.training_context(facts, mesh, device)
+            context = transform.training_context(small, mesh, device)
             self.parts = [result for part in self.parts for result in _apply(transform, context, part)]
         for part in self.parts:
             if loss_in_head:
@@ -234,10 +241,10 @@ class _Divided:
             begin_streams(part.module, device)
         self._runner: StepRunner = GradientAccumulation(self.parts[0])
         for transform in applied:
-            context = transform.training_context(facts, mesh, device)
+            context = transform.training_context(small, mesh, device)
             if transform.phase is Phase.PIPELINE and transform.step is not None:
                 self._runner = transform.step.load()(self._runner, self.parts, context)
-            if transform.observe is not None and _divides(transform, facts):
+            if transform.observe is not None and _divides(transform, small):
                 self._lifecycle.register(
                     transform.observe.load()(self.parts, context), origin=job.registry.origin(transform)
                 )
@@ -255,14 +262,14 @@ class _Divided:
         return None if columns is None else columns[0]
 
 
-def _one_device(copy: nn.Module, job: Job, batch: TrialBatch, device: torch.device, seed: int) -> ModelPart:
+def _one_device(copy: nn.Module, job: AssembledJob, batch: TrialBatch, device: torch.device, seed: int) -> ModelPart:
     """Return the undivided copy with weights, after the transforms that do not divide the model but change its loss."""
-    facts, mesh = batch.one_device(), cast(JobMesh, _OneDevice())
-    part = _part(copy, job, facts, mesh, device)
+    small, mesh = batch.one_device(), cast(JobMesh, _OneDevice())
+    part = _part(copy, job, small, mesh, device)
     for transform in job.transforms:
         others = Phase.PRECISION, Phase.COMPILE, Phase.RECOMPUTE
-        if transform.phase not in others and not _divides(transform, batch.facts):
-            (part,) = _apply(transform, transform.training_context(facts, mesh, device), part)
+        if transform.phase not in others and not _divides(transform, batch.job):
+            (part,) = _apply(transform, transform.training_context(small, mesh, device), part)
     draw_weights(part, device, seed)
     begin_streams(part.module, device)
     part.module.train()
@@ -284,9 +291,9 @@ class _OneDevice:
         """See :meth:`JobMesh.view_of`."""
 
 
-def _part(copy: nn.Module, job: Job, facts: JobFacts, mesh: JobMesh, device: torch.device) -> ModelPart:
-    objective = job.objective.build.load()(job.objective.training_context(facts, mesh, device))
-    return ModelPart(deepcopy(copy), facts.model.layout, objective)
+def _part(copy: nn.Module, job: AssembledJob, small: Job, mesh: JobMesh, device: torch.device) -> ModelPart:
+    objective = job.objective.build.load()(job.objective.training_context(small, mesh, device))
+    return ModelPart(deepcopy(copy), small.model.layout, objective)
 
 
 def _apply(transform: Transform, context: Any, part: ModelPart) -> Sequence[ModelPart]:
@@ -294,9 +301,9 @@ def _apply(transform: Transform, context: Any, part: ModelPart) -> Sequence[Mode
     return [result] if isinstance(result, ModelPart) else result
 
 
-def _divides(transform: Transform, facts: JobFacts) -> bool:
+def _divides(transform: Transform, job: Job) -> bool:
     """Whether ``transform`` implements a dimension or a view of the job's mesh."""
-    keys = {part.degree_key for part in _used(facts.mesh)}
+    keys = {part.degree_key for part in _used(job.mesh)}
     return bool(keys & set(transform.serves)) or bool(transform.reduces)
 
 
@@ -356,7 +363,7 @@ _Place = tuple[int, str]
 
 
 def _described(
-    job: Job, order: dict[str, int], found: list[tuple[_Place | None, _Place | None, dict[str, WrongGradient]]]
+    job: AssembledJob, order: dict[str, int], found: list[tuple[_Place | None, _Place | None, dict[str, WrongGradient]]]
 ) -> Problem:
     """Return one problem for the differences that all ranks found."""
     forward = min((place for place, _, _ in found if place is not None), default=None)
@@ -383,11 +390,10 @@ def _when(order: dict[str, int], parameter: str) -> int:
     return order.get(owner, 0)
 
 
-def _problem(job: Job, why: str) -> Problem:
-    facts = job.facts
-    by = [transform.name for transform in job.transforms if _divides(transform, facts)]
+def _problem(job: AssembledJob, why: str) -> Problem:
+    by = [transform.name for transform in job.transforms if _divides(transform, job)]
     fix = (
         "fix the rules and mixers of its layout (a rank gets consecutive features of a parameter), the model's code, "
-        f"or the plugin that divides it; or set {' or '.join(f'{part.degree_key} = 1' for part in _used(facts.mesh))}"
+        f"or the plugin that divides it; or set {' or '.join(f'{part.degree_key} = 1' for part in _used(job.mesh))}"
     )
-    return Problem(f"model {job.model.name!r} on {facts.mesh} ({', '.join(by)})", why, fix)
+    return Problem(f"model {job.model_name!r} on {job.mesh} ({', '.join(by)})", why, fix)

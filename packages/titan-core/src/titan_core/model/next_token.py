@@ -6,17 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from titan_core.api.batch import IGNORE, Batch
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.objective import ObjectiveFunction
-from titan_core.api.vocabulary import Vocabulary
+from titan_core.api import Batch, ObjectiveFunction, TrainingContext, Vocabulary
+from titan_core.api.training.batch import IGNORE
 
 
 class NextToken(ObjectiveFunction):
     """Cross entropy in nats, summed over the weighted targets."""
 
     def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
-        """See :class:`~titan_core.api.objective.ObjectiveFunction`."""
+        """See :class:`~titan_core.api.ObjectiveFunction`."""
         if vocabulary.group is None and logits.dtype == torch.float32 and batch.weights is None:
             # torch's kernel is faster, and fp32 logits need no conversion.
             return F.cross_entropy(logits.flatten(0, -2), batch.targets.flatten(), ignore_index=IGNORE, reduction="sum")

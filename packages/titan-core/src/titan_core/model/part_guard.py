@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.model_part import ModelPart
+from titan_core.api import ModelPart, Problem, UserError
 
 _REMEDY = "switch one of the two off, or make the later one extend the existing setting"
 

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.distributed.tensor import DTensor
 
-from titan_core.api.microbatch import AuxiliaryLosses
-from titan_core.api.model_part import ModelPart
-from titan_core.api.step import StepInput, StepRunner
-from titan_core.api.tools.random_state import same_generators
-from titan_core.api.torch_private import version_of
+from titan_core.api import ModelPart, StepInput, StepRunner
+from titan_core.api.parallel.microbatch import AuxiliaryLosses
+from titan_core.toolkit.random_state import same_generators
+from titan_core.torch_private import version_of
 
 
 @contextmanager
@@ -42,14 +41,14 @@ def evaluation(parts: Sequence[ModelPart]) -> Iterator[None]:
 
 
 def repeat_forward(run: StepRunner, inputs: StepInput, parts: Sequence[ModelPart]) -> Tensor:
-    """See :attr:`titan_core.api.events.PendingUpdate.repeat_forward`."""
+    """See :attr:`titan_core.api.PendingUpdate.repeat_forward`."""
     with preserved_state(parts):
         return run.evaluate(replace(inputs, auxiliary=None))
 
 
 @contextmanager
 def repeat_backward(run: StepRunner, inputs: StepInput, parts: Sequence[ModelPart]) -> Iterator[None]:
-    """See :attr:`titan_core.api.events.PendingUpdate.repeat_backward`."""
+    """See :attr:`titan_core.api.PendingUpdate.repeat_backward`."""
     assert inputs.auxiliary is not None
     with preserved_state(parts):
         for part in parts:

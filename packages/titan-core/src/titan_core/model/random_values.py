@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from titan_core.api.initial_values import Constant, InitialValue, Normal, TruncatedNormal, Uniform
+from titan_core.api import Constant, InitialValue, Normal, TruncatedNormal, Uniform
 from titan_core.model.philox import philox
 
 _CHUNK = 1 << 20

@@ -9,9 +9,7 @@ import zlib
 import torch
 from torch import Tensor, nn
 
-from titan_core.api.layout import ModelLayout
-from titan_core.api.model_part import ModelPart
-from titan_core.api.tools.patterns import matches
+from titan_core.api import ModelLayout, ModelPart, matches
 from titan_core.model.materialise import allocate, local_box
 from titan_core.model.stand_in import replaced_blocks
 

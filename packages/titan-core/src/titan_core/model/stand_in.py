@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from titan_core.api.layout import ModelLayout
-from titan_core.api.model_part import PrunedModule
-from titan_core.api.tools.patterns import matches
-from titan_core.api.torch_private import TorchDispatchMode, number_of_hooks
+from titan_core.api import ModelLayout, matches
+from titan_core.api.parallel.model_part import PrunedModule
+from titan_core.torch_private import TorchDispatchMode, number_of_hooks
 
 LARGE = 1 << 20
 """Weights with more elements than this overlap themselves."""

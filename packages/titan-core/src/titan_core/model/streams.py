@@ -1,4 +1,4 @@
-"""Setup and checks of modules that draw random numbers (:mod:`titan_core.api.random_streams`)."""
+"""Setup and checks of modules that draw random numbers (:mod:`titan_core.api.model.random_streams`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from titan_core.api.errors import Problem
-from titan_core.api.random_streams import RandomStream
+from titan_core.api import Problem, RandomStream
 from titan_core.model.stand_in import first_alike
 from titan_core.model.trial import SmallModelTrial
 

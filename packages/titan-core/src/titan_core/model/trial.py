@@ -20,9 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from titan_core.api.errors import Problem
-from titan_core.api.layout import ModelLayout
-from titan_core.api.model_trial import Around, Call, Shares
+from titan_core.api import Around, ModelLayout, ModuleCall, Problem, Shares
 from titan_core.model.preserved import preserved_module
 from titan_core.model.stand_in import StandInMode, stand_in
 
@@ -68,7 +66,7 @@ class SmallModelTrial:
                 )
         except Exception as error:
             raise CannotTry(_text_of(error)) from error
-        self.calls = [Call(event.name, event.arguments, event.output) for event in events if event.exit]
+        self.calls = [ModuleCall(event.name, event.arguments, event.output) for event in events if event.exit]
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -88,7 +86,7 @@ class SmallModelTrial:
         documents: Tensor | None = None,
         around: Mapping[str, Around] | None = None,
     ) -> Any:
-        """Call the copy, and restore its state afterwards: modules may count their calls or draw random numbers.
+        """ModuleCall the copy, and restore its state afterwards: modules may count their calls or draw random numbers.
 
         Args:
             around: module name -> function that is called in place of its forward.
@@ -157,7 +155,7 @@ class SmallModelTrial:
         layout = self.layout
         return [*layout.embedding, *(f"{layout.blocks}.{index}" for index in range(layout.num_blocks)), *layout.head]
 
-    def calls_of(self, names: Iterable[str]) -> list[Call]:
+    def calls_of(self, names: Iterable[str]) -> list[ModuleCall]:
         """Return the calls of modules ``names``, in call order."""
         wanted = set(names)
         return [call for call in self.calls if call.name in wanted]

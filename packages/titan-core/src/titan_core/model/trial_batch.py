@@ -7,14 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from titan_core.api.batch import Batch
-from titan_core.api.batch_plan import BatchPlan
-from titan_core.api.job_facts import JobFacts
-from titan_core.api.mesh import MeshPlan
-from titan_core.api.microbatch import AuxiliaryLosses
-from titan_core.api.sections import DataSection, TrainingSection
-from titan_core.api.step import StepInput
-from titan_core.api.world import World
+from titan_core.api import Batch, BatchPlan, Job, MeshPlan, StepInput, World
+from titan_core.api.config.sections import DataSection, TrainingSection
+from titan_core.api.parallel.microbatch import AuxiliaryLosses
 
 _POSITIONS = 16
 """Least number of positions in a sequence."""
@@ -31,8 +26,8 @@ class TrialBatch:
     """A global batch that repeats a few different sequences equally often, so that one device needs to compute each only
     once, however many ranks there are."""
 
-    facts: JobFacts
-    """The job's facts with the sizes of this batch, in fp32."""
+    job: Job
+    """The job with the sizes of this batch, in fp32."""
     whole: Batch
     """The different sequences."""
     rows: tuple[tuple[int, ...], ...]
@@ -40,12 +35,12 @@ class TrialBatch:
     repeats: float
     """How often the global batch (that of this rank's replica) contains each sequence."""
 
-    def one_device(self) -> JobFacts:
-        """Return the facts of a job that computes :attr:`whole` on one device, in one microbatch."""
-        plan, count = self.facts.mesh, len(self.whole.tokens)
+    def one_device(self) -> Job:
+        """Return the job that computes :attr:`whole` on one device, in one microbatch."""
+        plan, count = self.job.mesh, len(self.whole.tokens)
         ones = replace(plan, degrees=dict.fromkeys(plan.degrees, 1), view_degrees=dict.fromkeys(plan.view_degrees, 1))
-        batch = replace(self.facts.batch, global_size=count, local_size=count, microbatches=1, ranks=1)
-        return replace(self.facts, mesh=ones, batch=batch)
+        batch = replace(self.job.batch, global_size=count, local_size=count, microbatches=1, ranks=1)
+        return replace(self.job, mesh=ones, batch=batch)
 
     def inputs(self) -> StepInput:
         """Return this rank's work."""
@@ -65,9 +60,9 @@ class TrialBatch:
         return AuxiliaryLosses(factor / (self.whole.tokens.numel() * self.repeats))
 
 
-def trial_batch(facts: JobFacts, world: World, seed: int) -> TrialBatch:
+def trial_batch(job: Job, world: World, seed: int) -> TrialBatch:
     """Return the batch of a trial. Each position has a weight of its own, so that no two can be exchanged unnoticed."""
-    plan, batch = facts.mesh, facts.batch
+    plan, batch = job.mesh, job.batch
     if any(plan.degrees[dim.name] > 1 for dim in plan.dims if dim.divides == "layers"):
         local, microbatches = batch.local_size, batch.microbatches  # schedules need a certain number of microbatches
     else:
@@ -76,15 +71,15 @@ def trial_batch(facts: JobFacts, world: World, seed: int) -> TrialBatch:
     different, sequences = _largest_divisor(ranks, _DATA), _largest_divisor(local * microbatches, _SEQUENCES)
     first = index % different * sequences
     rows = [first + number % sequences for number in range(local * microbatches)]
-    length = _length(facts)
+    length = _length(job)
     sizes = BatchPlan(batch.ranks * microbatches * local, local, microbatches, batch.ranks, batch.logical_shards, length)
-    training = facts.section(TrainingSection).model_copy(
+    training = job.section(TrainingSection).model_copy(
         update={"seq_len": length, "mixed_precision_param": "float32", "mixed_precision_reduce": "float32"}
     )
-    config = replace(facts.config, sections={**facts.config.sections, TrainingSection: training})
-    whole = _sequences(facts, different * sequences, length, seed, world.device)
+    config = replace(job.config, sections={**job.config.sections, TrainingSection: training})
+    whole = _sequences(job, different * sequences, length, seed, world.device)
     return TrialBatch(
-        facts=replace(facts, config=config, batch=sizes),
+        job=replace(job, config=config, batch=sizes),
         whole=whole,
         rows=tuple(tuple(rows[start : start + local]) for start in range(0, len(rows), local)),
         repeats=ranks * local * microbatches / (different * sequences),
@@ -104,22 +99,20 @@ def _largest_divisor(number: int, most: int) -> int:
     return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
 
 
-def _length(facts: JobFacts) -> int:
+def _length(job: Job) -> int:
     """Return a number of positions that the mesh divides as it divides the job's own."""
-    own = facts.batch.seq_len
-    multiple = 2 * math.prod(
-        facts.mesh.degrees[dim.name] for dim in facts.mesh.dims if dim.divides in ("sequence", "weights")
-    )
+    own = job.batch.seq_len
+    multiple = 2 * math.prod(job.mesh.degrees[dim.name] for dim in job.mesh.dims if dim.divides in ("sequence", "weights"))
     length = -(-_POSITIONS // multiple) * multiple
     return own if own <= max(_SHORT, length) else length
 
 
-def _sequences(facts: JobFacts, count: int, length: int, seed: int, device: torch.device) -> Batch:
+def _sequences(job: Job, count: int, length: int, seed: int, device: torch.device) -> Batch:
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(facts.model.layout.vocab_size, (count, length + 1), generator=generator)
+    drawn = torch.randint(job.model.layout.vocab_size, (count, length + 1), generator=generator)
     weights = 0.5 + torch.rand(count, length, generator=generator)
     positions = documents = None
-    if facts.section(DataSection).document_mask:
+    if job.section(DataSection).document_mask:
         cut = length // 2 - 1
         order = torch.arange(length).expand(count, -1)
         positions, documents = torch.where(order < cut, order, order - cut), (order >= cut).long()

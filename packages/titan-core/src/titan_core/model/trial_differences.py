@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from titan_core.api.step import is_shape_inference
+from titan_core.api.parallel.step import is_shape_inference
 
 _Event = tuple[str, bool, int]
 """Name of a module, whether its call ends, and the number of the call."""

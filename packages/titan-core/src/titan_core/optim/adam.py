@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from titan_core.api.optimizer import OptimizerContext
-from titan_core.api.sections import OptimizerSection
-from titan_core.api.torch_private import OnLocalShards, step_unless
+from titan_core.api import OptimizerContext, OptimizerSection
+from titan_core.torch_private import OnLocalShards, step_unless
 
 
 class Adam(OnLocalShards, torch.optim.Adam):
@@ -22,7 +21,7 @@ class FusedAdam(Adam):
     """Adam that can skip a step on the device."""
 
     def step_unless(self, skip: Tensor) -> None:
-        """See :class:`~titan_core.api.optimizer.SkipsOnDevice`."""
+        """See :class:`~titan_core.api.SkipsOnDevice`."""
         step_unless(self, skip)
 
 
@@ -30,7 +29,7 @@ class FusedAdamW(AdamW):
     """AdamW that can skip a step on the device."""
 
     def step_unless(self, skip: Tensor) -> None:
-        """See :class:`~titan_core.api.optimizer.SkipsOnDevice`."""
+        """See :class:`~titan_core.api.SkipsOnDevice`."""
         step_unless(self, skip)
 
 

@@ -9,8 +9,8 @@ from functools import partial
 
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from titan_core.api.optimizer import LRScheduleContext
-from titan_core.api.sections import LRSchedulerSection
+from titan_core.api import LRScheduleContext
+from titan_core.api.config.sections import LRSchedulerSection
 
 log = logging.getLogger(__name__)
 

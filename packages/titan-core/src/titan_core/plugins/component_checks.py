@@ -11,12 +11,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from titan_core.api.command import Command
-from titan_core.api.components import Component, Phase
-from titan_core.api.mesh import MeshDim, MeshView
-from titan_core.api.ref import Ref
-from titan_core.api.section import Section
-from titan_core.api.weights import WeightFormat
+from titan_core.api import Command, Component, MeshDim, MeshView, Phase, Ref, Section, WeightFormat
 from titan_core.plugins.guard import Origin
 from titan_core.plugins.guarded_object import shown
 from titan_core.plugins.results import RETURNS, owned

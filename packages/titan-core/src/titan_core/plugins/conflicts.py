@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from titan_core.api.errors import Problem
+from titan_core.api import Problem
 from titan_core.plugins.discovery import Plugin
 
 KEY = "config key"

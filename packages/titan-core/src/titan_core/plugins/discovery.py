@@ -14,33 +14,38 @@ from types import ModuleType
 import importlib_metadata
 import pluggy
 
-from titan_core.api import API_VERSION, hookspecs
-from titan_core.api.checkpoint import Checkpoint  # fmt: skip
-from titan_core.api.command import Command  # fmt: skip
-from titan_core.api.components import (  # fmt: skip
+from titan_core.api import (
+    API_VERSION,
+    Checkpoint,
+    Command,
     Component,
     Dataset,
     Debugger,
+    HealthCheck,
     LRSchedule,
+    MeshDim,
+    MeshView,
+    MetricLogger,
     Model,
     ModelHub,
     Objective,
     Optimizer,
+    Problem,
     Recipe,
     RecordFormat,
     Tokenizer,
     Transform,
+    UserError,
+    hookspecs,
 )
-from titan_core.api.errors import Problem, UserError, nearest
-from titan_core.api.health import HealthCheck
-from titan_core.api.launcher import Launcher
-from titan_core.api.mesh import MeshDim, MeshView
-from titan_core.api.metric_log import MetricLogger  # fmt: skip
-from titan_core.api.sections import CORE_SECTIONS
-from titan_core.api.tools.phases import StatusDisplay
-from titan_core.api.tools.plugin_files import PluginFile, load_plugin_files
+from titan_core.api.config.sections import CORE_SECTIONS
 from titan_core.plugins.component_checks import PluginError, components_from, with_origin
 from titan_core.plugins.guard import Origin
+from titan_core.toolkit.errors import nearest
+from titan_core.toolkit.hookspecs import hook_manager
+from titan_core.toolkit.launching import Launcher
+from titan_core.toolkit.plugin_files import PluginFile, load_plugin_files
+from titan_core.toolkit.status import StatusDisplay
 
 GROUP = "titan.plugins"
 CORE = "core"
@@ -232,8 +237,7 @@ def components_of(module: ModuleType) -> tuple[Component, ...]:
         if name.startswith("titan_") and inspect.isfunction(value) and not hasattr(value, f"{hookspecs.PROJECT}_impl"):
             raise PluginError(f"function {name} is not marked with @hookimpl, so it would never be called")
     # A separate manager, so that errors and components belong to this plugin alone.
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
+    manager = hook_manager()
     try:
         manager.register(module)
         manager.check_pending()

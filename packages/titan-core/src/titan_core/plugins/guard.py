@@ -6,22 +6,20 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from titan_core.api.errors import (
+from titan_core.api import Problem, RunStopped, UserError
+from titan_core.api.plugins.errors import PartOfContract
+from titan_core.api.plugins.ref import CodeOrigin
+from titan_core.plugins.guarded_object import WrongResult
+from titan_core.plugins.results import RETURNS
+from titan_core.toolkit.errors import (
     EXIT_HARDWARE,
     EXIT_LOST_PEER,
     EXIT_OUT_OF_MEMORY,
     Interrupted,
-    PartOfContract,
     PluginFailure,
-    Problem,
-    RunStopped,
-    UserError,
+    exit_status,
 )
-from titan_core.api.ref import CodeOrigin
-from titan_core.api.tools.exit_status import exit_status
-from titan_core.api.tools.reading import is_transient
-from titan_core.plugins.guarded_object import WrongResult
-from titan_core.plugins.results import RETURNS
+from titan_core.toolkit.reading import is_transient
 
 ResultCheck = Callable[[CodeOrigin, Any], Any]
 """See :data:`titan_core.plugins.guarded_object.Check`."""

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from titan_core.api.ref import CodeOrigin
+from titan_core.api.plugins.ref import CodeOrigin
 
 Check = Callable[[CodeOrigin, Any], Any]
 """Checks what a plugin's function returned, and returns the value that the core uses. Raises :class:`WrongResult`."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import url2pathname
 
-from titan_core.api.tools.secrets import redact_text
+from titan_core.api._secrets import redact_text
 from titan_core.plugins.names import ours
 
 INDEX = "TITAN_PACKAGE_INDEX"

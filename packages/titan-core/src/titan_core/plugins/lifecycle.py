@@ -11,19 +11,22 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec
 
 import pluggy
 
-from titan_core.api import hookspecs
-from titan_core.api.job import Job, JobFact
-from titan_core.api.metric_log import Record
-from titan_core.api.ref import CodeOrigin
-from titan_core.api.tools.random_state import same_generators
+from titan_core.api import Record, hookspecs
+from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.api.plugins.ref import CodeOrigin
 from titan_core.plugins.discovery import REGISTRATION_HOOKS
 from titan_core.plugins.guarded_object import WrongResult
 from titan_core.plugins.results import RETURNS
+from titan_core.toolkit import hookspecs as toolkit_hooks
+from titan_core.toolkit.hookspecs import hook_manager
+from titan_core.toolkit.jobs import JobFact
+from titan_core.toolkit.random_state import same_generators
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from titan_core.api.events import EndedRun, NextCommand, PendingUpdate
+    from titan_core.api import PendingUpdate
+    from titan_core.api.observe.events import EndedRun, NextCommand
     from titan_core.plugins.unchanged import Unchanged
 
 log = logging.getLogger(__name__)
@@ -86,8 +89,7 @@ class Lifecycle:
     """
 
     def __init__(self, observers: Iterable[ModuleType | object] = ()) -> None:
-        self._manager = pluggy.PluginManager(hookspecs.PROJECT)
-        self._manager.add_hookspecs(hookspecs)
+        self._manager = hook_manager()
         self._owners: dict[int, CodeOrigin | _Caller] = {}
         self._tensors_collected = False  # by a checkpoint, which loads into the tensors collected first
         self._restored: Mapping[str, Any] | None = None  # for observers that register later, such as metric loggers
@@ -109,7 +111,7 @@ class Lifecycle:
         Args:
             failed: receives exceptions of the observer's hooks, which then do not end the run.
             origin: the plugin that owns the observer. Errors of its hooks then name the plugin
-                (:class:`~titan_core.api.errors.PluginFailure`).
+                (:class:`~titan_core.toolkit.errors.PluginFailure`).
             changes_weights: whether its hooks may change weights and gradients in place.
 
         Raises:
@@ -165,7 +167,7 @@ class Lifecycle:
     gradients_complete = _notification(hookspecs.titan_gradients_complete)
     step_end = _notification(hookspecs.titan_step_end)
     validation_end = _notification(hookspecs.titan_validation_end)
-    sample = _notification(hookspecs.titan_sample)
+    sample = _notification(toolkit_hooks.titan_sample)
     checkpoint_saved = _notification(hookspecs.titan_checkpoint_saved)
     finding = _notification(hookspecs.titan_finding, random=False)
     flush = _notification(hookspecs.titan_flush)
@@ -177,8 +179,8 @@ class Lifecycle:
         self.call("titan_restore_state", {"state": state})
 
     def checkpoint_failed(self, step: int, why: str) -> None:
-        """See :class:`titan_core.api.checkpoint.CheckpointEvents`. Reported as a finding."""
-        from titan_core.api.events import Finding  # imports torch
+        """See :class:`titan_core.api.CheckpointEvents`. Reported as a finding."""
+        from titan_core.api import Finding  # imports torch
 
         self.finding(Finding("checkpoint", why, step))
 
@@ -188,7 +190,7 @@ class Lifecycle:
         answers = [answer for _, answer in self._answers("titan_before_update", {"update": update}) if answer is not None]
         if not answers:
             return False
-        from titan_core.api.tools.deferred_reports import any_of  # imports torch
+        from titan_core.api.observe.deferred_reports import any_of  # imports torch
 
         return any_of(answers)
 
@@ -217,12 +219,12 @@ class Lifecycle:
         self._tensors_collected = True
         return self._merged("titan_state_tensors", {})
 
-    def job_facts(self, job: Job) -> list[JobFact]:
-        """See :func:`titan_core.api.hookspecs.titan_job_facts`. Return the facts of all plugins."""
+    def job_facts(self, job: AssembledJob) -> list[JobFact]:
+        """See :func:`titan_core.toolkit.hookspecs.titan_job_facts`. Return the facts of all plugins."""
         return [fact for _, facts in self._answers("titan_job_facts", {"job": job}) for fact in facts]
 
     def next_commands(self, run: EndedRun) -> list[NextCommand]:
-        """See :func:`titan_core.api.hookspecs.titan_next_commands`. Return the commands of all plugins and observers."""
+        """See :func:`titan_core.toolkit.hookspecs.titan_next_commands`. Return the commands of all plugins and observers."""
         return [command for _, commands in self._answers("titan_next_commands", {"run": run}) for command in commands]
 
     def failed(self, error: BaseException, end: object) -> None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import importlib_metadata
 
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.health import CheckResult, Health, HealthContext
+from titan_core.api import CheckResult, HealthContext, Problem, UserError
+from titan_core.api.commands.health import Health
 
 if TYPE_CHECKING:
     from importlib_metadata import IDistribution as Installed

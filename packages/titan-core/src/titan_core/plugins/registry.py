@@ -8,15 +8,14 @@ from functools import cached_property
 from types import ModuleType
 from typing import TypeVar
 
-from titan_core.api.components import Component
-from titan_core.api.errors import Problem, UserError, nearest
-from titan_core.api.section import Section
-from titan_core.api.sections import CORE_SECTIONS
+from titan_core.api import Component, Problem, Section, UserError
+from titan_core.api.config.sections import CORE_SECTIONS
 from titan_core.plugins.conflicts import Conflict, conflicts_of
 from titan_core.plugins.discovery import CORE, REGISTRATION_HOOKS, Discovery, InstalledPlugin, Plugin, discover
 from titan_core.plugins.guard import Origin
 from titan_core.plugins.installing import how_to_install
 from titan_core.plugins.providers import provider
+from titan_core.toolkit.errors import nearest
 
 C = TypeVar("C", bound=Component)
 
@@ -25,17 +24,17 @@ NO_PLUGIN = Origin(CORE, "titan-core", "?", removable=False)
 
 
 @dataclass(frozen=True)
-class Registry:
+class Components:
     """All components of all plugins. A job's config selects among them by name."""
 
     found: Discovery
 
     @classmethod
-    def from_installed(cls) -> Registry:
+    def from_installed(cls) -> Components:
         """Return the registry of all installed plugins."""
         return cls(discover())
 
-    def without(self, names: Iterable[str]) -> Registry:
+    def without(self, names: Iterable[str]) -> Components:
         """Return this registry with the plugins ``names`` switched off.
 
         Raises:
@@ -54,7 +53,7 @@ class Registry:
                 raise UserError.one(f"plugins.disable = {names}", f"no plugin is named {name!r}", fix)
             self.require_unclaimed("plugin", name)
         off = [plugin for plugin in installed.values() if plugin.name in names or plugin in found.disabled]
-        return Registry(
+        return Components(
             Discovery(
                 tuple(plugin for plugin in found.plugins if plugin.name not in names),
                 tuple(broken for broken in found.broken if broken.name not in names),
@@ -113,18 +112,18 @@ class Registry:
         return nearest(name, self.names(kind)) + self.broken_note()
 
     def modules(self) -> list[tuple[ModuleType, Origin]]:
-        """See :meth:`titan_core.api.registry.ComponentRegistry.modules`."""
+        """See :meth:`titan_core.api.Components.modules`."""
         return [(plugin.module, plugin.origin) for plugin in self.found.plugins]
 
     def versions(self) -> list[dict[str, str]]:
-        """See :meth:`titan_core.api.registry.ComponentRegistry.versions`."""
+        """See :meth:`titan_core.api.Components.versions`."""
         return [
             {"name": plugin.name, "distribution": plugin.distribution, "version": plugin.version}
             for plugin in self.found.plugins
         ]
 
     def distribution(self, component: Component) -> str:
-        """See :meth:`titan_core.api.registry.ComponentRegistry.distribution`."""
+        """See :meth:`titan_core.api.Components.distribution`."""
         return self.owner(component).distribution
 
     def owner(self, component: Component) -> Plugin:

@@ -13,15 +13,11 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from titan_core.api.dataset import WeightedTokens
-from titan_core.api.errors import Problem
-from titan_core.api.health import CheckResult
-from titan_core.api.job import JobFact
-from titan_core.api.planning import Costs
-from titan_core.api.ref import CodeOrigin, Ref
-from titan_core.api.tools.plain_json import survives_json
-from titan_core.api.weights import ForeignTensor, StoredModel
+from titan_core.api import CheckResult, Costs, ForeignTensor, Problem, Ref, StoredModel, WeightedTokens
+from titan_core.api.plugins.ref import CodeOrigin
 from titan_core.plugins.guarded_object import Check, WrongResult, class_at, guarded_object, shown
+from titan_core.toolkit.jobs import JobFact
+from titan_core.toolkit.plain_json import survives_json
 
 MOST_ITEMS = 1000
 """Limit for the problems and results of one check, which may be an endless generator."""
@@ -136,7 +132,7 @@ def _newest(origin: CodeOrigin, result: Any) -> Any:
 
 def _definition(origin: CodeOrigin, result: Any) -> Any:
     """The functions of the definition and of its layout are guarded too."""
-    from titan_core.api.layout import ModelDefinition, ModelLayout
+    from titan_core.api import ModelDefinition, ModelLayout
 
     require(isinstance(result, ModelDefinition), result, "return a ModelDefinition")
     layout = result.layout
@@ -191,7 +187,7 @@ class GuardedCall:
 
 def _parts(origin: CodeOrigin, result: Any) -> Any:
     """One model part or several. What the transform has left on them is guarded."""
-    from titan_core.api.model_part import ModelPart
+    from titan_core.api import ModelPart
 
     parts = [result] if isinstance(result, ModelPart) else result
     right = isinstance(parts, list | tuple) and bool(parts) and all(isinstance(part, ModelPart) for part in parts)
@@ -208,7 +204,7 @@ def _parts(origin: CodeOrigin, result: Any) -> Any:
 
 
 def _batch(origin: CodeOrigin, result: Any) -> Any:
-    from titan_core.api.batch import Batch
+    from titan_core.api import Batch
 
     require(isinstance(result, Batch), result, "return a Batch")
     return result
@@ -284,7 +280,7 @@ def _tensors(origin: CodeOrigin, result: Any) -> Any:
 
 
 def _commands(origin: CodeOrigin, result: Any) -> Any:
-    from titan_core.api.events import NextCommand  # imports torch
+    from titan_core.api.observe.events import NextCommand  # imports torch
 
     return _list_of(NextCommand, none=True)(origin, result)
 
@@ -320,7 +316,7 @@ def _object(place: str, *optional: str) -> Check:
     return check
 
 
-_DATASET, _TOKENIZER = "titan_core.api.dataset", "titan_core.api.tokenizer"
+_DATASET, _TOKENIZER = "titan_core.api.data.dataset", "titan_core.api.data.tokenizer"
 _FINGERPRINT = f"{_DATASET}:DocumentSource, optional"
 _RENDERS = f"{_TOKENIZER}:RendersChats"
 _TEXT = {"vocab_size": _from(1), "encode_document": _anything, "decode": _a(str)}
@@ -343,21 +339,21 @@ OBJECTS: Final[dict[str, dict[str, Check | None]]] = {
     },
     f"{_TOKENIZER}:DescribesSpecialTokens": {"describe_special_tokens": _list_of(str)},
     f"{_TOKENIZER}:ExportsTokenizer": {"tokenizer_files": _a(Mapping)},
-    "titan_core.api.metric_log:MetricLog": {"log": None, "close": None},
-    "titan_core.api.checkpoint:CheckpointStore": {
+    "titan_core.api.observe.metric_log:MetricLog": {"log": None, "close": None},
+    "titan_core.api.checkpoint.store:CheckpointStore": {
         "restore": _a(bool), "after_step": None, "newest": _newest, "before_update": None, "close": None,
     },
-    "titan_core.api.objective:ObjectiveFunction": {"__call__": _scalar},
-    "titan_core.api.step:StepRunner": {"__call__": _scalar, "evaluate": _scalar},
+    "titan_core.api.training.objective:ObjectiveFunction": {"__call__": _scalar},
+    "titan_core.api.parallel.step:StepRunner": {"__call__": _scalar, "evaluate": _scalar},
     "torch.optim:Optimizer": dict.fromkeys(("step", "zero_grad", "state_dict", "load_state_dict")),
-    "titan_core.api.optimizer:SkipsOnDevice": {"step_unless": None},
+    "titan_core.api.training.optimizer:SkipsOnDevice": {"step_unless": None},
     "torch.optim.lr_scheduler:LRScheduler": dict.fromkeys(("step", "state_dict", "load_state_dict")),
     "contextlib:AbstractContextManager": {"__enter__": None, "__exit__": None},
 }  # fmt: skip
 """Class of an object that plugins build (``module:name``) -> its methods and properties, and the checks of their results."""
 
 CLASSES: Final = (
-    "titan_core.api.objective:ObjectiveFunction",
+    "titan_core.api.training.objective:ObjectiveFunction",
     "torch.optim:Optimizer",
     "torch.optim.lr_scheduler:LRScheduler",
 )
@@ -382,7 +378,7 @@ RETURNS: Final[dict[str, Check]] = {
     "Transform.check": _problems,
     "Transform.check_model": _problems,
     "Transform.hardware": _problems,
-    "Transform.step": _object("titan_core.api.step:StepRunner"),
+    "Transform.step": _object("titan_core.api.parallel.step:StepRunner"),
     "Transform.observe": _hooked,
     "Transform.choices": _choices,
     "Transform.costs": _costs,
@@ -400,14 +396,14 @@ RETURNS: Final[dict[str, Check]] = {
         f"{_TOKENIZER}:ExportsTokenizer",
     ),
     "ModelHub.locate": _a(str),
-    "Optimizer.build": _object("torch.optim:Optimizer", "titan_core.api.optimizer:SkipsOnDevice"),
-    "Objective.build": _object("titan_core.api.objective:ObjectiveFunction"),
+    "Optimizer.build": _object("torch.optim:Optimizer", "titan_core.api.training.optimizer:SkipsOnDevice"),
+    "Objective.build": _object("titan_core.api.training.objective:ObjectiveFunction"),
     "Objective.check": _problems,
     "LRSchedule.build": _object("torch.optim.lr_scheduler:LRScheduler"),
-    "MetricLogger.build": _object("titan_core.api.metric_log:MetricLog"),
+    "MetricLogger.build": _object("titan_core.api.observe.metric_log:MetricLog"),
     "MetricLogger.active": _a(bool, "return True or False"),
     "MetricLogger.check": _problems,
-    "Checkpoint.build": _object("titan_core.api.checkpoint:CheckpointStore"),
+    "Checkpoint.build": _object("titan_core.api.checkpoint.store:CheckpointStore"),
     "Checkpoint.active": _a(bool, "return True or False"),
     "Checkpoint.check": _problems,
     "Checkpoint.find_model": _stored,

@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from titan_core.api.batch import Batch
-from titan_core.api.torch_private import local_tensor, version_of, versions_of
+from titan_core.api import Batch
+from titan_core.torch_private import local_tensor, version_of, versions_of
 
 
 class Unchanged:

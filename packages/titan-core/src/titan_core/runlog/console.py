@@ -7,12 +7,12 @@ from contextlib import ExitStack
 
 from rich.console import Console
 
-from titan_core.api.dataset import StreamSpec
-from titan_core.api.events import Sample, StepReport, TrainEnd
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.metric_log import LoggerContext, Record, format_mfu, is_estimated
-from titan_core.api.tools.phases import RunProgress, hide_progress, show_progress, show_status
-from titan_core.api.tools.shown import describe_model, printable, show_count
+from titan_core.api import LoggerContext, Record, RunEnd, StepReport, hookimpl
+from titan_core.api._shown import printable
+from titan_core.api.data.dataset import StreamSpec
+from titan_core.api.observe.events import Sample
+from titan_core.toolkit.status import RunProgress, hide_progress, show_progress, show_status
+from titan_core.toolkit.text import describe_model, format_mfu, is_estimated, show_count
 
 
 class ConsoleLog:
@@ -52,7 +52,7 @@ class ConsoleLog:
             self._print(f"  {line}")
 
     @hookimpl
-    def titan_train_end(self, end: TrainEnd) -> None:
+    def titan_train_end(self, end: RunEnd) -> None:
         """Print how the run ended and where its files are."""
         self.close()
         where = f"after step {end.step}" if end.step else "before the first step"
@@ -77,12 +77,12 @@ class ConsoleLog:
 def describe_run(context: LoggerContext[None]) -> list[str]:
     """Return a summary of the run, one line per subject."""
     run = context.run
-    job, batch = run.job, run.job.facts.batch
+    job, batch = run.job, run.job.batch
     transforms = ", ".join(transform.name for transform in job.transforms) or "none"
     lines = [
         f"model      {describe_model(job.name, run.size.parameters)}, exactly {run.size.parameters:,}; "
         f"{run.size.non_embedding:,} without the embedding",
-        f"mesh       {job.facts.mesh} ({context.device_name}); transforms: {transforms}",
+        f"mesh       {job.mesh} ({context.device_name}); transforms: {transforms}",
         f"batch      {batch.global_size} sequences of {batch.seq_len} tokens "
         f"= {batch.ranks} x {batch.microbatches} x {batch.local_size} (ranks x microbatches x local batch)",
         f"data       {_datasets(job.data)}, tokenizer {job.tokenizer.name}",

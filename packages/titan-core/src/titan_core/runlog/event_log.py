@@ -9,14 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from titan_core.api.events import Finding, RunStart, Sample, TrainEnd
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.processes import pid_namespace
-from titan_core.api.runs.files import EVENTS
-from titan_core.api.runs.json_lines import LineFile
-from titan_core.api.tools.secrets import redact_text
-from titan_core.api.world import World
+from titan_core.api import Finding, Run, RunEnd, World, hookimpl
+from titan_core.api._secrets import redact_text
+from titan_core.api.observe.events import Sample
 from titan_core.runlog.other_runs import recipe_of
+from titan_core.toolkit.json_lines import LineFile
+from titan_core.toolkit.processes import pid_namespace
+from titan_core.toolkit.runs.files import EVENTS
 
 
 class EventLog:
@@ -24,12 +23,12 @@ class EventLog:
     kind is
 
     * ``start``: ``steps``, ``world_size``, ``mesh`` (dimension -> degree), ``model`` (name and flavor), ``parameters`` and
-      ``non_embedding_parameters`` (:class:`~titan_core.api.events.ModelSize`), ``recipe``
+      ``non_embedding_parameters`` (:class:`~titan_core.api.observe.events.ModelSize`), ``recipe``
       (:func:`~titan_core.runlog.other_runs.recipe_of`), ``processes`` (by rank: ``host``, ``pid`` and ``pid_namespace``,
-      :func:`~titan_core.api.processes.pid_namespace`);
+      :func:`~titan_core.toolkit.processes.pid_namespace`);
     * ``checkpoint``: ``path``;
-    * ``sample``: ``prompt``, ``text`` (:class:`~titan_core.api.events.Sample`);
-    * ``finding``: ``kind``, ``message`` (:class:`~titan_core.api.events.Finding`);
+    * ``sample``: ``prompt``, ``text`` (:class:`~titan_core.api.observe.events.Sample`);
+    * ``finding``: ``kind``, ``message`` (:class:`~titan_core.api.Finding`);
     * ``end``: ``completed``, ``failed``, ``preempted``, ``interrupted``, ``data_ended``, ``reason``, and ``error``, one
       line, if it failed.
 
@@ -44,7 +43,7 @@ class EventLog:
         self._error = ""
 
     @hookimpl(tryfirst=True)
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         """Log the start of the attempt."""
         mesh = {name: degree for name, degree in self._world.plan.degrees.items() if degree > 1}
         self._write(
@@ -81,7 +80,7 @@ class EventLog:
         self._error = redact_text(f"{type(error).__name__}: {error}".partition("\n")[0])
 
     @hookimpl
-    def titan_train_end(self, end: TrainEnd) -> None:
+    def titan_train_end(self, end: RunEnd) -> None:
         """Log the end of the attempt."""
         more: dict[str, Any] = {"error": self._error} if self._error else {}
         self._write("end", **asdict(end), **more)

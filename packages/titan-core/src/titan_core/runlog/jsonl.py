@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from titan_core.api.metric_log import LoggerContext, Record
-from titan_core.api.runs.files import METRICS
-from titan_core.api.runs.json_lines import LineFile
+from titan_core.api import LoggerContext, Record
+from titan_core.toolkit.json_lines import LineFile
+from titan_core.toolkit.runs.files import METRICS
 
 
 class MetricsFile:

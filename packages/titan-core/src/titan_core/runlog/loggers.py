@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from titan_core.api.errors import PluginFailure
-from titan_core.api.events import Finding, RunStart
-from titan_core.api.metric_log import LoggerContext, MetricLog, MetricLogger, Record
+from titan_core.api import Finding, LoggerContext, MetricLog, MetricLogger, Record, Run
 from titan_core.plugins.lifecycle import Lifecycle
+from titan_core.toolkit.errors import PluginFailure
 
 log = logging.getLogger(__name__)
 
@@ -27,18 +26,18 @@ class Loggers:
         self._lifecycle = lifecycle
         self._running: dict[str, MetricLog] = {}
         self._missed: Counter[str] = Counter()  # failed calls of loggers that have not recovered
-        self._run: RunStart | None = None
+        self._run: Run | None = None
         self._step = 0
 
-    def build(self, components: Iterable[MetricLogger], run: RunStart, device_name: str) -> None:
+    def build(self, components: Iterable[MetricLogger], run: Run, device_name: str) -> None:
         """Build a logger from each component, and register it as an observer of the run."""
         self._run, self._step = run, run.step
-        facts = run.job.facts
+        job = run.job
         for component in components:
             name = component.name
             try:
-                section = component.section_in(facts.config)
-                context = LoggerContext(section=section, facts=facts, run=run, device_name=device_name)
+                section = component.section_in(job.config)
+                context = LoggerContext(section=section, job=job, run=run, device_name=device_name)
                 logger = component.build.load()(context)
                 self._lifecycle.register(logger, failed=partial(self._failed, name), origin=component.build.origin)
             except Exception as error:  # noqa: BLE001 - reported; a logger must not end the run

@@ -14,22 +14,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from titan_core.api.components import Recipe
-from titan_core.api.errors import UserError
-from titan_core.api.job import Job
-from titan_core.api.runs.files import CONFIG, EVENTS
-from titan_core.api.runs.json_lines import records_of
-from titan_core.api.tools.secrets import redact_text
-from titan_core.api.tools.shown import show
-from titan_core.api.tools.toml import parse_toml
+from titan_core.api import Recipe, UserError
+from titan_core.api._secrets import redact_text
+from titan_core.api._shown import show
+from titan_core.api._toml import parse_toml
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.render import to_toml
+from titan_core.toolkit.json_lines import records_of
+from titan_core.toolkit.runs.files import CONFIG, EVENTS
 
 log = logging.getLogger(__name__)
 
 _ABOUT_MODEL = ("name", "flavor", "args")
 
 
-def recipe_of(job: Job) -> str:
+def recipe_of(job: AssembledJob) -> str:
     """Return the recipe of ``job`` as the start event records it: the name of a plugin's recipe, or the path of a file,
     relative to the run's directory, so that both may move together. Secrets are removed."""
     source = job.config.source
@@ -38,7 +37,7 @@ def recipe_of(job: Job) -> str:
     return redact_text(os.path.relpath(Path(source).resolve(), Path(job.dump_folder).resolve()))
 
 
-def require_own_run(folder: Path, job: Job) -> None:
+def require_own_run(folder: Path, job: AssembledJob) -> None:
     """Check that a fresh start of ``job`` may move the run in ``folder`` away: the run is one of the same recipe and model,
     or there is none. Unreadable files of a run are not compared.
 
@@ -51,13 +50,13 @@ def require_own_run(folder: Path, job: Job) -> None:
         raise UserError.one(job.config.where("job.dump_folder", job.dump_folder), f"contains a run of another {other}", fix)
 
 
-def warn_of_other_recipe(folder: Path, job: Job) -> None:
+def warn_of_other_recipe(folder: Path, job: AssembledJob) -> None:
     """Warn that ``job`` continues a run of another recipe in ``folder``. Its checkpoint has decided that it may."""
     if other := _other_recipe(folder, job):
         log.warning("%s contains a run of another %s, which continues with %s", folder, other, job.config.source)
 
 
-def _other_recipe(folder: Path, job: Job) -> str:
+def _other_recipe(folder: Path, job: AssembledJob) -> str:
     """Return the recipe of the run in ``folder``; empty if it is that of ``job``, or not known."""
     before: Any = None
     with suppress(UserError, OSError):
@@ -76,7 +75,7 @@ def _inside(recipe: str) -> bool:
     return Path(recipe).name == CONFIG and not recipe.startswith(os.pardir)
 
 
-def _other_model(folder: Path, job: Job) -> str:
+def _other_model(folder: Path, job: AssembledJob) -> str:
     """Return the model of the run in ``folder``; empty if it is that of ``job``, or not known."""
     before: dict[str, Any] = {}
     with suppress(OSError, ValueError):

@@ -8,17 +8,13 @@ import time
 
 import torch
 
-from titan_core.api.checkpoint import TrainState
-from titan_core.api.events import RunStart, StepReport, TrainEnd, ValidationReport
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job import Job
-from titan_core.api.metric_log import MetricLogger, Record
-from titan_core.api.sections import MetricsSection
-from titan_core.api.tools.device import device_name, memory, synchronize
-from titan_core.api.world import World
+from titan_core.api import MetricLogger, Record, Run, RunEnd, StepReport, TrainState, ValidationReport, World, hookimpl
+from titan_core.api.config.sections import MetricsSection
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.runlog.loggers import Loggers
 from titan_core.runlog.stopwatch import Stopwatch
+from titan_core.toolkit.device import device_name, memory, synchronize
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +23,9 @@ class MetricsReporter:
     """An observer that measures between logged steps. All ranks take part, because any rank may have the slowest loader or
     the fullest memory; rank 0 has the loggers."""
 
-    def __init__(self, job: Job, world: World, state: TrainState, lifecycle: Lifecycle, stopwatch: Stopwatch) -> None:
+    def __init__(
+        self, job: AssembledJob, world: World, state: TrainState, lifecycle: Lifecycle, stopwatch: Stopwatch
+    ) -> None:
         self._job = job
         self._world = world
         self._state = state
@@ -41,12 +39,12 @@ class MetricsReporter:
         lifecycle.register(self)
 
     @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         """Build the loggers and start the clock."""
-        batch = self._job.facts.batch
+        batch = self._job.batch
         self._steps = run.steps
         if self._world.rank == 0:
-            self._flops_per_token = self._job.facts.model.flops_per_token(batch.seq_len)
+            self._flops_per_token = self._job.model.flops_per_token(batch.seq_len)
             loggers = [logger for logger in self._job.loggers if isinstance(logger, MetricLogger)]
             self._loggers.build(loggers, run, device_name(self._world.device))
         self._begin_window()
@@ -78,7 +76,7 @@ class MetricsReporter:
         self.exclude(report.seconds)
 
     @hookimpl(tryfirst=True)
-    def titan_train_end(self, end: TrainEnd) -> None:
+    def titan_train_end(self, end: RunEnd) -> None:
         """Log the last step if the data ended early."""
         if self._unlogged is not None and not end.failed:
             self._log(self._unlogged)

@@ -12,16 +12,16 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from titan_core.api.errors import UserError
-from titan_core.api.job import Job
-from titan_core.api.launcher import LOCKED, RANK_LOGS, RESTART, lock_for_ranks, rank_log
-from titan_core.api.run_folder import PREVIOUS, run_folders
-from titan_core.api.runs.files import CONFIG, DEBUG, EVENTS, LOGS, METRICS, PLUGINS
-from titan_core.api.runs.folder_lock import FolderLock
-from titan_core.api.runs.json_lines import records_of
-from titan_core.api.tools.atomic_write import atomic_write
+from titan_core.api import UserError
+from titan_core.api.config.run_folder import PREVIOUS, run_folders
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.render import to_toml
 from titan_core.runlog.other_runs import require_own_run, warn_of_other_recipe
+from titan_core.toolkit.atomic_write import atomic_write
+from titan_core.toolkit.folder_lock import FolderLock
+from titan_core.toolkit.json_lines import records_of
+from titan_core.toolkit.launching import LOCKED, RANK_LOGS, RESTART, lock_for_ranks, rank_log
+from titan_core.toolkit.runs.files import CONFIG, DEBUG, EVENTS, LOGS, METRICS, PLUGINS
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class RunDirectory:
             ) from None
         return cls(path)
 
-    def begin(self, job: Job, step: int) -> None:
+    def begin(self, job: AssembledJob, step: int) -> None:
         """Write the resolved config and the plugin versions, and set older files aside.
 
         A fresh start (``step`` 0) first moves an older run's files, and the output folders that the config names, to
@@ -125,11 +125,11 @@ class RunDirectory:
             why = f"{error.filename or 'a file in it'} cannot be read or written: {error.strerror or error}"
             raise UserError.one(where, why, "free space, fix the file, or choose another folder") from error
 
-    def _older_logs(self, job: Job) -> list[str]:
+    def _older_logs(self, job: AssembledJob) -> list[str]:
         """Return the logs that an older run left. The launcher already writes those of this run."""
         logs, current = self.path / LOGS, set[Path]()
         if RANK_LOGS in os.environ:
-            current = {rank_log(self.path, rank).resolve() for rank in range(job.facts.mesh.world_size)}
+            current = {rank_log(self.path, rank).resolve() for rank in range(job.mesh.world_size)}
             attempts = sorted(int(path.name[8:]) for path in logs.glob("attempt-*") if path.name[8:].isdigit())
             restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
             current.update((logs / f"attempt-{number}").resolve() for number in attempts[len(attempts) - restarts :])

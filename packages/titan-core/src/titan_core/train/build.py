@@ -7,20 +7,28 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.checkpoint import Checkpoint, CheckpointContext, CheckpointStore, TrainState
-from titan_core.api.components import Transform
-from titan_core.api.job import Job
-from titan_core.api.model_part import ModelPart
-from titan_core.api.optimizer import LRScheduleContext, param_groups, trained_parameters
-from titan_core.api.sections import OptimizerSection, TrainingSection
-from titan_core.api.step import GradientAccumulation, StepRunner
-from titan_core.api.world import World
+from titan_core.api import (
+    Checkpoint,
+    CheckpointContext,
+    CheckpointStore,
+    LRScheduleContext,
+    ModelPart,
+    OptimizerSection,
+    StepRunner,
+    TrainingContext,
+    TrainState,
+    Transform,
+    World,
+)
+from titan_core.api.config.sections import TrainingSection
+from titan_core.api.parallel.step import GradientAccumulation
+from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.api.training.optimizer import param_groups, trained_parameters
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.runlog.run_directory import RunDirectory
 
 
-def build_step_runner(job: Job, world: World, parts: list[ModelPart]) -> StepRunner:
+def build_step_runner(job: AssembledJob, world: World, parts: list[ModelPart]) -> StepRunner:
     """Build what runs a step forward and backward: gradient accumulation, or what a transform puts in its place."""
     runner: StepRunner = GradientAccumulation(parts[0])  # replaced by a pipeline, the only case of several parts
     for transform in job.transforms:
@@ -29,7 +37,7 @@ def build_step_runner(job: Job, world: World, parts: list[ModelPart]) -> StepRun
     return runner
 
 
-def register_transform_observers(job: Job, world: World, parts: list[ModelPart], lifecycle: Lifecycle) -> None:
+def register_transform_observers(job: AssembledJob, world: World, parts: list[ModelPart], lifecycle: Lifecycle) -> None:
     """Register the observers that the job's transforms bring."""
     for transform in job.transforms:
         if transform.observe is not None:
@@ -37,22 +45,22 @@ def register_transform_observers(job: Job, world: World, parts: list[ModelPart],
             lifecycle.register(observer, origin=job.registry.origin(transform), changes_weights=True)
 
 
-def build_optimizer(job: Job, world: World, parts: list[ModelPart]) -> Optimizer:
+def build_optimizer(job: AssembledJob, world: World, parts: list[ModelPart]) -> Optimizer:
     """Build the optimizer of this rank's parameters."""
     groups = param_groups(trained_parameters(parts), job.config.section(OptimizerSection))
-    return job.optimizer.build.load()(job.optimizer.optimizer_context(job.facts, world.mesh, world.device, groups))
+    return job.optimizer.build.load()(job.optimizer.optimizer_context(job, world.mesh, world.device, groups))
 
 
-def build_lr_scheduler(job: Job, optimizer: Optimizer) -> LRScheduler:
+def build_lr_scheduler(job: AssembledJob, optimizer: Optimizer) -> LRScheduler:
     """Build the learning-rate schedule over all steps of the job, whatever step this run stops at."""
     steps = job.config.section(TrainingSection).steps
     section = job.lr_schedule.section_in(job.config)
-    context = LRScheduleContext(section=section, facts=job.facts, optimizer=optimizer, steps=steps)
+    context = LRScheduleContext(section=section, job=job, optimizer=optimizer, steps=steps)
     return job.lr_schedule.build.load()(context)
 
 
 def build_checkpoint_store(
-    job: Job, world: World, state: TrainState, lifecycle: Lifecycle, directory: RunDirectory
+    job: AssembledJob, world: World, state: TrainState, lifecycle: Lifecycle, directory: RunDirectory
 ) -> CheckpointStore | None:
     """Build what saves and restores ``state``; ``None`` if the job saves no checkpoints."""
     if job.checkpoint is None:
@@ -60,7 +68,6 @@ def build_checkpoint_store(
     assert isinstance(job.checkpoint, Checkpoint)
     context = CheckpointContext(
         section=job.checkpoint.section_in(job.config),
-        facts=job.facts,
         job=job,
         world=world,
         state=state,
@@ -70,5 +77,5 @@ def build_checkpoint_store(
     return job.checkpoint.build.load()(context)
 
 
-def _context(transform: Transform, job: Job, world: World) -> TrainingContext[Any]:
-    return transform.training_context(job.facts, world.mesh, world.device)
+def _context(transform: Transform, job: AssembledJob, world: World) -> TrainingContext[Any]:
+    return transform.training_context(job, world.mesh, world.device)

@@ -9,13 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.errors import NumericsStop
-from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.sections import TrainingSection
-from titan_core.api.tools.deferred_reports import DeferredReports, finite, is_finite
-from titan_core.api.world import World
+from titan_core.api import DeferredReports, Finding, JobContext, PendingUpdate, Run, StepReport, World, hookimpl
+from titan_core.api.config.sections import TrainingSection
+from titan_core.api.observe.deferred_reports import finite, is_finite
+from titan_core.toolkit.errors import NumericsStop
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +35,7 @@ class FiniteGuard(DeferredReports):
     def __init__(self, context: JobContext[TrainingSection]) -> None:
         super().__init__()
         self._action = context.section.on_nan
-        self._run: RunStart | None = None
+        self._run: Run | None = None
         self._skipped = 0  # successive skipped updates
 
     @hookimpl
@@ -52,7 +49,7 @@ class FiniteGuard(DeferredReports):
         self._skipped = state.get(STATE, 0)
 
     @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         """Remember the run, to report findings."""
         self._run = run
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement
 
-from titan_core.api.torch_private import multiply_
-from titan_core.api.world import World
+from titan_core.api import World
+from titan_core.torch_private import multiply_
 
 
 @torch.no_grad()

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from titan_core.api.optimizer import SkipsOnDevice
-from titan_core.api.tools.device import HostCopy
+from titan_core.api import SkipsOnDevice
+from titan_core.api.observe.host_copy import HostCopy
 
 
 class GuardedSteps:

@@ -9,10 +9,9 @@ import threading
 from types import FrameType
 from typing import Any
 
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.launcher import INTERRUPTED, announce_interrupt, reported_by_launcher
-from titan_core.api.shared_request import SharedRequest
-from titan_core.api.tools.phases import hide_all
+from titan_core.api import SharedRequest, hookimpl
+from titan_core.toolkit.launching import INTERRUPTED, announce_interrupt, reported_by_launcher
+from titan_core.toolkit.status import hide_all
 
 CLOSING = "titan: the run has ended and is closing its files; press Ctrl-C again to quit at once"
 

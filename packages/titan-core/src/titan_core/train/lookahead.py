@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from titan_core.api.errors import UserError
-from titan_core.api.shared_request import SharedRequests
-from titan_core.api.world import World
+from titan_core.api import UserError, World
+from titan_core.api.observe.shared_request import SharedRequests
 from titan_core.data.loader import DataLoader, StepData
 
 

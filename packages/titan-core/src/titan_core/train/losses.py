@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from titan_core.api.microbatch import AuxiliaryLosses
-from titan_core.api.model_part import ModelPart
-from titan_core.api.world import World
+from titan_core.api import ModelPart, World
+from titan_core.api.parallel.microbatch import AuxiliaryLosses
 from titan_core.train.lookahead import StepTotals
 
 
@@ -39,7 +38,7 @@ class LossSums:
         """Return the losses of a step. All ranks must call this.
 
         Args:
-            share: this rank's share of the loss (:class:`~titan_core.api.step.StepRunner`).
+            share: this rank's share of the loss (:class:`~titan_core.api.StepRunner`).
             auxiliary: the auxiliary losses of this rank's modules.
             target_weight: total weight of the targets in this rank's part of the batch.
         """

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from titan_core.api.events import Finding
-from titan_core.api.tools.random_state import same_generators
-from titan_core.api.world import World
+from titan_core.api import Finding, World
 from titan_core.plugins.lifecycle import Lifecycle
+from titan_core.toolkit.random_state import same_generators
 
 log = logging.getLogger(__name__)
 

@@ -13,14 +13,11 @@ import traceback
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from titan_core.api.errors import PluginFailure, RunStopped, UserError
-from titan_core.api.events import RunStart, StepReport, TrainEnd
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.launcher import OUTCOMES, Outcome, rank_log, report_lines
-from titan_core.api.tools.atomic_write import atomic_write
-from titan_core.api.tools.error_chain import caused_by_peer
-from titan_core.api.tools.exit_status import exit_status
-from titan_core.api.tools.secrets import redact_text
+from titan_core.api import Run, RunEnd, RunStopped, StepReport, UserError, hookimpl
+from titan_core.api._secrets import redact_text
+from titan_core.toolkit.atomic_write import atomic_write
+from titan_core.toolkit.errors import PluginFailure, caused_by_peer, exit_status
+from titan_core.toolkit.launching import OUTCOMES, Outcome, rank_log, report_lines
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +37,7 @@ class OutcomeRecorder:
         self.outcome = Outcome(rank)
 
     @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         """Record the first step."""
         self.outcome = replace(self.outcome, step=run.step, begun=run.step)
 
@@ -65,7 +62,7 @@ class OutcomeRecorder:
         self.failed(error)
 
     @hookimpl
-    def titan_train_end(self, end: TrainEnd) -> None:
+    def titan_train_end(self, end: RunEnd) -> None:
         """Record the end of the run."""
         if end.failed:
             return

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import sys
 
-from titan_core.api.checkpoint import Checkpoint, CheckpointStore
-from titan_core.api.events import NextCommand, TrainEnd
-from titan_core.api.job import Job
-from titan_core.api.launcher import shell_command
+from titan_core.api import Checkpoint, CheckpointStore, RunEnd
+from titan_core.api.observe.events import NextCommand
+from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.toolkit.launching import shell_command
 from titan_core.train.interruption import Interruption
 
 log = logging.getLogger(__name__)
 
 
-def warn_if_unsaved(job: Job) -> None:
+def warn_if_unsaved(job: AssembledJob) -> None:
     """Log a warning, before the first step, if the run will end without saved weights."""
     if job.checkpoint is not None:
         return
@@ -29,7 +29,7 @@ def warn_if_unsaved(job: Job) -> None:
     log.warning("the trained weights will not be saved: %s", fix)
 
 
-def end_of_run(step: int, last_step: int, steps: int, interruption: Interruption) -> TrainEnd:
+def end_of_run(step: int, last_step: int, steps: int, interruption: Interruption) -> RunEnd:
     """Return why a run ended after ``step`` without an error.
 
     Args:
@@ -42,16 +42,16 @@ def end_of_run(step: int, last_step: int, steps: int, interruption: Interruption
     elif step >= last_step:
         reason = "training.stop_at_step was reached"
     elif interruption.interrupt.agreed:
-        return TrainEnd(step, completed, reason=f"interrupted{' after a complete step' * bool(step)}", interrupted=True)
+        return RunEnd(step, completed, reason=f"interrupted{' after a complete step' * bool(step)}", interrupted=True)
     elif interruption.stop.agreed:
         stopped = "stopped after a complete step, to be resumed" if step else "stopped, to be started again"
-        return TrainEnd(step, completed, reason=f"SIGTERM: {stopped}", preempted=True)
+        return RunEnd(step, completed, reason=f"SIGTERM: {stopped}", preempted=True)
     else:
-        return TrainEnd(step, completed, reason="the dataset has ended", data_ended=True)
-    return TrainEnd(step, completed, reason)
+        return RunEnd(step, completed, reason="the dataset has ended", data_ended=True)
+    return RunEnd(step, completed, reason)
 
 
-def last_checkpoint(store: CheckpointStore | None, end: TrainEnd) -> str | None:
+def last_checkpoint(store: CheckpointStore | None, end: RunEnd) -> str | None:
     """Return the path of the checkpoint with the weights at the end of the run. Logs a warning if the store has none."""
     if store is None:
         return None

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import torch
 
-from titan_core.api.sections import TrainingSection
-from titan_core.api.world import World
+from titan_core.api import World
+from titan_core.api.config.sections import TrainingSection
 
 
 @contextmanager

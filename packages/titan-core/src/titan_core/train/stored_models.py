@@ -9,16 +9,11 @@ from typing import Any
 
 import torch
 
-from titan_core.api.errors import UserError
-from titan_core.api.events import ValidationReport
-from titan_core.api.job import Job
-from titan_core.api.model_part import ModelPart
-from titan_core.api.sections import ModelSection, TrainingSection
-from titan_core.api.shared_request import SharedRequest
-from titan_core.api.step import GradientAccumulation
-from titan_core.api.stored_model import LoadedModel, WeightsContext
-from titan_core.api.weights import StoredModel
-from titan_core.api.world import World
+from titan_core.api import ModelPart, SharedRequest, StoredModel, UserError, ValidationReport, WeightsContext, World
+from titan_core.api.checkpoint.stored_model import LoadedModel
+from titan_core.api.config.sections import ModelSection, TrainingSection
+from titan_core.api.parallel.step import GradientAccumulation
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.pretrained import find_model
 from titan_core.data.streams import open_sources
 from titan_core.model.build import build_parts
@@ -31,8 +26,8 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def open_model(job: Job, stored: StoredModel) -> Iterator[LoadedModel]:
-    """See :meth:`titan_core.api.stored_model.StoredModels.open`. Records an error within the context for the launcher."""
+def open_model(job: AssembledJob, stored: StoredModel) -> Iterator[LoadedModel]:
+    """See :meth:`titan_core.toolkit.jobs.StoredModels.open`. Records an error within the context for the launcher."""
     job.require_hardware()
     with join_world(job) as world:
         try:
@@ -49,9 +44,9 @@ def open_model(job: Job, stored: StoredModel) -> Iterator[LoadedModel]:
             raise
 
 
-def load_pretrained(job: Job, world: World, parts: list[ModelPart]) -> Mapping[str, Any]:
+def load_pretrained(job: AssembledJob, world: World, parts: list[ModelPart]) -> Mapping[str, Any]:
     """Load the weights of ``model.from_pretrained`` into ``parts``, if set; return
-    :attr:`~titan_core.api.stored_model.StoredModel.origin`.
+    :attr:`~titan_core.api.StoredModel.origin`.
 
     Raises:
         UserError: there are no such weights, or they are not those of the job's model; on every rank.
@@ -72,7 +67,7 @@ def load_pretrained(job: Job, world: World, parts: list[ModelPart]) -> Mapping[s
 
 
 def validate(loaded: LoadedModel) -> ValidationReport:
-    """See :meth:`titan_core.api.stored_model.StoredModels.validate`."""
+    """See :meth:`titan_core.api.checkpoint.stored_model.StoredModels.validate`."""
     job = loaded.job
     assert job.validation is not None, "the job has no validation data"
     sources = open_sources(job.validation)

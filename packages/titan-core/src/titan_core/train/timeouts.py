@@ -6,11 +6,10 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from titan_core.api.events import RunStart, StepReport
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.sections import CommSection
-from titan_core.api.torch_private import process_groups
-from titan_core.api.world import BACKGROUND
+from titan_core.api import Run, StepReport, hookimpl
+from titan_core.api.config.sections import CommSection
+from titan_core.api.parallel.world import BACKGROUND
+from titan_core.torch_private import process_groups
 
 SETTABLE = {"gloo", "nccl"}
 """Backends whose timeout can be set. For others, such as the fake backend, torch 2.11 raises and torch 2.15 warns."""
@@ -25,7 +24,7 @@ class CollectiveTimeouts:
         self._shortened = False
 
     @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         """Set the initial timeout. Groups of the mesh were made with torch's default, not with that of the first group."""
         _set_timeouts(self._section.init_timeout_seconds)
 

@@ -9,18 +9,23 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from titan_core.api.checkpoint import TrainState
-from titan_core.api.components import Phase
-from titan_core.api.errors import UserError
-from titan_core.api.events import EndedRun, PendingUpdate, RunStart, StepReport, TrainEnd
-from titan_core.api.job import Job
-from titan_core.api.launcher import user_command
-from titan_core.api.microbatch import AuxiliaryLosses
-from titan_core.api.sections import CommSection, TrainingSection
-from titan_core.api.shared_request import SharedRequests
-from titan_core.api.step import StepAbandoned, StepInput
-from titan_core.api.tools.phases import phase
-from titan_core.api.world import World
+from titan_core.api import (
+    PendingUpdate,
+    Phase,
+    Run,
+    RunEnd,
+    StepAbandoned,
+    StepInput,
+    StepReport,
+    TrainState,
+    UserError,
+    World,
+)
+from titan_core.api.config.sections import CommSection, TrainingSection
+from titan_core.api.observe.events import EndedRun
+from titan_core.api.observe.shared_request import SharedRequests
+from titan_core.api.parallel.microbatch import AuxiliaryLosses
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.loader import StepData, data_loader
 from titan_core.data.opened import OpenedData
 from titan_core.model.build import build_parts, build_whole
@@ -33,6 +38,8 @@ from titan_core.runlog.other_runs import require_own_run
 from titan_core.runlog.reporter import MetricsReporter
 from titan_core.runlog.run_directory import RunDirectory, run_lock
 from titan_core.runlog.stopwatch import Stopwatch
+from titan_core.toolkit.launching import user_command
+from titan_core.toolkit.status import phase
 from titan_core.train.build import (
     build_checkpoint_store,
     build_lr_scheduler,
@@ -57,7 +64,7 @@ from titan_core.train.world import join_world
 log = logging.getLogger(__name__)
 
 
-def train(job: Job, observers: Iterable[object] = (), next_commands: bool = False) -> TrainEnd:
+def train(job: AssembledJob, observers: Iterable[object] = (), next_commands: bool = False) -> RunEnd:
     """Train ``job`` on this rank until its last step, the end of its data, or an error.
 
     The process is afterwards as before, but for torch's and Python's random generators, which the job has seeded.
@@ -73,7 +80,7 @@ def train(job: Job, observers: Iterable[object] = (), next_commands: bool = Fals
     for module, origin in job.registry.modules():
         lifecycle.register(module, origin=origin)
     for debugger in job.debuggers:
-        lifecycle.register(debugger.build.load()(debugger.context(job.facts)), origin=job.registry.origin(debugger))
+        lifecycle.register(debugger.build.load()(debugger.context(job)), origin=job.registry.origin(debugger))
     for observer in observers:
         lifecycle.register(observer)
     with collector_as_before(), numerics_as_before(), ExitStack() as stack:
@@ -93,7 +100,7 @@ def train(job: Job, observers: Iterable[object] = (), next_commands: bool = Fals
             if job.checkpoint is None:  # with checkpoints, only the attempt to restore one shows whether the start is fresh
                 require_own_run(directory.path, job)
             stack.enter_context(directory.locks)
-            with phase("joining the other ranks" if job.facts.mesh.world_size > 1 else "preparing the device"):
+            with phase("joining the other ranks" if job.mesh.world_size > 1 else "preparing the device"):
                 world = stack.enter_context(join_world(job))
             interruption = stack.enter_context(Interruption())
             lifecycle.register(interruption)
@@ -102,7 +109,7 @@ def train(job: Job, observers: Iterable[object] = (), next_commands: bool = Fals
             end = trainer.run()
         except BaseException as error:
             step = trainer.state.step if trainer is not None else 0
-            lifecycle.failed(error, TrainEnd(step, completed=False, reason=type(error).__name__, failed=True))
+            lifecycle.failed(error, RunEnd(step, completed=False, reason=type(error).__name__, failed=True))
             raise
         lifecycle.train_end(end)
         checkpoint = last_checkpoint(trainer.checkpoints, end) if world.rank == 0 else None
@@ -118,7 +125,7 @@ class Trainer:
 
     def __init__(
         self,
-        job: Job,
+        job: AssembledJob,
         world: World,
         data: OpenedData,
         lifecycle: Lifecycle,
@@ -170,7 +177,7 @@ class Trainer:
         self.stopwatch = Stopwatch(world.device)
         self.metrics = MetricsReporter(job, world, self.state, lifecycle, self.stopwatch)
 
-    def run(self) -> TrainEnd:
+    def run(self) -> RunEnd:
         """Train until the last step or the end of the data."""
         state, before = self.state, self.state.step
         if self.world.rank == 0:
@@ -190,9 +197,9 @@ class Trainer:
         self.lifecycle.flush(state.step)
         return end_of_run(state.step, self.last_step, self.training.steps, self.interruption)
 
-    def run_start(self) -> RunStart:
+    def run_start(self) -> Run:
         """Return the facts that observers receive before the first step."""
-        return RunStart(
+        return Run(
             job=self.job,
             world=self.world,
             parts=self.state.parts,
@@ -273,7 +280,7 @@ class Trainer:
     def _train_step(self, data: StepData, totals: StepTotals) -> StepReport:
         """Forward, backward, clip and update."""
         state, device, training = self.state, self.world.device, self.training
-        auxiliary = AuxiliaryLosses(self.world.plan.diverging_replicas / self.job.facts.batch.tokens_per_step)
+        auxiliary = AuxiliaryLosses(self.world.plan.diverging_replicas / self.job.batch.tokens_per_step)
         inputs = StepInput(
             [batch.to(device) for batch in data.microbatches],
             step=state.step + 1,
@@ -339,7 +346,7 @@ class Trainer:
 
     @contextmanager
     def _evaluation(self) -> Iterator[None]:
-        """See :attr:`titan_core.api.events.RunStart.evaluation`."""
+        """See :attr:`titan_core.api.Run.evaluation`."""
         started = time.perf_counter()
         with evaluation(self.state.parts):
             yield

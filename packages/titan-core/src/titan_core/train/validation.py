@@ -8,19 +8,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from titan_core.api.dataset import DocumentSource, StreamSpec
-from titan_core.api.errors import UserError
-from titan_core.api.events import ValidationReport
-from titan_core.api.job import Job
-from titan_core.api.model_part import ModelPart
-from titan_core.api.sections import DataSection, TrainingSection, ValidationSection
-from titan_core.api.shared_request import SharedRequest, SharedRequests
-from titan_core.api.step import StepInput, StepRunner
-from titan_core.api.tools.device import synchronize
-from titan_core.api.tools.phases import phase
-from titan_core.api.world import World
+from titan_core.api import (
+    DocumentSource,
+    ModelPart,
+    SharedRequest,
+    StepInput,
+    StepRunner,
+    UserError,
+    ValidationReport,
+    World,
+)
+from titan_core.api.config.sections import DataSection, TrainingSection, ValidationSection
+from titan_core.api.data.dataset import StreamSpec
+from titan_core.api.observe.shared_request import SharedRequests
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.loader import DataLoader
 from titan_core.model.preserved import preserved_state
+from titan_core.toolkit.device import synchronize
+from titan_core.toolkit.status import phase
 from titan_core.train.lookahead import Lookahead
 
 
@@ -30,7 +35,7 @@ class Validation:
 
     def __init__(
         self,
-        job: Job,
+        job: AssembledJob,
         spec: StreamSpec,
         sources: Sequence[DocumentSource],
         world: World,

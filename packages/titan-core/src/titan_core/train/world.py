@@ -15,18 +15,16 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not exported to type checkers
 from torch.distributed.rendezvous import rendezvous
 
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.job import Job
-from titan_core.api.job_mesh import JobMesh
-from titan_core.api.launcher import LISTENER
-from titan_core.api.mesh import MeshPlan
-from titan_core.api.sections import CommSection, JobSection, TrainingSection
-from titan_core.api.simulation import current_simulation
-from titan_core.api.tools.device import attention_kernels, backend_for, choose_device
-from titan_core.api.tools.open_files import allow_open_files
-from titan_core.api.tools.rank_names import ranks
-from titan_core.api.torch_private import forget_meshes, process_groups, reset_compiler
-from titan_core.api.world import World, gather_objects
+from titan_core.api import JobMesh, MeshPlan, Problem, UserError, World
+from titan_core.api.config.sections import CommSection, JobSection, TrainingSection
+from titan_core.api.parallel.world import gather_objects
+from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.toolkit.device import attention_kernels, backend_for, choose_device
+from titan_core.toolkit.launching import LISTENER
+from titan_core.toolkit.open_files import allow_open_files
+from titan_core.toolkit.simulation import current_simulation
+from titan_core.toolkit.text import ranks
+from titan_core.torch_private import forget_meshes, process_groups, reset_compiler
 from titan_core.train.intraop_threads import only_this_thread_has_a_team
 
 _LAZY = "TORCH_GLOO_LAZY_INIT"
@@ -35,7 +33,7 @@ _MEANING = {**dict.fromkeys(("1", "t", "true", "y", "yes"), True), **dict.fromke
 
 
 @contextmanager
-def join_world(job: Job) -> Iterator[World]:
+def join_world(job: AssembledJob) -> Iterator[World]:
     """Join the ranks that torchrun's environment describes (without it, a world of one), and leave them at the end.
 
     Raises:
@@ -70,8 +68,8 @@ def _lazy_connections() -> Iterator[bool]:
 
 
 @contextmanager
-def _joined(job: Job) -> Iterator[World]:
-    plan = job.facts.mesh
+def _joined(job: AssembledJob) -> Iterator[World]:
+    plan = job.mesh
     device = choose_device(job.config.section(JobSection).device)
     timeout = timedelta(seconds=job.config.section(CommSection).init_timeout_seconds)
     with _lazy_connections() as lazy:
@@ -187,7 +185,7 @@ def _replica_group(plan: MeshPlan) -> dist.ProcessGroup | None:
     return made
 
 
-def require_same_job(job: Job) -> None:
+def require_same_job(job: AssembledJob) -> None:
     """Compare the resolved config and the plugins of all ranks.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from titan_core.api.section import Section
+from titan_core.api import Section
 
 
 class ChatSection(Section):

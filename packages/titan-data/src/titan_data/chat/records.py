@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from titan_core.api.dataset import CorruptRecord
-from titan_core.api.tokenizer import Message
-from titan_core.api.tools.plain_json import json_kind
+from titan_core.api import CorruptRecord
+from titan_core.toolkit.plain_json import json_kind
+from titan_core.toolkit.tokenizers import Message
 
 ASSISTANT: Final = "assistant"
 _SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": ASSISTANT, "assistant": ASSISTANT, "system": "system"}

@@ -10,9 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from titan_core.api.dataset import CorruptRecord, DatasetContext, DocumentSource, ExcludedRecord, WeightedTokens
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.tokenizer import RendersChats
+from titan_core.api import (
+    CorruptRecord,
+    DatasetContext,
+    DocumentSource,
+    ExcludedRecord,
+    Problem,
+    RendersChats,
+    UserError,
+    WeightedTokens,
+)
 from titan_data.chat.config import ChatSection
 from titan_data.chat.records import FIELDS, chat_of
 from titan_data.chat.tokens import plain_tokens, templated_tokens

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy
 
-from titan_core.api.dataset import CorruptRecord, WeightedTokens
-from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import RendersChats, TextTokenizer, begin_and_end_ids
+from titan_core.api import CorruptRecord, RendersChats, TextTokenizer, UserError, WeightedTokens
+from titan_core.toolkit.tokenizers import begin_and_end_ids
 from titan_data.chat.records import Chat
 
 Range = tuple[int, int]

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
-from titan_core.api.command import CommandContext
-from titan_core.api.dataset import StepRows
-from titan_core.api.errors import UserError
-from titan_core.api.job import Job, note_of
-from titan_core.api.sections import DataSection
-from titan_core.api.tokenizer import DescribesSpecialTokens, TextTokenizer
-from titan_core.api.tools.arguments import json_argument, recipe_arguments, small_integer
-from titan_core.api.tools.output import print_json, print_notes, print_table
+from titan_core.api import CommandContext, DescribesSpecialTokens, TextTokenizer, UserError
+from titan_core.toolkit.arguments import json_argument, recipe_arguments, small_integer
+from titan_core.toolkit.jobs import AssembledJob, note_of
+from titan_core.toolkit.reading import StepRows
+from titan_core.toolkit.sections import DataSection
+from titan_core.toolkit.text import print_json, print_notes, print_table
 
 _EDGE = 12
 """Number of ids to show at each end of a long piece; of its text, four times as many characters."""
@@ -80,7 +78,7 @@ def run(context: CommandContext) -> int:
     return 0
 
 
-def _plan(job: Job) -> str:
+def _plan(job: AssembledJob) -> str:
     """Return one line that says how the job reads its data."""
     batch, datasets = job.data.plan, ", ".join(dataset.name for dataset in job.data.datasets)
     return (
@@ -89,7 +87,7 @@ def _plan(job: Job) -> str:
     )
 
 
-def _read(context: CommandContext, job: Job, count: int) -> tuple[list[_Sequence], Counter[str], int, list[str]]:
+def _read(context: CommandContext, job: AssembledJob, count: int) -> tuple[list[_Sequence], Counter[str], int, list[str]]:
     """Return the result of :func:`_first`, and a note for each thing that this machine lacks. Then there is no sequence.
 
     Raises:
@@ -106,7 +104,7 @@ def _read(context: CommandContext, job: Job, count: int) -> tuple[list[_Sequence
     return [], Counter(), 0, [note_of(problem) for problem in missing]
 
 
-def _first(job: Job, batches: Iterator[StepRows], count: int) -> tuple[list[_Sequence], Counter[str], int]:
+def _first(job: AssembledJob, batches: Iterator[StepRows], count: int) -> tuple[list[_Sequence], Counter[str], int]:
     """Return the first ``count`` sequences, the number of tokens of each dataset in their global batches, and the number of
     sequences there."""
     sequences: list[_Sequence] = []
@@ -125,7 +123,7 @@ def _cut(row: list[Any], lengths: list[int]) -> list[list[Any]]:
     return [row[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
-def _print(sequence: _Sequence, job: Job, full: bool) -> None:
+def _print(sequence: _Sequence, job: AssembledJob, full: bool) -> None:
     step, place = divmod(sequence.number, job.data.plan.global_size)
     length = sum(map(len, sequence.pieces))
     documents = f"pieces of {len(sequence.pieces)} documents" if len(sequence.pieces) > 1 else "one document"

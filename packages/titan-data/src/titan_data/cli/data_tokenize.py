@@ -6,10 +6,9 @@ import argparse
 import os
 from pathlib import Path
 
-from titan_core.api.command import CommandContext
-from titan_core.api.errors import UserError
-from titan_core.api.runs.folder_lock import FolderLock
-from titan_core.api.tools.arguments import process_count, recipe_arguments, small_integer
+from titan_core.api import CommandContext, UserError
+from titan_core.toolkit.arguments import process_count, recipe_arguments, small_integer
+from titan_core.toolkit.folder_lock import FolderLock
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +33,7 @@ def run(context: CommandContext) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    from titan_core.api.tokenizer import fingerprint
+    from titan_core.toolkit.tokenizers import fingerprint
     from titan_data.tokenize import tokenize
     from titan_data.tokenized import INDEX, read_index
 

@@ -7,8 +7,8 @@ import json
 import shlex
 from pathlib import Path
 
-from titan_core.api.command import CommandContext
-from titan_core.api.tools.output import print_json
+from titan_core.api import CommandContext
+from titan_core.toolkit.text import print_json
 from titan_data.cli.tokenizer_download import repository_arguments
 from titan_data.model_hub import DOWNLOADS
 
@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(context: CommandContext) -> int:
     """Download the model, and print the next commands."""
     arguments = context.arguments
-    from titan_core.api.runs.folder_lock import FolderLock
+    from titan_core.toolkit.folder_lock import FolderLock
     from titan_data.hub.download import Download, described
     from titan_data.hub.repository import find_repository
     from titan_data.hub.selection import MODEL_FILES, model_files

@@ -7,12 +7,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from titan_core.api.command import CommandContext
-from titan_core.api.components import Tokenizer
-from titan_core.api.errors import UserError
-from titan_core.api.registry import ComponentRegistry
-from titan_core.api.tools.arguments import json_argument
-from titan_core.api.tools.output import print_json
+from titan_core.api import CommandContext, Registry, Tokenizer, UserError
+from titan_core.toolkit.arguments import json_argument
+from titan_core.toolkit.text import print_json
 
 DEFAULT_FOLDER = "assets/tokenizer"
 """Where the recipes of Llama expect its tokenizer."""
@@ -44,7 +41,7 @@ def repository_arguments(parser: argparse.ArgumentParser) -> None:
 def run(context: CommandContext) -> int:
     """Download the tokenizer, and print the keys that select it."""
     arguments = context.arguments
-    from titan_core.api.runs.folder_lock import FolderLock
+    from titan_core.toolkit.folder_lock import FolderLock
     from titan_data.hub.download import Download, described
     from titan_data.hub.repository import find_repository
     from titan_data.hub.selection import TOKENIZER_FILES, tokenizer_files
@@ -63,7 +60,7 @@ def run(context: CommandContext) -> int:
     return 0
 
 
-def keys_for(folder: Path, registry: ComponentRegistry) -> dict[str, str]:
+def keys_for(folder: Path, registry: Registry) -> dict[str, str]:
     """Return the keys of config section ``model`` that select the tokenizer in ``folder``.
 
     Raises:

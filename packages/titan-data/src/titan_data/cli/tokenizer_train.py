@@ -10,13 +10,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from titan_core.api.command import CommandContext
-from titan_core.api.config import Override
-from titan_core.api.errors import UserError
-from titan_core.api.tools.arguments import integer, json_argument, recipe_arguments
-from titan_core.api.tools.output import print_json
-from titan_core.api.tools.phases import phase, show_status
-from titan_core.api.tools.shown import shorten, show_bytes
+from titan_core.api import CommandContext, UserError
+from titan_core.toolkit.arguments import integer, json_argument, recipe_arguments
+from titan_core.toolkit.jobs import Override
+from titan_core.toolkit.status import phase, show_status
+from titan_core.toolkit.text import print_json, shorten, show_bytes
 from titan_data.cli.tokenizer_download import keys_for, print_keys
 
 if TYPE_CHECKING:
@@ -56,7 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(context: CommandContext) -> int:
     """Train the tokenizer, write it, and print the keys that select it."""
     arguments = context.arguments
-    from titan_core.api.runs.folder_lock import FolderLock
+    from titan_core.toolkit.folder_lock import FolderLock
     from titan_data.hub.selection import TOKENIZER_FILES
 
     try:
@@ -132,9 +130,9 @@ def _check_special_tokens(tokens: Sequence[str], num_default: int) -> None:
 
 def _corpus(context: CommandContext) -> Corpus:
     """Return the text of ``--corpus``, or else that of the recipe's dataset."""
-    from titan_core.api.dataset import ReadPolicy
-    from titan_core.api.record_format import format_of
-    from titan_core.api.sections import DataSection
+    from titan_core.toolkit.reading import ReadPolicy
+    from titan_core.toolkit.record_format import format_of
+    from titan_core.toolkit.sections import DataSection
     from titan_data.tokenizers.corpus import Corpus, datasets_of
 
     arguments = context.arguments

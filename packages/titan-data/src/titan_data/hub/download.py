@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.tools.shown import shorten, show_bytes
+from titan_core.api import Problem, UserError
+from titan_core.toolkit.text import shorten, show_bytes
 from titan_data.hub.errors import hub_errors, without_token
 from titan_data.hub.repository import HubFile, Repository, access_token
 

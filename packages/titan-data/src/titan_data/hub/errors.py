@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.tools.reading import is_transient
-from titan_core.api.tools.secrets import REDACTED, redact_text
+from titan_core.api import Problem, UserError
+from titan_core.toolkit.reading import is_transient
+from titan_core.toolkit.secrets import REDACTED, redact_text
 
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")

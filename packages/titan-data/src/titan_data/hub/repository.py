@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_data.hub.errors import hub_errors
 
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from titan_core.api.errors import UserError
-from titan_core.api.tools.plain_json import read_object
-from titan_core.api.tools.shown import shorten
+from titan_core.api import UserError
+from titan_core.toolkit.plain_json import read_object
+from titan_core.toolkit.text import shorten
 from titan_data.hub.repository import HubFile, Repository
 
 TOKENIZER_JSON, TOKENIZER_MODEL = "tokenizer.json", "tokenizer.model"

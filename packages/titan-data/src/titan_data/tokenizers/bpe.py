@@ -17,8 +17,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from titan_core.api.tools.atomic_write import atomic_write
-from titan_core.api.tools.byte_level import byte_characters
+from titan_core.toolkit.atomic_write import atomic_write
+from titan_core.toolkit.byte_level import byte_characters
 from titan_data.hub.selection import TOKENIZER_FILES
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"

@@ -12,9 +12,9 @@ from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
-from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import Message, RenderedChat
-from titan_core.api.tools.plain_json import json_kind, read_object
+from titan_core.api import RenderedChat, UserError
+from titan_core.toolkit.plain_json import json_kind, read_object
+from titan_core.toolkit.tokenizers import Message
 from titan_data.bounded_templates import BoundedEnvironment
 
 CONFIG = "tokenizer_config.json"
@@ -90,7 +90,7 @@ class ChatTemplate:
         tools: Sequence[Any] | None = None,
         date: datetime.date | None = None,
     ) -> RenderedChat:
-        """See :meth:`titan_core.api.tokenizer.RendersChats.render_chat`.
+        """See :meth:`titan_core.api.RendersChats.render_chat`.
 
         Raises:
             UserError: the template refuses them.

@@ -8,11 +8,9 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from titan_core.api.dataset import DatasetContext, DatasetSpec, FormatSpec, ReadPolicy
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.ref import Ref
-from titan_core.api.tokenizer import without_surrogates
-from titan_core.api.tools.reading import DocumentReader
+from titan_core.api import DatasetContext, Problem, Ref, UserError
+from titan_core.toolkit.reading import DatasetSpec, DocumentReader, FormatSpec, ReadPolicy
+from titan_core.toolkit.tokenizers import without_surrogates
 from titan_data.local_files import ENDINGS, check_files, plain_suffix
 
 log = logging.getLogger(__name__)

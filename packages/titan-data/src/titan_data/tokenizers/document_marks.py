@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from titan_core.api.errors import UserError
-from titan_core.api.tools.plain_json import read_object
+from titan_core.api import UserError
+from titan_core.toolkit.plain_json import read_object
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

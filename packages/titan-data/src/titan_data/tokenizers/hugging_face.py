@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api.errors import UserError
-from titan_core.api.tokenizer import Message, RenderedChat, TokenizerContext, without_surrogates
+from titan_core.api import RenderedChat, TokenizerContext, UserError
+from titan_core.toolkit.tokenizers import Message, without_surrogates
 from titan_data.tokenizers.document_marks import DOWNLOAD, TOKENIZER, document_marks
 
 if TYPE_CHECKING:
@@ -92,13 +92,13 @@ class HuggingFaceTokenizer:
         tools: Sequence[Any] | None = None,
         date: datetime.date | None = None,
     ) -> RenderedChat:
-        """See :class:`titan_core.api.tokenizer.RendersChats`."""
+        """See :class:`titan_core.api.RendersChats`."""
         self.require_chat_template()
         assert self._template is not None
         return self._template.render(messages, add_generation_prompt, tools, date)
 
     def require_chat_template(self) -> None:
-        """See :class:`titan_core.api.tokenizer.RendersChats`."""
+        """See :class:`titan_core.api.RendersChats`."""
         if self._folder is None:
             why = f"a chat template is found only beside a file named {TOKENIZER}"
             raise UserError.one("model.tokenizer_path", why, f"rename the tokenizer to {TOKENIZER}")

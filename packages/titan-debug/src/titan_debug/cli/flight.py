@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 from shlex import quote
 
-from titan_core.api.command import CommandContext
-from titan_core.api.tools.arguments import json_argument
-from titan_core.api.tools.output import print_json, print_table
-from titan_core.api.tools.rank_names import ranks
-from titan_core.api.tools.shown import printable
+from titan_core.api import CommandContext
+from titan_core.toolkit.arguments import json_argument
+from titan_core.toolkit.text import print_json, print_table, printable, ranks
 from titan_debug.cli.running import request_and_wait, world_size
 from titan_debug.flight.analysis import Analysis, analyse
 from titan_debug.flight.dump import RANK_FILE

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from titan_core.api.errors import UserError
-from titan_core.api.runs.run_log import RunLog, processes_are_gone
+from titan_core.api import UserError
+from titan_core.toolkit.runs.run_log import RunLog, processes_are_gone
 from titan_debug.request import send_request
 
 POLL_SECONDS = 0.2

@@ -9,13 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 
-from titan_core.api.command import CommandContext
-from titan_core.api.errors import UserError
-from titan_core.api.numbers import MOST_STEPS
-from titan_core.api.runs.run_log import RunLog
-from titan_core.api.tools.arguments import integer, json_argument, seconds
-from titan_core.api.tools.output import print_json, print_table
-from titan_core.api.tools.rank_names import ranks, spans
+from titan_core.api import CommandContext, UserError
+from titan_core.toolkit.arguments import integer, json_argument, seconds
+from titan_core.toolkit.runs.run_log import RunLog
+from titan_core.toolkit.sections import MOST_STEPS
+from titan_core.toolkit.text import print_json, print_table, ranks, spans
 from titan_debug.cli.running import request_and_wait, world_size
 from titan_debug.config import NumericsSection
 from titan_debug.statistics.moments import Moments

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api.command import CommandContext
-from titan_core.api.tools.arguments import json_argument, small_integer
-from titan_core.api.tools.output import print_json, print_table
+from titan_core.api import CommandContext
+from titan_core.toolkit.arguments import json_argument, small_integer
+from titan_core.toolkit.text import print_json, print_table
 
 if TYPE_CHECKING:
     from titan_debug.profiling.trace_summary import OperatorTime, TraceSummary

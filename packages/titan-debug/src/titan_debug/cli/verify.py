@@ -8,16 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from titan_core.api.command import CommandContext
-from titan_core.api.config import Override
-from titan_core.api.errors import UserError
-from titan_core.api.job import Job
-from titan_core.api.runs.child_runs import ChildRun, without_checkpoints
-from titan_core.api.runs.folder_lock import FolderLock
-from titan_core.api.runs.run_log import RunLog
-from titan_core.api.sections import JobSection, TrainingSection
-from titan_core.api.tools.arguments import json_argument, number, recipe_arguments, step_count
-from titan_core.api.tools.output import print_json, print_table
+from titan_core.api import CommandContext, UserError
+from titan_core.toolkit.arguments import json_argument, number, recipe_arguments, step_count
+from titan_core.toolkit.folder_lock import FolderLock
+from titan_core.toolkit.jobs import AssembledJob, Override
+from titan_core.toolkit.runs.child_runs import ChildRun, without_checkpoints
+from titan_core.toolkit.runs.run_log import RunLog
+from titan_core.toolkit.sections import JobSection, TrainingSection
+from titan_core.toolkit.text import print_json, print_table
 from titan_debug.config import NumericsSection
 from titan_debug.statistics.read import read_statistics
 from titan_debug.verify.curves import Curve, Verdict, compare
@@ -84,7 +82,7 @@ def _without_nan(figures: Mapping[Any, Any]) -> dict[Any, Any]:
     return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in figures.items()}
 
 
-def observed(job: Job, steps: int) -> list[Override]:
+def observed(job: AssembledJob, steps: int) -> list[Override]:
     """Return overrides that log every step with statistics, disable early stops, and confine all output to the run's
     directory."""
     settings = {
@@ -104,7 +102,7 @@ def observed(job: Job, steps: int) -> list[Override]:
     ]
 
 
-def _without_loggers(job: Job) -> list[Override]:
+def _without_loggers(job: AssembledJob) -> list[Override]:
     """Return overrides that disable the metric loggers of ``job`` whose section has a key ``enable_...``."""
     sections = [logger.config for logger in job.loggers if logger.config is not None]
     return [
@@ -115,7 +113,7 @@ def _without_loggers(job: Job) -> list[Override]:
     ]
 
 
-def tolerance_of(job: Job) -> float:
+def tolerance_of(job: AssembledJob) -> float:
     """Return the default tolerance for the job's compute type."""
     return TOLERANCE[job.config.section(TrainingSection).mixed_precision_param]
 

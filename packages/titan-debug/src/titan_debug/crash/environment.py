@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from titan_core.api.tools.secrets import REDACTED, is_secret, redact_arguments, redact_text
+from titan_core.toolkit.secrets import REDACTED, is_secret, redact_arguments, redact_text
 
 _RELEVANT = re.compile(
     r"^(TORCH|NCCL|CUDA|OMP_|MKL_|KMP_|TITAN|GLOO|SLURM_|PYTORCH|PYTHON|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)$|MASTER_)"

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from shlex import quote
 
-from titan_core.api.tools.rank_names import ranks
+from titan_core.toolkit.text import ranks
 
 
 @dataclass(frozen=True)

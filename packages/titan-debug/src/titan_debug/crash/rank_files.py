@@ -9,7 +9,7 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
-from titan_core.api.tools.atomic_write import atomic_write
+from titan_core.toolkit.atomic_write import atomic_write
 from titan_debug.crash.page import RankCrash
 
 log = logging.getLogger(__name__)

@@ -11,14 +11,11 @@ import traceback
 from pathlib import Path
 from threading import Thread
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.errors import PluginFailure, RunStopped, UserError
-from titan_core.api.events import RunStart
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.runs.files import DEBUG, METRICS
-from titan_core.api.tools.atomic_write import atomic_write
-from titan_core.api.tools.error_chain import caused_by_peer
-from titan_core.api.tools.secrets import redact, redact_text
+from titan_core.api import JobContext, Run, RunStopped, UserError, hookimpl
+from titan_core.toolkit.atomic_write import atomic_write
+from titan_core.toolkit.errors import PluginFailure, caused_by_peer
+from titan_core.toolkit.runs.files import DEBUG, METRICS
+from titan_core.toolkit.secrets import redact, redact_text
 from titan_debug.config import CommTraceSection
 from titan_debug.crash.environment import command_line, describe_environment
 from titan_debug.crash.page import Context, RankCrash, first_crashes, page
@@ -41,12 +38,12 @@ class CrashReport:
     """The crash reporter of one rank. A run that fails before training needs no report: its error explains the problem."""
 
     def __init__(self, context: JobContext[None]) -> None:
-        self._run: RunStart | None = None
+        self._run: Run | None = None
         self._folder = Path()
         self._step = 0
 
     @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         """Enable the report."""
         self._step = run.step
         self._folder = Path(run.dump_folder).absolute()
@@ -69,7 +66,7 @@ class CrashReport:
         except OSError as problem:  # a full disk must not hide the error itself behind a traceback
             log.error("cannot write the crash report: %s", problem)
 
-    def _report(self, run: RunStart, error: BaseException) -> None:
+    def _report(self, run: Run, error: BaseException) -> None:
         folder = self._folder / DEBUG / FOLDER
         own = self._crash(run, error)
         files = CrashFiles(folder, run.attempt, run.world.size)
@@ -88,7 +85,7 @@ class CrashReport:
         if not files.complete:
             Thread(target=self._follow, args=(run, files, verdict), name="crash report").start()
 
-    def _write(self, run: RunStart, files: CrashFiles, verdict: str) -> None:
+    def _write(self, run: Run, files: CrashFiles, verdict: str) -> None:
         """Write the page, and rewrite it if other ranks have reported meanwhile: the last version must include all ranks."""
         context = self._context(run, verdict)
         while True:
@@ -97,7 +94,7 @@ class CrashReport:
             if not files.poll():
                 return
 
-    def _follow(self, run: RunStart, files: CrashFiles, verdict: str) -> None:
+    def _follow(self, run: Run, files: CrashFiles, verdict: str) -> None:
         """Rewrite the page as other ranks report, until none has for ``QUIET`` seconds. Runs in its own thread."""
         began = quiet = time.monotonic()
         end = began + LONGEST
@@ -112,7 +109,7 @@ class CrashReport:
         except OSError as error:
             log.warning("cannot update the crash report: %s", error)
 
-    def _crash(self, run: RunStart, error: BaseException) -> RankCrash:
+    def _crash(self, run: Run, error: BaseException) -> RankCrash:
         explained = isinstance(error, UserError | RunStopped) and not isinstance(error, PluginFailure)
         return RankCrash(
             rank=run.world.rank,
@@ -131,7 +128,7 @@ class CrashReport:
             command=command_line(),
         )
 
-    def _context(self, run: RunStart, verdict: str) -> Context:
+    def _context(self, run: Run, verdict: str) -> Context:
         import tomli_w  # rarely needed
 
         return Context(
@@ -142,7 +139,7 @@ class CrashReport:
             run=run.dump_folder,
         )
 
-    def _verdict(self, run: RunStart) -> str:
+    def _verdict(self, run: Run) -> str:
         """Return the verdict over the dumps that this attempt has written so far."""
         if run.world.size > MOST_ANALYSED:
             return ""

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from titan_core.api.health import CheckResult, Health
+from titan_core.api import CheckResult
+from titan_core.toolkit.jobs import Health
 
 _RENAMED = (
     "ASYNC_ERROR_HANDLING", "BLOCKING_WAIT", "DESYNC_DEBUG", "ENABLE_TIMING", "DUMP_ON_TIMEOUT", "TRACE_BUFFER_SIZE",

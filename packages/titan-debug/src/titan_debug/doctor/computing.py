@@ -9,10 +9,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from titan_core.api.errors import UserError
-from titan_core.api.health import CheckResult, Health, HealthContext
-from titan_core.api.processes import python
-from titan_core.api.tools.shown import shorten
+from titan_core.api import CheckResult, HealthContext, UserError
+from titan_core.toolkit.jobs import Health
+from titan_core.toolkit.processes import python
+from titan_core.toolkit.text import shorten
 
 _ALL_REDUCE = """
 import sys, torch, torch.distributed as dist

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from titan_core.api.health import CheckResult, Health, HealthContext
+from titan_core.api import CheckResult, HealthContext
+from titan_core.toolkit.jobs import Health
 
 GIB = 2**30
 _LEAST_SHARED = GIB

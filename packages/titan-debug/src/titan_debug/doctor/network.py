@@ -7,7 +7,8 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from titan_core.api.health import CheckResult, Health, HealthContext
+from titan_core.api import CheckResult, HealthContext
+from titan_core.toolkit.jobs import Health
 from titan_debug.doctor.communication import communication
 
 _INFINIBAND = Path("/sys/class/infiniband")

@@ -15,7 +15,8 @@ from runpy import run_path
 
 import importlib_metadata
 
-from titan_core.api.health import CheckResult, Health, HealthContext
+from titan_core.api import CheckResult, HealthContext
+from titan_core.toolkit.jobs import Health
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from shlex import quote
 from typing import Any
 
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_debug.flight.diagnose import Kind, diagnose
 from titan_debug.flight.evidence import Evidence, waiting_for
 from titan_debug.flight.read import Dumps, dump_folder, read_dumps

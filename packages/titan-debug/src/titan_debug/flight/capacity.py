@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from titan_core.api.job_facts import JobFacts
+from titan_core.api import Job
 
 STEPS = 4
 """Number of steps whose collectives are kept: enough to see what a step that hangs does differently from those before."""
@@ -15,15 +15,15 @@ _PER_STAGE = 4  # receive and send, forward and backward
 _PER_STEP = 20
 
 
-def capacity(facts: JobFacts) -> int:
+def capacity(job: Job) -> int:
     """Return the number of collectives of a rank in :data:`STEPS` steps, within bounds."""
-    return min(max(LEAST, STEPS * collectives_per_step(facts)), MOST)
+    return min(max(LEAST, STEPS * collectives_per_step(job)), MOST)
 
 
-def collectives_per_step(facts: JobFacts) -> int:
+def collectives_per_step(job: Job) -> int:
     """Return an estimate of the number of collectives, sends and receives of a rank in a step, rather too high than too
     low."""
-    mesh, batch = facts.mesh, facts.batch
+    mesh, batch = job.mesh, job.batch
     active = [dim for dim in mesh.dims if mesh.degrees[dim.name] > 1]
     stages = math.prod(mesh.degrees[dim.name] for dim in active if dim.divides == "layers")
     divisions = sum(dim.divides in ("weights", "sequence") for dim in active) + sum(
@@ -34,5 +34,5 @@ def collectives_per_step(facts: JobFacts) -> int:
         per_block += _PER_BLOCK_OF_DATA_PARALLELISM
     # A pipeline may divide a batch into its sequences.
     passes = batch.microbatches * (batch.local_size if stages > 1 else 1)
-    per_pass = per_block * (facts.model.layout.num_blocks / stages + 2) + (_PER_STAGE if stages > 1 else 0)
+    per_pass = per_block * (job.model.layout.num_blocks / stages + 2) + (_PER_STAGE if stages > 1 else 0)
     return math.ceil(_PER_STEP + passes * per_pass)

@@ -8,9 +8,9 @@ import socket
 import time
 from dataclasses import replace
 
-from titan_core.api.tools.error_chain import caused_by_peer, chain
-from titan_core.api.tools.secrets import redact_text
-from titan_core.api.world import World
+from titan_core.api import World
+from titan_core.toolkit.errors import caused_by_peer, chain
+from titan_core.toolkit.secrets import redact_text
 from titan_debug.flight.dump import Dump, Entry, Failure, Frame, Group, Thread
 from titan_debug.flight.recorded import process_groups, recorded_entries
 from titan_debug.flight.stacks import stack_of_traceback, thread_stacks

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from titan_core.api.tools.atomic_write import atomic_write
+from titan_core.toolkit.atomic_write import atomic_write
 
 RANK_FILE = "rank-{}.json"
 STACKS_FILE = "rank-{}.stacks.txt"
 BACKGROUND = "background"
-"""Label of process groups for background work, such as writing checkpoints. A copy of ``titan_core.api.world.BACKGROUND``,
-whose module imports torch."""
+"""Label of process groups for background work, such as writing checkpoints. A copy of ``BACKGROUND`` in
+``titan_core.api.parallel.world``, which imports torch."""
 
 
 class Frame(NamedTuple):

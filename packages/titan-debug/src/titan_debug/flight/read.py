@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from titan_core.api.errors import UserError
-from titan_core.api.runs.files import CONFIG, EVENTS
-from titan_core.api.runs.run_log import RunLog
-from titan_core.api.tools.rank_names import ranks
+from titan_core.api import UserError
+from titan_core.toolkit.runs.files import CONFIG, EVENTS
+from titan_core.toolkit.runs.run_log import RunLog
+from titan_core.toolkit.text import ranks
 from titan_debug.config import CommTraceSection
 from titan_debug.flight.dump import RANK_FILE, STACKS_FILE, Dump
 from titan_debug.flight.stacks_text import read_stacks

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed
 from torch.distributed import ProcessGroup
 
-from titan_core.api.world import World
+from titan_core.api import World
 from titan_debug import torch_private
 from titan_debug.flight.dump import Entry, Frame, Group
 

@@ -9,12 +9,10 @@ from collections.abc import Generator
 from pathlib import Path
 from shlex import quote
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.events import Finding, RunStart, StepReport, TrainEnd
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.sections import CommSection, JobSection
-from titan_core.api.tools.error_chain import caused_by_peer
-from titan_core.api.tools.secrets import redact_text
+from titan_core.api import Finding, JobContext, Run, RunEnd, StepReport, hookimpl
+from titan_core.toolkit.errors import caused_by_peer
+from titan_core.toolkit.secrets import redact_text
+from titan_core.toolkit.sections import CommSection, JobSection
 from titan_debug.config import LEAST_WATCHED_SECONDS, CommTraceSection
 from titan_debug.flight.analysis import MOST_ANALYSED, analyse
 from titan_debug.flight.capacity import capacity
@@ -38,13 +36,13 @@ class FlightRecorder:
     recovers continues."""
 
     def __init__(self, context: JobContext[CommTraceSection]) -> None:
-        comm, section = context.facts.section(CommSection), context.section
+        comm, section = context.job.section(CommSection), context.section
         self._section = section
-        self._trace_buf_size = section.trace_buf_size or capacity(context.facts)
-        self._folder = Path(context.facts.section(JobSection).dump_folder) / section.save_traces_folder
+        self._trace_buf_size = section.trace_buf_size or capacity(context.job)
+        self._folder = Path(context.job.section(JobSection).dump_folder) / section.save_traces_folder
         self._first_limit = max(LEAST_WATCHED_SECONDS, SHARE * comm.init_timeout_seconds)
         self._limit = section.watchdog_seconds or max(LEAST_WATCHED_SECONDS, SHARE * comm.train_timeout_seconds)
-        self._run: RunStart | None = None
+        self._run: Run | None = None
         self._assembled = self._attempt = 0.0
         self._step, self._in_step = 0, False
         self._dump: Dump | None = None  # the latest one
@@ -62,7 +60,7 @@ class FlightRecorder:
         prepare_environment(self._trace_buf_size, self._folder)
 
     @hookimpl(wrapper=True)
-    def titan_train_start(self, run: RunStart) -> Generator[None, object, object]:
+    def titan_train_start(self, run: Run) -> Generator[None, object, object]:
         """Start the watchdog before other observers announce the run, so that no request is missed. Files of an older run
         have been moved away by now."""
         self._step = run.step
@@ -107,7 +105,7 @@ class FlightRecorder:
         self._request_others(why)
 
     @hookimpl(tryfirst=True)
-    def titan_train_end(self, end: TrainEnd) -> None:
+    def titan_train_end(self, end: RunEnd) -> None:
         """Stop the watchdog."""
         if self._watchdog is not None:
             self._watchdog.stop()

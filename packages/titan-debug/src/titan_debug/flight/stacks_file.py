@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import TextIO
 
-from titan_core.api.world import World
+from titan_core.api import World
 from titan_debug.flight.dump import STACKS_FILE
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from titan_core.api.tools.rank_names import ranks as ranks
+from titan_core.toolkit.text import ranks as ranks
 from titan_debug.flight.dump import Dump, Entry, Frame, Group
 from titan_debug.flight.stacks import location, short_path
 

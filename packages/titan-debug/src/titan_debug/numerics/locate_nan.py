@@ -11,13 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.events import Finding, PendingUpdate, RunStart
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.sections import TrainingSection
-from titan_core.api.tools.deferred_reports import finite, in_flight
-from titan_core.api.tools.device import HostCopy
-from titan_core.api.tools.rank_names import ranks
+from titan_core.api import Finding, JobContext, PendingUpdate, Run, hookimpl
+from titan_core.toolkit.device import HostCopy
+from titan_core.toolkit.models import finite, in_flight
+from titan_core.toolkit.sections import TrainingSection
+from titan_core.toolkit.text import ranks
 from titan_debug.config import NumericsSection
 from titan_debug.numerics.replay import local_tensors, named_gradients, place_in_model, replay
 
@@ -48,13 +46,13 @@ class NanLocator:
     """
 
     def __init__(self, context: JobContext[NumericsSection]) -> None:
-        self._run: RunStart | None = None
+        self._run: Run | None = None
         self._left = MOST
-        self._skipped = context.facts.section(TrainingSection).on_nan in ("stop", "skip")
+        self._skipped = context.job.section(TrainingSection).on_nan in ("stop", "skip")
         self._waiting: tuple[PendingUpdate, HostCopy] | None = None
 
     @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         """Keep the model's parts and the run for findings."""
         self._run = run
 
@@ -91,7 +89,7 @@ class NanLocator:
             log.warning("%s", message)
             run.report(Finding("not finite", message, update.step))
 
-    def _locate(self, run: RunStart, update: PendingUpdate, gradients: Callable[[], AbstractContextManager[None]]) -> str:
+    def _locate(self, run: Run, update: PendingUpdate, gradients: Callable[[], AbstractContextManager[None]]) -> str:
         """
         Args:
             gradients: returns a context within which the parameters have the gradients of the step.
@@ -129,7 +127,7 @@ class NanLocator:
             "overflows"
         )
 
-    def _first_output(self, calls: list[str], flags: list[Tensor], run: RunStart) -> Bad | None:
+    def _first_output(self, calls: list[str], flags: list[Tensor], run: Run) -> Bad | None:
         good = torch.stack(flags).tolist() if flags else []
         if False not in good:
             return None
@@ -146,7 +144,7 @@ class NanLocator:
         return Bad(place_in_model(name, layout), call, f"{name}{next(remarks, '')}")
 
 
-def _last_gradient(run: RunStart) -> Bad | None:
+def _last_gradient(run: Run) -> Bad | None:
     """Return this rank's last bad gradient in the model's order, which backward computes first."""
     layout = run.parts[0].layout
     bad = [

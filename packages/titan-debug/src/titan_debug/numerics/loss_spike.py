@@ -12,12 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.errors import NumericsStop
-from titan_core.api.events import Finding, PendingUpdate, RunStart, StepReport
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.tools.deferred_reports import DeferredReports
-from titan_core.api.tools.device import HostCopy
+from titan_core.api import DeferredReports, Finding, JobContext, PendingUpdate, Run, StepReport, hookimpl
+from titan_core.toolkit.device import HostCopy
+from titan_core.toolkit.errors import NumericsStop
 from titan_debug.config import NumericsSection
 
 log = logging.getLogger(__name__)
@@ -110,7 +107,7 @@ class LossSpikes(DeferredReports):
         self._detector = SpikeDetector(section.spike_window, section.spike_sigma)
         self._on_device = DeviceSpikeDetector(section.spike_window, section.spike_sigma)  # if updates are skipped
         self._verdicts: deque[HostCopy] = deque()
-        self._run: RunStart | None = None
+        self._run: Run | None = None
 
     @hookimpl
     def titan_save_state(self) -> dict[str, list[float]]:
@@ -125,7 +122,7 @@ class LossSpikes(DeferredReports):
         self._on_device.load(state.get(STATE, ()))
 
     @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         """Keep the run for findings."""
         self._run = run
 

@@ -14,13 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from titan_core.api.batch import Batch
-from titan_core.api.events import PendingUpdate
-from titan_core.api.layout import ModelLayout
-from titan_core.api.model_part import ModelPart
-from titan_core.api.objective import ObjectiveFunction
-from titan_core.api.step import is_shape_inference
-from titan_core.api.vocabulary import Vocabulary
+from titan_core.api import Batch, ModelLayout, ModelPart, ObjectiveFunction, PendingUpdate, Vocabulary
+from titan_core.toolkit.models import is_shape_inference
 from titan_debug.torch_private import uncompiled
 
 OutputCallback = Callable[[str, nn.Module, list[Tensor]], None]
@@ -63,7 +58,7 @@ class _ObservedObjective(ObjectiveFunction):
         self._objective, self._on_logits = objective, on_logits
 
     def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
-        """See :class:`~titan_core.api.objective.ObjectiveFunction`."""
+        """See :class:`~titan_core.api.ObjectiveFunction`."""
         self._on_logits([logits.detach()])
         return self._objective(logits, batch, vocabulary)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.sections import JobSection
+from titan_core.api import JobContext, Problem, UserError
+from titan_core.toolkit.sections import JobSection
 from titan_debug.config import ProfilingSection
 
 _RANKS = "profiling.ranks"
@@ -33,7 +32,7 @@ def require_ranks(context: JobContext[ProfilingSection]) -> None:
     Raises:
         UserError: the job has no such rank.
     """
-    size = context.facts.mesh.world_size
+    size = context.job.mesh.world_size
     outside = [rank for rank in context.section.ranks or [] if not 0 <= rank < size]
     if outside:
         why = f"rank {outside[0]} does not exist: this job has {size} rank(s), numbered from 0"
@@ -43,6 +42,6 @@ def require_ranks(context: JobContext[ProfilingSection]) -> None:
 
 def check_memory(context: JobContext[ProfilingSection]) -> Iterator[Problem]:
     """Yield a problem if the job has no CUDA memory. With ``job.device = "auto"``, this is unknown until the job starts."""
-    if context.facts.section(JobSection).device == "cpu":
+    if context.job.section(JobSection).device == "cpu":
         why = 'records GPU allocations, but job.device is "cpu"'
         yield context.config.problem("profiling.enable_memory_snapshot", why, "set it to false, or train on GPUs")

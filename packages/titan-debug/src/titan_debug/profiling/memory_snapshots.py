@@ -7,10 +7,8 @@ from pathlib import Path
 
 import torch
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.events import Finding, RunStart, StepReport
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.tools.atomic_write import atomic_write
+from titan_core.api import Finding, JobContext, Run, StepReport, hookimpl
+from titan_core.toolkit.atomic_write import atomic_write
 from titan_debug.config import ProfilingSection
 from titan_debug.torch_private import CudaMemoryHistory
 
@@ -27,11 +25,11 @@ class MemorySnapshots:
     def __init__(self, context: JobContext[ProfilingSection], history: CudaMemoryHistory | None = None) -> None:
         self._section = context.section
         self._history = history or CudaMemoryHistory()
-        self._run: RunStart | None = None  # set while the history is recorded
+        self._run: Run | None = None  # set while the history is recorded
         self._step = 0
 
     @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         """Start the history if this rank writes snapshots and trains on CUDA."""
         if self._section.ranks is not None and run.world.rank not in self._section.ranks:
             return
@@ -68,7 +66,7 @@ class MemorySnapshots:
             self._run = None
             self._history.stop()
 
-    def _write(self, run: RunStart, name: str) -> None:
+    def _write(self, run: Run, name: str) -> None:
         """Write a snapshot. A failure is logged and does not stop training."""
         path = Path(run.dump_folder, self._section.save_memory_snapshot_folder, name, f"rank-{run.world.rank}.pickle")
         try:

@@ -15,10 +15,8 @@ from typing import Any
 
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.events import Finding, RunStart, StepReport
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.tools.atomic_write import atomic_write
+from titan_core.api import Finding, JobContext, Run, StepReport, hookimpl
+from titan_core.toolkit.atomic_write import atomic_write
 from titan_debug.config import ProfilingSection
 from titan_debug.profiling.check import require_ranks
 
@@ -43,7 +41,7 @@ class Profiler:
     def __init__(self, context: JobContext[ProfilingSection]) -> None:
         self._context = context
         self._section = context.section
-        self._run: RunStart | None = None
+        self._run: Run | None = None
         self._profile: profile | None = None  # the trace in progress; almost always None
         self._requested = False  # by SIGUSR2
         self._next = 0  # first step of the next regular warmup; 0 if this rank writes no regular traces
@@ -62,7 +60,7 @@ class Profiler:
         require_ranks(self._context)
 
     @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         """Install the handler of SIGUSR2, and schedule the first trace."""
         self._run = run
         self._next = self._next_warmup(run.step)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_debug.profiling.intervals import Intervals
 
 _RANK = re.compile(r"rank-(\d+)\.")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from titan_core.api.errors import UserError
-from titan_core.api.runs.files import CONFIG
-from titan_core.api.runs.run_log import RunLog
+from titan_core.api import UserError
+from titan_core.toolkit.runs.files import CONFIG
+from titan_core.toolkit.runs.run_log import RunLog
 from titan_debug.config import ProfilingSection
 
 _STEP = re.compile(r"step-(\d+)")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from titan_core.api.errors import UserError
-from titan_core.api.runs.record_checks import checked_records
-from titan_core.api.runs.tail import Tail
+from titan_core.api import UserError
+from titan_core.toolkit.runs.record_checks import checked_records
+from titan_core.toolkit.runs.tail import Tail
 from titan_debug.statistics.moments import Moments
 
 RANK_FILE = "rank-{}.jsonl"

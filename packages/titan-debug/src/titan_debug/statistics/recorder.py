@@ -10,11 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.events import Finding, PendingUpdate, RunStart
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.runs.json_lines import LineFile
-from titan_core.api.shared_request import SharedRequest
+from titan_core.api import Finding, JobContext, PendingUpdate, Run, SharedRequest, hookimpl
+from titan_core.toolkit.json_lines import LineFile
 from titan_debug.config import NumericsSection
 from titan_debug.numerics.replay import named_gradients, place_in_model, replay
 from titan_debug.request import Requests
@@ -31,14 +28,14 @@ class StatisticsRecorder:
     def __init__(self, context: JobContext[NumericsSection]) -> None:
         section = context.section
         self._freq, self._folder = section.statistics_freq, section.save_statistics_folder
-        self._run: RunStart | None = None
+        self._run: Run | None = None
         self._file: LineFile | None = None
         self._requests: Requests | None = None  # polled by rank 0, which shares requests with the other ranks
         self._shared_request: SharedRequest | None = None
         self._polled = 0.0
 
     @hookimpl(wrapper=True)
-    def titan_train_start(self, run: RunStart) -> Generator[None, object, object]:
+    def titan_train_start(self, run: Run) -> Generator[None, object, object]:
         """Start to accept requests before other observers announce the run, so that no request is missed."""
         self._run, self._shared_request = run, run.shared_request()
         if run.world.rank == 0:

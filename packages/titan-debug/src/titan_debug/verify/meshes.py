@@ -6,17 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from titan_core.api.command import CommandContext
-from titan_core.api.components import Transform
-from titan_core.api.config import Override
-from titan_core.api.errors import Problem, UserError, nearest
-from titan_core.api.job import Job
-from titan_core.api.mesh import MeshDim, MeshView, dims_in_order, sound_views
-from titan_core.api.numbers import MOST_PROCESSES
-from titan_core.api.registry import ComponentRegistry
-from titan_core.api.sections import TrainingSection
-from titan_core.api.tools.arguments import parse_integer
-from titan_core.api.tools.shown import shorten
+from titan_core.api import CommandContext, MeshDim, MeshView, Problem, Registry, Transform, UserError
+from titan_core.toolkit.arguments import parse_integer
+from titan_core.toolkit.errors import nearest
+from titan_core.toolkit.jobs import AssembledJob, Override
+from titan_core.toolkit.mesh import dims_in_order, sound_views
+from titan_core.toolkit.sections import MOST_PROCESSES, TrainingSection
+from titan_core.toolkit.text import shorten
 
 ONE_DEVICE = "one device"
 
@@ -43,7 +39,7 @@ class Mesh:
 Dims = Sequence[MeshDim | MeshView]
 
 
-def mesh_dims(registry: ComponentRegistry) -> Dims:
+def mesh_dims(registry: Registry) -> Dims:
     """Return the dimensions and views that the installed plugins define."""
     transforms = registry.all(Transform)
     dims = dims_in_order(dim for transform in transforms for dim in transform.mesh_dims)
@@ -83,7 +79,7 @@ def overrides_for(mesh: Mesh, dims: Dims) -> list[Override]:
     return [Override(dim.degree_key, str(mesh.degrees.get(dim.name, mesh.views.get(dim.name, 1)))) for dim in dims]
 
 
-def job_on(mesh: Mesh, context: CommandContext, dims: Dims, more: Sequence[Override] = ()) -> Job:
+def job_on(mesh: Mesh, context: CommandContext, dims: Dims, more: Sequence[Override] = ()) -> AssembledJob:
     """Return the command's job on ``mesh``, with ``more`` overrides.
 
     Raises:
@@ -95,10 +91,10 @@ def job_on(mesh: Mesh, context: CommandContext, dims: Dims, more: Sequence[Overr
         raise UserError(*(Problem(f"on {mesh}", str(problem)) for problem in error.problems)) from None
 
 
-def same_batch(mesh: Mesh, reference: Job, dims: Dims) -> list[Override]:
+def same_batch(mesh: Mesh, reference: AssembledJob, dims: Dims) -> list[Override]:
     """Return overrides that give a job on ``mesh`` the global batch of ``reference``, in local batches no larger than the
     recipe's."""
-    size = reference.facts.batch.global_size
+    size = reference.batch.global_size
     share = size // math.prod(
         mesh.degrees.get(dim.name, 1) for dim in dims if isinstance(dim, MeshDim) and dim.divides == "batch"
     )

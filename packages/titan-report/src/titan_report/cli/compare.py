@@ -8,17 +8,14 @@ import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from titan_core.api.command import CommandContext
-from titan_core.api.config import Override
-from titan_core.api.errors import Problem, UserError
-from titan_core.api.job import Job
-from titan_core.api.runs.child_runs import ChildRun, without_checkpoints
-from titan_core.api.runs.folder_lock import FolderLock
-from titan_core.api.runs.run_log import RunLog
-from titan_core.api.sections import JobSection, TrainingSection
-from titan_core.api.tools.arguments import process_count, recipe_arguments, small_integer, step_count
-from titan_core.api.tools.output import print_table
-from titan_core.api.tools.shown import describe_model
+from titan_core.api import CommandContext, Problem, UserError
+from titan_core.toolkit.arguments import process_count, recipe_arguments, small_integer, step_count
+from titan_core.toolkit.folder_lock import FolderLock
+from titan_core.toolkit.jobs import AssembledJob, Override
+from titan_core.toolkit.runs.child_runs import ChildRun, without_checkpoints
+from titan_core.toolkit.runs.run_log import RunLog
+from titan_core.toolkit.sections import JobSection, TrainingSection
+from titan_core.toolkit.text import describe_model, print_table
 from titan_report.compare.outcome import HEADERS, VariantOutcome, csv_rows_of, outcome_of, rows_of
 from titan_report.compare.purpose import SPEED_STEPS, Purpose, purpose_of
 from titan_report.compare.variants import Variant, folders_of, variants_of
@@ -100,7 +97,7 @@ def run(context: CommandContext) -> int:
         return _compare(context, entries, jobs, folder)
 
 
-def _compare(context: CommandContext, entries: list[_Entry], jobs: list[Job], folder: Path) -> int:
+def _compare(context: CommandContext, entries: list[_Entry], jobs: list[AssembledJob], folder: Path) -> int:
     arguments = context.arguments
     if arguments.measure == "loss":
         print(f"comparing losses after {arguments.steps} steps (--measure speed: only speed, after {SPEED_STEPS})")
@@ -124,7 +121,7 @@ def _compare(context: CommandContext, entries: list[_Entry], jobs: list[Job], fo
     return int(any(entry.failure is not None for entry in entries))
 
 
-def _job(context: CommandContext, variant: Variant) -> Job:
+def _job(context: CommandContext, variant: Variant) -> AssembledJob:
     try:
         return context.job(context.arguments.nproc_per_node, variant.overrides)
     except UserError as error:
@@ -132,7 +129,7 @@ def _job(context: CommandContext, variant: Variant) -> Job:
         raise UserError(*problems) from None
 
 
-def _train(context: CommandContext, entry: _Entry, job: Job, place: Path, number: int) -> None:
+def _train(context: CommandContext, entry: _Entry, job: AssembledJob, place: Path, number: int) -> None:
     """Train a variant in round ``number``, counted from 0."""
     arguments = context.arguments
     windows = WINDOWS if arguments.measure == "speed" else LOSSES
@@ -154,8 +151,8 @@ def _train(context: CommandContext, entry: _Entry, job: Job, place: Path, number
     entry.finished.append(log)
 
 
-def _title(arguments: argparse.Namespace, job: Job) -> str:
-    model = describe_model(job.name, job.facts.model.num_params)
+def _title(arguments: argparse.Namespace, job: AssembledJob) -> str:
+    model = describe_model(job.name, job.model.num_params)
     rounds = f", {arguments.rounds} {'seeds' if arguments.seeds else 'rounds'}" if arguments.rounds > 1 else ""
     return f"{model}: {arguments.steps} steps on {arguments.nproc_per_node} process(es){rounds}"
 

@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from titan_core.api.command import CommandContext
-from titan_core.api.runs.run_log import RunLog
+from titan_core.api import CommandContext
+from titan_core.toolkit.runs.run_log import RunLog
 
 DEFAULT_FILE = "report.html"
 

@@ -6,10 +6,9 @@ import argparse
 import time
 from pathlib import Path
 
-from titan_core.api.command import CommandContext
-from titan_core.api.errors import UserError
-from titan_core.api.runs.run_log import RunLog
-from titan_core.api.tools.arguments import seconds
+from titan_core.api import CommandContext, UserError
+from titan_core.toolkit.arguments import seconds
+from titan_core.toolkit.runs.run_log import RunLog
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

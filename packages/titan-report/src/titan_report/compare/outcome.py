@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from titan_core.api.metric_log import format_mfu, is_estimated
-from titan_core.api.runs.run_log import RunLog
+from titan_core.toolkit.runs.run_log import RunLog
+from titan_core.toolkit.text import format_mfu, is_estimated
 from titan_report.compare.purpose import Purpose
 from titan_report.numbers import UNKNOWN
 from titan_report.thinning import finite

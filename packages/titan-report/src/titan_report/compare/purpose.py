@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from titan_core.api.checkpoint import Checkpoint
-from titan_core.api.components import Component, Debugger, Transform
-from titan_core.api.metric_log import MetricLogger
-from titan_core.api.registry import ComponentRegistry
-from titan_core.api.sections import CORE_SECTIONS
+from titan_core.api import Checkpoint, Component, Debugger, MetricLogger, Registry, Transform
+from titan_core.toolkit.sections import CORE_SECTIONS
 
 Purpose = Literal["speed", "loss"]
 
@@ -27,7 +24,7 @@ _CORE_KEYS = {
 """Keys of sections of the core that change how fast a job computes the same steps, up to rounding."""
 
 
-def purpose_of(keys: Iterable[str], registry: ComponentRegistry) -> Purpose:
+def purpose_of(keys: Iterable[str], registry: Registry) -> Purpose:
     """Return "loss" if any of ``keys``, in which the variants differ, decides what is learned, such as a learning rate."""
     core = {section.section for section in CORE_SECTIONS}
     sections = {

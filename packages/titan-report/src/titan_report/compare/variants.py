@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from titan_core.api.config import Override
-from titan_core.api.errors import UserError
-from titan_core.api.tools.arguments import parse_overrides
+from titan_core.api import UserError
+from titan_core.toolkit.arguments import parse_overrides
+from titan_core.toolkit.jobs import Override
 
 BASELINE = "baseline"
 LONGEST = 80

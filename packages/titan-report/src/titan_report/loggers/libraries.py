@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from titan_core.api.build_context import JobContext
-from titan_core.api.errors import Problem
+from titan_core.api import JobContext, Problem
 from titan_report.config import TensorBoardKeys, WandbKeys
 
 

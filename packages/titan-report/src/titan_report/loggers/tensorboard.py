@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from titan_core.api.metric_log import LoggerContext, Record
-from titan_core.api.runs.files import CONFIG
+from titan_core.api import LoggerContext, Record
+from titan_core.toolkit.runs.files import CONFIG
 from titan_report.config import TensorBoardKeys
 
 

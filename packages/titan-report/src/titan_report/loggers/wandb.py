@@ -8,11 +8,9 @@ from typing import Any
 
 import wandb
 
-from titan_core.api.events import TrainEnd
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.metric_log import LoggerContext, Record
-from titan_core.api.runs.files import LOGS
-from titan_core.api.tools.secrets import redact
+from titan_core.api import LoggerContext, Record, RunEnd, hookimpl
+from titan_core.toolkit.runs.files import LOGS
+from titan_core.toolkit.secrets import redact
 from titan_report.config import WandbKeys
 
 RUN_ID = "wandb_run_id"
@@ -47,13 +45,13 @@ class WandbLog:
         self._run.log({name: value for name, value in record.items() if value is not None})
 
     @hookimpl
-    def titan_train_end(self, end: TrainEnd) -> None:
+    def titan_train_end(self, end: RunEnd) -> None:
         """Record how the run ended."""
         self._run.summary["ended"] = end.reason
         self._run.finish(exit_code=int(end.failed))
 
     def close(self) -> None:
-        """Send buffered metrics if the run ended without :class:`TrainEnd`."""
+        """Send buffered metrics if the run ended without :class:`RunEnd`."""
         self._run.finish()
 
 
@@ -64,7 +62,7 @@ def _identity(context: LoggerContext[WandbKeys]) -> dict[str, Any]:
     titan = {
         "digest": job.digest(),
         "plugins": plugins,
-        "world_size": job.facts.mesh.world_size,
+        "world_size": job.mesh.world_size,
         "device": context.device_name,
     }
     return {**redact(job.config.as_dict()), "titan": titan}

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from titan_core.api.errors import UserError
-from titan_core.api.tools.device import choose_device, device_name
-from titan_core.api.tools.phases import phase
+from titan_core.api import UserError
+from titan_core.toolkit.device import choose_device, device_name
+from titan_core.toolkit.status import phase
 from titan_simulate.calibrate.collectives import measure_links
 from titan_simulate.calibrate.compute import measure_compute, memory_of
 from titan_simulate.calibrate.ranks import groups_of_nodes, in_ranks, joined

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from titan_core.api.tools.device import attention_kernels
+from titan_core.toolkit.device import attention_kernels
 from titan_simulate.calibrate.result import AttentionPoint, Compute, FreshMemory, MatmulPoint, Measured
 from titan_simulate.calibrate.timing import CudaTimer, HostTimer, Timer, Timing
 from titan_simulate.torch_private import TorchDispatchMode, is_view

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 from titan_simulate.calibrate.result import AttentionPoint, Calibration, CollectivePoint, Compute, MatmulPoint
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.hardware.read import names, read_machine

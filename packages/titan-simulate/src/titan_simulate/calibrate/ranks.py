@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not exported to type checkers
 
-from titan_core.api.errors import UserError
-from titan_core.api.tools.device import backend_for, choose_device
-from titan_core.api.tools.worker_process import end_now, worker_processes
+from titan_core.api import UserError
+from titan_core.toolkit.device import backend_for, choose_device
+from titan_core.toolkit.worker_process import end_now, worker_processes
 
 R = TypeVar("R")
 

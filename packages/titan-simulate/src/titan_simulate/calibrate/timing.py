@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from titan_core.api.errors import UserError
+from titan_core.api import UserError
 
 ROUNDS = 7
 LEAST_SECONDS = 0.02

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tomli_w
 
-from titan_core.api.tools.atomic_write import atomic_write
+from titan_core.toolkit.atomic_write import atomic_write
 from titan_simulate.calibrate.fit import known_machine, machine_values
 from titan_simulate.calibrate.result import Calibration, CollectivePoint, MatmulPoint, Measured
 from titan_simulate.hardware.machine import Machine

@@ -10,13 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
 
-from titan_core.api.command import CommandContext
-from titan_core.api.errors import UserError
-from titan_core.api.launcher import own_command
-from titan_core.api.tools.arguments import process_count
-from titan_core.api.tools.output import print_table
-from titan_core.api.tools.phases import show_status
-from titan_core.api.tools.shown import shorten
+from titan_core.api import CommandContext, UserError
+from titan_core.toolkit.arguments import process_count
+from titan_core.toolkit.launching import own_command
+from titan_core.toolkit.status import show_status
+from titan_core.toolkit.text import print_table, shorten
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

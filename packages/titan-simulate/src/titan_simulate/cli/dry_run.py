@@ -14,16 +14,13 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING
 
-from titan_core.api.command import CommandContext
-from titan_core.api.config import Override
-from titan_core.api.errors import UserError
-from titan_core.api.job import Job
-from titan_core.api.launcher import RankJob, shell_command
-from titan_core.api.mesh import MeshPlan
-from titan_core.api.numbers import MOST_RANKS
-from titan_core.api.tools.arguments import parse_integer, rank_count
-from titan_core.api.tools.phases import phase, show_status
-from titan_core.api.tools.shown import shorten
+from titan_core.api import CommandContext, MeshPlan, UserError
+from titan_core.toolkit.arguments import parse_integer, rank_count
+from titan_core.toolkit.jobs import AssembledJob, Override
+from titan_core.toolkit.launching import RankJob, shell_command
+from titan_core.toolkit.sections import MOST_RANKS
+from titan_core.toolkit.status import phase, show_status
+from titan_core.toolkit.text import shorten
 
 if TYPE_CHECKING:
     from titan_simulate.engine.result import SimulatedRank
@@ -73,13 +70,13 @@ def _try(context: CommandContext) -> None:
                 print(f"note: {note.where}: {note.why}; a dry run does not need it")
             with phase("importing torch"):
                 fork_server.load()
-        for rank in [options.rank or 0] if options.rank != STAGES else first_of_each_stage(job.facts.mesh):
+        for rank in [options.rank or 0] if options.rank != STAGES else first_of_each_stage(job.mesh):
             print("\n".join(_verdict(fork_server.call_in_fork(partial(_simulated, context, job, rank)))))
-    details = ["simulate", *(word for word in [options.recipe] if word), "--world-size", str(job.facts.mesh.world_size)]
+    details = ["simulate", *(word for word in [options.recipe] if word), "--world-size", str(job.mesh.world_size)]
     print(f"details: {shell_command([*details, *context.override_arguments])}")
 
 
-def _job(context: CommandContext, folder: str) -> Job:
+def _job(context: CommandContext, folder: str) -> AssembledJob:
     from titan_simulate.engine.data import SETTINGS
 
     settings = {**SETTINGS, "training.stop_at_step": "1", "job.dump_folder": folder}
@@ -87,7 +84,7 @@ def _job(context: CommandContext, folder: str) -> Job:
     return context.job(context.arguments.world_size, more, missing_ok=True)
 
 
-def _simulated(context: CommandContext, job: Job, rank: int) -> SimulatedRank:
+def _simulated(context: CommandContext, job: AssembledJob, rank: int) -> SimulatedRank:
     from titan_simulate.engine.simulate import simulate
 
     logging.disable(logging.WARNING)  # what plugins notice about a run, such as an impossible MFU, is not true of this one

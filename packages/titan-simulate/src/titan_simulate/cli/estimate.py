@@ -10,11 +10,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api.command import CommandContext
-from titan_core.api.config import Override
-from titan_core.api.job import Job
-from titan_core.api.tools.arguments import json_argument, recipe_arguments, world_size_argument
-from titan_core.api.tools.output import print_json, print_table
+from titan_core.api import CommandContext
+from titan_core.toolkit.arguments import json_argument, recipe_arguments, world_size_argument
+from titan_core.toolkit.jobs import AssembledJob, Override
+from titan_core.toolkit.text import print_json, print_table
 from titan_simulate.engine import stub_libraries
 from titan_simulate.engine.command_fork import Report, print_from_fork
 from titan_simulate.hardware.machine import HEADROOM, Machine
@@ -50,7 +49,7 @@ def run(context: CommandContext) -> int:
     return print_from_fork(partial(_estimated, context, machine), "estimating", context.registry)
 
 
-def _job(context: CommandContext, more: Sequence[Override]) -> Job:
+def _job(context: CommandContext, more: Sequence[Override]) -> AssembledJob:
     return context.job(context.arguments.world_size, more, missing_ok=True)
 
 

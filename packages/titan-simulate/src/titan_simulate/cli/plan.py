@@ -10,14 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api.command import CommandContext
-from titan_core.api.config import Override
-from titan_core.api.errors import EXIT_INTERRUPTED, UserError
-from titan_core.api.job import Job
-from titan_core.api.sections import TrainingSection
-from titan_core.api.tools.arguments import json_argument, number, rank_count, recipe_arguments, seconds, small_integer
-from titan_core.api.tools.output import print_json, print_table
-from titan_core.api.tools.shown import show_bytes
+from titan_core.api import CommandContext, UserError
+from titan_core.toolkit.arguments import json_argument, number, rank_count, recipe_arguments, seconds, small_integer
+from titan_core.toolkit.errors import EXIT_INTERRUPTED
+from titan_core.toolkit.jobs import AssembledJob, Override
+from titan_core.toolkit.sections import TrainingSection
+from titan_core.toolkit.text import print_json, print_table, show_bytes
 from titan_simulate.engine import stub_libraries
 from titan_simulate.engine.command_fork import Report, print_from_fork
 from titan_simulate.hardware.machine import HEADROOM, Machine
@@ -74,12 +72,12 @@ def run(context: CommandContext) -> int:
         raise UserError.one(f"--out {options.out}", "already exists", "name a new file")
     config = context.config()
 
-    def job_of(more: Sequence[Override]) -> Job:
+    def job_of(more: Sequence[Override]) -> AssembledJob:
         return context.job(options.gpus, more, missing_ok=True)
 
     given, job = _recipe_job(context, job_of, options.gpus)
-    global_batch = job.facts.batch.global_size if given is not None else config.section(TrainingSection).global_batch_size
-    fixed = config.overridden - {dim.degree_key for dim in job.facts.mesh.dims if config.value(dim.degree_key) == -1}
+    global_batch = job.batch.global_size if given is not None else config.section(TrainingSection).global_batch_size
+    fixed = config.overridden - {dim.degree_key for dim in job.mesh.dims if config.value(dim.degree_key) == -1}
     space = Space(job, options.gpus, global_batch, fixed, options.allow_precision)
     if next(space.meshes(()), None) is None:
         why = "no mesh has this number of ranks with the degrees that are fixed, and this model and global batch"
@@ -89,7 +87,13 @@ def run(context: CommandContext) -> int:
 
 
 def _searched(
-    context: CommandContext, machine: Machine, space: Space, job_of: JobOf, given: Job | None, job: Job, report: Report
+    context: CommandContext,
+    machine: Machine,
+    space: Space,
+    job_of: JobOf,
+    given: AssembledJob | None,
+    job: AssembledJob,
+    report: Report,
 ) -> int:
     options = context.arguments
     report("importing torch")
@@ -98,8 +102,8 @@ def _searched(
     from titan_simulate.estimate.estimate import estimate
     from titan_simulate.plan.shapes import shapes_of
 
-    shapes = shapes_of(job.model.define, job.model_args)
-    sizes = sizes_of(job.facts.model, shapes.parameters, shapes.modules, job.facts.batch.seq_len)
+    shapes = shapes_of(job.family.define, job.model_args)
+    sizes = sizes_of(job.model, shapes.parameters, shapes.modules, job.batch.seq_len)
 
     def estimated(overrides: Sequence[Override]) -> Estimate:
         return estimate(lambda more: job_of([*overrides, *more]), context.train, machine)
@@ -141,14 +145,14 @@ def _unfinished(plan: Plan, out: str | None) -> str:
     return f"{text}\nraise or drop --time-limit, or lower --finalists" if plan.stopped == TIME_LIMIT else text
 
 
-def _recipe_job(context: CommandContext, job_of: Any, gpus: int) -> tuple[Job | None, Job]:
+def _recipe_job(context: CommandContext, job_of: Any, gpus: int) -> tuple[AssembledJob | None, AssembledJob]:
     """Return the recipe's own job, or ``None`` if its degrees do not fit the number of devices; and any job of the recipe.
 
     Raises:
         UserError: the recipe has another mistake, or its global batch follows from degrees that do not fit.
     """
     try:
-        job: Job = job_of(())
+        job: AssembledJob = job_of(())
     except UserError as error:
         any_job = context.job(None, missing_ok=True)  # mistakes that have nothing to do with the number of devices
         if any_job.config.section(TrainingSection).global_batch_size < 0:

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api.command import CommandContext
-from titan_core.api.config import Override
-from titan_core.api.numbers import MOST_RANKS
-from titan_core.api.tools.arguments import integer, json_argument, recipe_arguments, step_count, world_size_argument
-from titan_core.api.tools.output import print_json, print_table
+from titan_core.api import CommandContext
+from titan_core.toolkit.arguments import integer, json_argument, recipe_arguments, step_count, world_size_argument
+from titan_core.toolkit.jobs import Override
+from titan_core.toolkit.sections import MOST_RANKS
+from titan_core.toolkit.text import print_json, print_table
 from titan_simulate.engine.fork_server import call_in_fork, load
 
 if TYPE_CHECKING:

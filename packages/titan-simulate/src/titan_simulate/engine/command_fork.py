@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any, NoReturn
 
-from titan_core.api.registry import ComponentRegistry
-from titan_core.api.tools.phases import phase, show_status
+from titan_core.api import Registry
+from titan_core.toolkit.status import phase, show_status
 from titan_simulate.engine.fork_server import RemoteError, begin, opened, received
 
 REPEAT_SECONDS = 10.0
@@ -25,7 +25,7 @@ Report = Callable[[str], None]
 """Receives how far a command is, in words."""
 
 
-def print_from_fork(command: Callable[[Report], int], name: str, registry: ComponentRegistry) -> int:
+def print_from_fork(command: Callable[[Report], int], name: str, registry: Registry) -> int:
     """Call ``command`` in a fork of this process, print here what it prints there, and return its exit status. Here, because
     a fork ends without the interpreter, which would report a closed pipe or a full disk.
 

@@ -9,11 +9,10 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.api.dataset import DatasetContext, DocumentSource, State, StreamSpec
-from titan_core.api.job import Job
-from titan_core.api.ref import Ref
-from titan_core.api.sections import ModelSection
-from titan_core.api.weights import StoredModel
+from titan_core.api import DatasetContext, DocumentSource, Ref, StoredModel
+from titan_core.toolkit.jobs import AssembledJob
+from titan_core.toolkit.reading import State, StreamSpec
+from titan_core.toolkit.sections import ModelSection
 
 SETTINGS = {"job.device": "cuda", "data.num_workers": "0"}
 """Settings of every simulated job. Its run directory should be a temporary one."""
@@ -80,17 +79,17 @@ def load_nothing(context: object) -> None:
     """Load no weights: simulated ones have no values."""
 
 
-def with_simulated_weights(job: Job) -> Job:
+def with_simulated_weights(job: AssembledJob) -> AssembledJob:
     """Return ``job`` without the weights that it starts from, which may be on another machine."""
     path = job.config.section(ModelSection).from_pretrained
     if path is None:
         return job
     weights = job.config.pretrained or StoredModel(path, {}, Ref("titan_simulate.engine.data:load_nothing"))
     weights = replace(weights, load=Ref("titan_simulate.engine.data:load_nothing"))
-    return replace(job, facts=replace(job.facts, config=replace(job.config, pretrained=weights)))
+    return replace(job, config=replace(job.config, pretrained=weights))
 
 
-def with_simulated_data(job: Job) -> Job:
+def with_simulated_data(job: AssembledJob) -> AssembledJob:
     """Return ``job`` with random documents in place of its datasets."""
 
     def simulated(spec: StreamSpec) -> StreamSpec:

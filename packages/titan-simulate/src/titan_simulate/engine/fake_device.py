@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from titan_core.api.errors import UserError
-from titan_core.api.simulation import COMPOSED
+from titan_core.api import UserError
+from titan_core.toolkit.simulation import COMPOSED
 from titan_simulate.engine import known_values
 from titan_simulate.engine.host_waits import HostWaits, caller
 from titan_simulate.engine.operator_cache import Found, OperatorCache

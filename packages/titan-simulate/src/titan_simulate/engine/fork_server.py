@@ -22,8 +22,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-from titan_core.api.processes import end_with_parent, environment_of_child, python
-from titan_core.api.tools.plugin_files import load_plugin_files
+from titan_core.toolkit.plugin_files import load_plugin_files
+from titan_core.toolkit.processes import end_with_parent, environment_of_child, python
 from titan_simulate.engine import stub_libraries
 
 T = TypeVar("T")

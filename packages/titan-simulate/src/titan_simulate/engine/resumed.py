@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from titan_core.api.checkpoint import Checkpoint, CheckpointContext, CheckpointStore
-from titan_core.api.job import Job
-from titan_core.api.ref import Ref
+from titan_core.api import Checkpoint, CheckpointContext, CheckpointStore, Ref
+from titan_core.toolkit.jobs import AssembledJob
 from titan_simulate.engine.allocator import Event
 from titan_simulate.engine.result import AllocationTrace
 
@@ -47,7 +46,7 @@ def open_state(context: CheckpointContext[Any]) -> CheckpointStore:
     return _State(context.state.optimizer)
 
 
-def with_optimizer_state(job: Job) -> Job:
+def with_optimizer_state(job: AssembledJob) -> AssembledJob:
     """Return ``job`` with the state of its optimizer from the start."""
     checkpoint = Checkpoint(
         name="optimizer_state",

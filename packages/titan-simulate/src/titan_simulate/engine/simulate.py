@@ -13,15 +13,11 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from titan_core.api.errors import UserError
-from titan_core.api.events import PendingUpdate, RunStart, StepReport, TrainEnd
-from titan_core.api.hookspecs import hookimpl
-from titan_core.api.job import Job
-from titan_core.api.sections import MetricsSection
-from titan_core.api.simulation import simulating
-from titan_core.api.world import World
-from titan_simulate.engine.data import SETTINGS as SETTINGS
-from titan_simulate.engine.data import with_simulated_data, with_simulated_weights
+from titan_core.api import PendingUpdate, Run, RunEnd, StepReport, UserError, World, hookimpl
+from titan_core.toolkit.jobs import AssembledJob
+from titan_core.toolkit.sections import MetricsSection
+from titan_core.toolkit.simulation import simulating
+from titan_simulate.engine.data import SETTINGS as SETTINGS, with_simulated_data, with_simulated_weights
 from titan_simulate.engine.fake_device import FakeDevice, tensors_in
 from titan_simulate.engine.host_waits import HostWaits
 from titan_simulate.engine.observation import Observation, OperationObserver, local
@@ -30,12 +26,12 @@ from titan_simulate.engine.resumed import with_optimizer_state
 from titan_simulate.engine.stub_libraries import Device, describe
 from titan_simulate.engine.world import fake_process_group, fake_world, local_device
 
-Train = Callable[[Job, Iterable[object]], TrainEnd]
-"""Trains a job in this process with observers: :meth:`titan_core.api.command.CommandContext.train`."""
+Train = Callable[[AssembledJob, Iterable[object]], RunEnd]
+"""Trains a job in this process with observers: :meth:`titan_core.api.CommandContext.train`."""
 
 
 def simulate(
-    job: Job,
+    job: AssembledJob,
     train: Train,
     rank: int = 0,
     observers: Iterable[OperationObserver] = (),
@@ -60,7 +56,7 @@ def simulate(
         HostSync: the host waits for the device where it must not.
         UserError: the job cannot run, or has no such rank.
     """
-    size = job.facts.mesh.world_size
+    size = job.mesh.world_size
     if not 0 <= rank < size:
         raise UserError.one(f"--rank {rank}", f"the job has {size} ranks", f"name one from 0 to {size - 1}")
     if device is not None:
@@ -143,7 +139,7 @@ def _no_compiler() -> Iterator[None]:
 class _Engine:
     """The simulation that the core consults, and an observer of the run."""
 
-    job: Job
+    job: AssembledJob
     rank: int
     observers: Iterable[OperationObserver]
     strict: bool
@@ -160,11 +156,11 @@ class _Engine:
         self._handles: list[Any] = []
 
     @contextmanager
-    def join(self, job: Job) -> Iterator[World]:
-        """See :meth:`titan_core.api.simulation.Simulation.join`."""
+    def join(self, job: AssembledJob) -> Iterator[World]:
+        """See :meth:`titan_core.toolkit.simulation.Simulation.join`."""
         collects = gc.isenabled()
         with ExitStack() as stack:
-            world = stack.enter_context(fake_world(self.rank, job.facts.mesh, local_device(self.rank)))
+            world = stack.enter_context(fake_world(self.rank, job.mesh, local_device(self.rank)))
             stack.enter_context(_observed(self._observation, self.waits))
             stack.callback(lambda: [handle.remove() for handle in self._handles])
             self._handles = [
@@ -176,7 +172,7 @@ class _Engine:
             yield world
 
     @hookimpl
-    def titan_train_start(self, run: RunStart) -> None:
+    def titan_train_start(self, run: Run) -> None:
         """Learn the model's modules, and to whom its tensors belong."""
         self._last, self._log_freq = run.steps, run.job.config.section(MetricsSection).log_freq
         self._parts = run.parts
@@ -227,7 +223,7 @@ class _Engine:
             self.waits.forbidden = False
 
     @hookimpl(tryfirst=True)
-    def titan_train_end(self, end: TrainEnd) -> None:
+    def titan_train_end(self, end: RunEnd) -> None:
         """Note what stays between steps."""
         self.waits.forbidden = False
         if not end.failed:
@@ -264,8 +260,8 @@ class _Engine:
             raise UserError.one("the simulation", "took no step", "set training.steps to at least 1")
         return SimulatedRank(
             rank=self.rank,
-            world_size=self.job.facts.mesh.world_size,
-            mesh=str(self.job.facts.mesh),
+            world_size=self.job.mesh.world_size,
+            mesh=str(self.job.mesh),
             device=torch.cuda.get_device_name(0),
             start=self._steps[0],
             steps=tuple(self._steps[1:]),

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from titan_core.api.errors import Problem, UserError
+from titan_core.api import Problem, UserError
 
 SOURCES = Path(__file__).parent / "stubs"
 COMPILERS = ("cc", "gcc", "clang")

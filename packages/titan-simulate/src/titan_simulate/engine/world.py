@@ -10,10 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from titan_core.api.errors import UserError
-from titan_core.api.job_mesh import JobMesh
-from titan_core.api.mesh import MeshPlan
-from titan_core.api.world import World
+from titan_core.api import JobMesh, MeshPlan, UserError, World
 from titan_simulate.torch_private import init_fake_process_group
 
 T = TypeVar("T")

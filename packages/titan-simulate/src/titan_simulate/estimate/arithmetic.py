@@ -1,4 +1,4 @@
-"""The least memory that a job's state takes, from its facts alone. Free of torch.
+"""The least memory that a job's state takes, from its sizes alone. Free of torch.
 
 The model's definition has the number of parameters, and the mesh the number of ranks that hold them together. The most
 loaded of these ranks holds at least its even share, whatever the rules by which parameters are divided and replicated. A
@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from titan_core.api.job import Job
-from titan_core.api.job_facts import JobFacts
-from titan_core.api.sections import TrainingSection
+from titan_core.api import Job
+from titan_core.toolkit.jobs import AssembledJob
+from titan_core.toolkit.sections import TrainingSection
 
 FP32 = 4
 """Bytes of a parameter as the optimizer keeps it, and of its gradient."""
@@ -36,22 +36,22 @@ class LeastState:
         return self.parameters + self.gradients + self.optimizer_state
 
 
-def least_state(job: Job) -> LeastState:
+def least_state(job: AssembledJob) -> LeastState:
     """Return the least memory of the state of ``job``."""
-    parameters = FP32 * math.ceil(job.facts.model.num_params / holders(job.facts))
-    return LeastState(parameters, parameters, STATES.get(job.optimizer.name, 0) * parameters, _block_inputs(job.facts))
+    parameters = FP32 * math.ceil(job.model.num_params / holders(job))
+    return LeastState(parameters, parameters, STATES.get(job.optimizer.name, 0) * parameters, _block_inputs(job))
 
 
-def holders(facts: JobFacts) -> int:
+def holders(job: Job) -> int:
     """Return the number of ranks that hold the parameters together: all that do not hold copies for data parallelism."""
-    mesh = facts.mesh
+    mesh = job.mesh
     copies = [dim for dim in mesh.dims if dim.diverges or (dim.sees_different_data and dim.data_parallel == "replicate")]
     return mesh.world_size // math.prod(mesh.degrees[dim.name] for dim in copies)
 
 
-def _block_inputs(facts: JobFacts) -> int:
-    training, layout, mesh = facts.section(TrainingSection), facts.model.layout, facts.mesh
+def _block_inputs(job: Job) -> int:
+    training, layout, mesh = job.section(TrainingSection), job.model.layout, job.mesh
     width = 2 if training.mixed_precision_param == "bfloat16" else FP32
     within = math.prod(mesh.degrees[dim.name] for dim in mesh.dims if dim.divides in ("sequence", "weights"))
-    tokens = facts.batch.local_size * math.ceil(facts.batch.seq_len / within)
+    tokens = job.batch.local_size * math.ceil(job.batch.seq_len / within)
     return math.ceil(layout.num_blocks / mesh.degree("pp")) * tokens * layout.dim * width

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api.job import Job
+from titan_core.toolkit.jobs import AssembledJob
 from titan_simulate.costs import costs_of
 from titan_simulate.estimate.tensor_overlap import NEAR
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from titan_simulate.estimate.traced_rank import TracedRank
 
 
-def assumptions_of(job: Job, samples: Sequence[TracedRank], full_logits: bool) -> dict[str, Any]:
+def assumptions_of(job: AssembledJob, samples: Sequence[TracedRank], full_logits: bool) -> dict[str, Any]:
     """Return how ``job`` was reduced, and what the model of its step takes for granted.
 
     Args:
@@ -21,12 +21,12 @@ def assumptions_of(job: Job, samples: Sequence[TracedRank], full_logits: bool) -
     """
     from titan_simulate.engine.observation import TENSORS_PER_LAUNCH
 
-    facts, first = job.facts, samples[0]
-    costs = list(costs_of(job.transforms, facts))
+    first = samples[0]
+    costs = list(costs_of(job.transforms, job))
     pipeline = next((one.pipeline for one in costs if one.pipeline is not None), None)
-    whole = facts.batch.microbatches if pipeline is None else pipeline.microbatches
+    whole = job.batch.microbatches if pipeline is None else pipeline.microbatches
     ranks = sorted({one.rank for one in samples})
-    size = facts.mesh.world_size
+    size = job.mesh.world_size
     simulated = "all" if first.microbatches == whole else f"{first.microbatches} of {whole}"
     found: dict[str, Any] = {
         "loss": "all logits in fp32" if full_logits else "the job's own, in chunks",
@@ -35,7 +35,7 @@ def assumptions_of(job: Job, samples: Sequence[TracedRank], full_logits: bool) -
         "simulated ranks": f"{' and '.join(map(str, ranks))} of {size}" + (", for all" if size > len(ranks) else ""),
         "foreach operators": f"a kernel for {TENSORS_PER_LAUNCH} tensors",
     }
-    if full_logits and any(dim.divides == "sequence" and facts.mesh.degree(dim.name) > 1 for dim in facts.mesh.dims):
+    if full_logits and any(dim.divides == "sequence" and job.mesh.degree(dim.name) > 1 for dim in job.mesh.dims):
         found["ring attention"] = "that of TorchTitan's published runs"
     if pipeline is not None and len(pipeline.stages) > len(ranks):
         found["time of other stages"] = "that of their blocks, as in the simulated ones"
@@ -43,6 +43,6 @@ def assumptions_of(job: Job, samples: Sequence[TracedRank], full_logits: bool) -
         found["asynchronous tensor parallelism"] = (
             f"a matmul hides the collective within {NEAR} operators of it, except for one rank's share"
         )
-    if any(degree > 1 for degree in facts.mesh.view_degrees.values()):
+    if any(degree > 1 for degree in job.mesh.view_degrees.values()):
         found["expert routing"] = "even"
     return found

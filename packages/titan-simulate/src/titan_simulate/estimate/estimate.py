@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from titan_core.api.errors import UserError
-from titan_core.api.job import Job
-from titan_core.api.planning import PipelineCosts
+from titan_core.api import PipelineCosts, UserError
+from titan_core.toolkit.jobs import AssembledJob
 from titan_simulate.costs import costs_of
 from titan_simulate.engine import fork_server
 from titan_simulate.engine.result import Owner
@@ -119,15 +118,15 @@ def estimate(
     if full_logits:
         machine = machine.with_flash_attention()
     job = job_of(())
-    if not job.facts.trains:
+    if not job.trains:
         raise UserError.one("the job", "does not train", "estimate a job that trains")
-    costs = list(costs_of(job.transforms, job.facts))
+    costs = list(costs_of(job.transforms, job))
     pipeline = next((one.pipeline for one in costs if one.pipeline is not None), None)
     settings, scale = _reduction(job, pipeline)
     microbatches = None if pipeline is None else pipeline.microbatches
-    size = job.facts.mesh.world_size
+    size = job.mesh.world_size
     ranks = [0] if pipeline is None else [0, size - 1]
-    alike = all(one.blocks_alike for one in costs) and len(set(map(_rounded, job.facts.model.layout.block_costs))) <= 1
+    alike = all(one.blocks_alike for one in costs) and len(set(map(_rounded, job.model.layout.block_costs))) <= 1
     few, more = (FEW, MORE) if alike else (None, None)
     device = _device(machine)
 
@@ -155,9 +154,9 @@ def _rounded(cost: float) -> float:
     return round(cost, 9)
 
 
-def _reduction(job: Job, pipeline: PipelineCosts | None) -> tuple[dict[str, str], float]:
+def _reduction(job: AssembledJob, pipeline: PipelineCosts | None) -> tuple[dict[str, str], float]:
     """Return settings that reduce the microbatches of a step, and the factor by which to extend what each repeats."""
-    batch = job.facts.batch
+    batch = job.batch
     if pipeline is None:
         if batch.microbatches <= 2:
             return {}, 1.0
@@ -256,16 +255,16 @@ def _together(module: str) -> str:
 
 
 def _combined(
-    job: Job, costs: PipelineCosts | None, found: Mapping[int, _Extended], machine: Machine, full_logits: bool,
+    job: AssembledJob, costs: PipelineCosts | None, found: Mapping[int, _Extended], machine: Machine, full_logits: bool,
     few: int | None,
 ) -> Estimate:  # fmt: skip
     first = found[min(found)]
     worst = max(found.values(), key=lambda one: one.need.bytes)
     pipeline = _pipeline(job, costs, found, machine)
     step = first.seconds if pipeline is None else pipeline.seconds + max(one.sections[ONCE] for one in found.values())
-    batch, size = job.facts.batch, job.facts.mesh.world_size
+    batch, size = job.batch, job.mesh.world_size
     tokens = batch.tokens_per_step / step / size
-    flops = job.facts.model.flops_per_token(batch.seq_len)
+    flops = job.model.flops_per_token(batch.seq_len)
     memory = dict.fromkeys(_KINDS.values(), 0.0)
     for owner, count in worst.owners.items():
         memory[_KINDS[owner]] += count / GIB
@@ -279,7 +278,7 @@ def _combined(
     }
     return Estimate(
         device=machine.name,
-        mesh=str(job.facts.mesh),
+        mesh=str(job.mesh),
         world_size=size,
         rank=worst.rank,
         peak_gib=total,
@@ -305,7 +304,7 @@ def _combined(
 
 
 def _pipeline(
-    job: Job, costs: PipelineCosts | None, found: Mapping[int, _Extended], machine: Machine
+    job: AssembledJob, costs: PipelineCosts | None, found: Mapping[int, _Extended], machine: Machine
 ) -> PipelineTime | None:  # fmt: skip
     """Return the time of the pipeline's run; ``None`` without one."""
     first, last = found[min(found)], found[max(found)]
@@ -316,14 +315,14 @@ def _pipeline(
     for one, rank in ((first, order.stages[0]), (last, max(order.stages))):
         numbers = [stage for stage, other in enumerate(order.stages) if other == rank]
         known |= dict(zip(numbers, one.stages, strict=True))
-    apart = job.facts.mesh.world_size // len(order.actions)
+    apart = job.mesh.world_size // len(order.actions)
     send = send_seconds(first.send_bytes or last.send_bytes, machine, same_node=apart < machine.ranks_per_node)
     return run(order, stage_times(known, _weights(job, costs)), send)
 
 
-def _weights(job: Job, costs: PipelineCosts) -> list[float]:
+def _weights(job: AssembledJob, costs: PipelineCosts) -> list[float]:
     """Return the sum of the costs of the blocks of each stage of a pipeline."""
-    layout = job.facts.model.layout
+    layout = job.model.layout
     each = layout.block_costs or (1.0,) * layout.num_blocks
     of_block = {f"{layout.blocks}.{number}": cost for number, cost in enumerate(each)}
     return [sum(of_block.get(name, 0.0) for name in names) for names in costs.stages]

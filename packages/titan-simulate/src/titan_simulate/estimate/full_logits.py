@@ -14,16 +14,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from titan_core.api.batch import IGNORE, Batch
-from titan_core.api.objective import ObjectiveFunction
-from titan_core.api.vocabulary import Vocabulary
+from titan_core.api import Batch, ObjectiveFunction, Vocabulary
+from titan_core.toolkit.models import IGNORE
 
 
 class FullLogits(ObjectiveFunction):
     """Cross entropy as ``cross_entropy(logits.float(), targets)`` computes it."""
 
     def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
-        """See :class:`~titan_core.api.objective.ObjectiveFunction`."""
+        """See :class:`~titan_core.api.ObjectiveFunction`."""
         whole = logits.float().flatten(0, -2)
         targets = batch.targets.flatten()
         if vocabulary.group is None:

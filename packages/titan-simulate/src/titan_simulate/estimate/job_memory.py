@@ -6,11 +6,11 @@ import logging
 import os
 from dataclasses import asdict
 
-from titan_core.api.job import Job, JobFact
-from titan_core.api.sections import JobSection, TrainingSection
-from titan_core.api.simulation import current_simulation
-from titan_core.api.tools.arguments import parse_integer
-from titan_core.api.tools.shown import show_bytes
+from titan_core.toolkit.arguments import parse_integer
+from titan_core.toolkit.jobs import AssembledJob, JobFact
+from titan_core.toolkit.sections import JobSection, TrainingSection
+from titan_core.toolkit.simulation import current_simulation
+from titan_core.toolkit.text import show_bytes
 from titan_simulate.estimate.arithmetic import least_state
 
 log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ FITS_ANYWHERE = 2**30
 """Bytes that every device has."""
 
 
-def memory_fact(job: Job) -> JobFact:
+def memory_fact(job: AssembledJob) -> JobFact:
     """Return the least memory of a rank, for ``titan job show``."""
     least = least_state(job)
     parts = {
@@ -36,7 +36,7 @@ def memory_fact(job: Job) -> JobFact:
     return JobFact("memory", text, {**asdict(least), "state": least.state, "where": where})
 
 
-def warn_if_too_large(job: Job) -> None:
+def warn_if_too_large(job: AssembledJob) -> None:
     """Log a warning if the state of ``job`` alone exceeds the memory of this rank's device.
 
     Raises:
@@ -60,7 +60,7 @@ def _device_memory(choice: str) -> tuple[int, str]:
     """Return the bytes that this rank can use at most, and what has them."""
     import torch
 
-    from titan_core.api.tools.device import choose_device, device_name
+    from titan_core.toolkit.device import choose_device, device_name
 
     device = choose_device(choice)
     if device.type == "cuda":

@@ -22,7 +22,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from titan_core.api.simulation import COMPOSED
+from titan_core.toolkit.simulation import COMPOSED
 from titan_simulate.torch_private import FLASH, FLASH_BACKWARD, process_group_of
 
 

@@ -6,11 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from titan_core.api.build_context import TrainingContext
-from titan_core.api.components import Phase, Transform
-from titan_core.api.job import Job
-from titan_core.api.model_part import ModelPart, PrunedModule
-from titan_core.api.ref import Ref
+from titan_core.api import ModelPart, Phase, Ref, TrainingContext, Transform
+from titan_core.toolkit.jobs import AssembledJob
+from titan_core.toolkit.models import PrunedModule
 
 
 @dataclass
@@ -35,7 +33,7 @@ class _Code(Ref[Any]):
         return self.function
 
 
-def keep_blocks(job: Job, most: int | None, parts: Parts) -> Job:
+def keep_blocks(job: AssembledJob, most: int | None, parts: Parts) -> AssembledJob:
     """Return ``job`` with at most ``most`` blocks in each part (``None``: all). Building the model adds to ``parts``."""
 
     def apply(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
@@ -61,7 +59,7 @@ def keep_blocks(job: Job, most: int | None, parts: Parts) -> Job:
     return replace(job, transforms=(*before, reduction, *after))
 
 
-def with_published_ring(job: Job) -> Job:
+def with_published_ring(job: AssembledJob) -> AssembledJob:
     """Return ``job`` with the ring attention of TorchTitan's published runs, in this process, if it has ring attention."""
 
     def apply(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
@@ -80,7 +78,7 @@ def with_published_ring(job: Job) -> Job:
     return replace(job, transforms=(*job.transforms, ring))
 
 
-def with_full_logits(job: Job) -> Job:
+def with_full_logits(job: AssembledJob) -> AssembledJob:
     """Return ``job`` with a loss that holds the logits of all positions in fp32."""
     from titan_simulate.estimate.full_logits import FullLogits
 

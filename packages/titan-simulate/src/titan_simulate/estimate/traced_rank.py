@@ -7,8 +7,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from titan_core.api.config import Override
-from titan_core.api.job import Job
+from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_simulate.costs import costs_of
 from titan_simulate.engine.observation import Observation, Operation
 from titan_simulate.engine.result import SimulatedRank
@@ -23,7 +22,7 @@ from titan_simulate.estimate.work import Action, Kind, Work
 ALL_TOKENS = str(2**40)
 """For ``objective.chunk_tokens``: one chunk."""
 
-JobOf = Callable[[Sequence[Override]], Job]
+JobOf = Callable[[Sequence[Override]], AssembledJob]
 """More overrides -> the job. Files that this machine lacks must be tolerated."""
 
 
@@ -71,13 +70,13 @@ def take(
         if full_logits:
             values["objective.chunk_tokens"] = ALL_TOKENS
         job = job_of([Override(key, value) for key, value in values.items()])
-        costs = list(costs_of(job.transforms, job.facts))
+        costs = list(costs_of(job.transforms, job))
         fused, fused_loss = any(one.fused for one in costs), any(one.fused_loss for one in costs)
         parts = Parts([], [], [])
         job = keep_blocks(job, most, parts)
         if full_logits:
             job, fused_loss = with_published_ring(with_full_logits(job)), False
-        layout = job.facts.model.layout
+        layout = job.model.layout
 
         def is_compiled(module: str) -> bool:
             return (fused and module.startswith(f"{layout.blocks}.")) or (fused_loss and module == layout.head[-1])
@@ -89,7 +88,7 @@ def take(
             )
         found = replace(found, allocations=from_the_start(found.allocations))
         order, kept = (None, 0) if microbatches is None else schedule.of_job(microbatches)
-        simulated = schedule.microbatches or job.facts.batch.microbatches
+        simulated = schedule.microbatches or job.batch.microbatches
         return TracedRank(rank, trace.work, found, parts, simulated, order, kept)
 
 

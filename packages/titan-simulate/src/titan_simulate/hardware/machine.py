@@ -68,7 +68,7 @@ class AttentionRates(Table):
 
 
 class Attention(AttentionRates):
-    """The fused attention kernel that Titan prefers on this device (``titan_core.api.tools.device.attention_kernels``)."""
+    """The fused attention kernel that Titan prefers on this device (``titan_core.toolkit.device.attention_kernels``)."""
 
     kernel: Annotated[str, Field(min_length=1, max_length=200)] = "the one that Titan selects"
     """Which one it is: ``"cudnn"`` or ``"flash"``, FlashAttention 2 as torch contains it."""

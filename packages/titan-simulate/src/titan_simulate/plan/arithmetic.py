@@ -35,8 +35,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from titan_core.api.mesh import MeshPlan
-from titan_core.api.planning import PipelineCosts
+from titan_core.api import MeshPlan, PipelineCosts
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.plan.model_sizes import ModelSizes, Unit
 

@@ -8,21 +8,17 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from titan_core.api.components import Transform
-from titan_core.api.config import Override
-from titan_core.api.errors import Problem
-from titan_core.api.job import Job
-from titan_core.api.job_facts import JobFacts
-from titan_core.api.mesh import MeshPlan
-from titan_core.api.sections import TrainingSection
-from titan_core.api.tools.shown import show
+from titan_core.api import Job, MeshPlan, Problem, Transform
+from titan_core.toolkit.jobs import AssembledJob, Override
+from titan_core.toolkit.sections import TrainingSection
+from titan_core.toolkit.text import show
 from titan_simulate.costs import costs_of
 from titan_simulate.plan.arithmetic import Workload
 
 LOCAL_BATCH = "training.local_batch_size"
 GLOBAL_BATCH = "training.global_batch_size"
 LARGEST_LOCAL_BATCH = 64
-JobOf = Callable[[Sequence[Override]], Job]
+JobOf = Callable[[Sequence[Override]], AssembledJob]
 """Returns the recipe's job on the plan's number of ranks, with further overrides."""
 
 
@@ -55,14 +51,16 @@ class Refused:
 class Space:
     """All combinations of degrees and choices."""
 
-    def __init__(self, job: Job, gpus: int, global_batch: int, fixed: Collection[str], changes_numbers: bool) -> None:
+    def __init__(
+        self, job: AssembledJob, gpus: int, global_batch: int, fixed: Collection[str], changes_numbers: bool
+    ) -> None:
         """
         Args:
             job: any valid job of the recipe.
             fixed: keys that keep the recipe's values.
             changes_numbers: whether to vary keys that change what a run computes, such as its precision.
         """
-        self.facts, self.registry = job.facts, job.registry
+        self.job, self.registry = job, job.registry
         self.gpus, self.global_batch, self.fixed, self.changes_numbers = gpus, global_batch, fixed, changes_numbers
         self.transforms = job.registry.all(Transform)
         """All that are installed: those that are inactive in ``job`` may be active in another."""
@@ -74,14 +72,14 @@ class Space:
             return False
         return self.changes_numbers or any(
             fnmatchcase(key.partition(".")[2], pattern)
-            for cls in self.facts.config.sections
+            for cls in self.job.config.sections
             if cls.section == key.partition(".")[0] and key.partition(".")[2] in cls.model_fields
             for pattern in cls.may_change
         )
 
     def meshes(self, num_experts: Sequence[int]) -> Iterator[dict[str, int]]:
         """Yield degrees by config key, of dimensions and views, that multiply to the number of GPUs."""
-        mesh = self.facts.mesh
+        mesh = self.job.mesh
         # A dimension whose replicas diverge trains other weights, so its degree stays.
         searched = [dim for dim in mesh.dims if not dim.diverges and self.searched(dim.degree_key)]
         kept = {dim.degree_key: mesh.degrees[dim.name] for dim in mesh.dims if dim not in searched}
@@ -91,11 +89,11 @@ class Space:
                 return
             rest //= degree
         most = {
-            "layers": self.facts.model.layout.num_blocks,
+            "layers": self.job.model.layout.num_blocks,
             "batch": self.global_batch,
-            "sequence": self.facts.batch.seq_len,
+            "sequence": self.job.batch.seq_len,
         }
-        limits = [most.get(dim.divides, self.facts.model.layout.dim) for dim in searched]
+        limits = [most.get(dim.divides, self.job.model.layout.dim) for dim in searched]
         views = [view for view in mesh.views if self.searched(view.degree_key)]
         for degrees in factorisations(rest, len(searched)):
             if any(degree > limit for degree, limit in zip(degrees, limits, strict=True)):
@@ -115,21 +113,21 @@ class Space:
     def local_batches(self, degrees: Mapping[str, int]) -> list[int]:
         """Return the local batch sizes worth trying, largest first: divisors of the sequences of a rank. A pipeline runs all
         sequences of a step at once, so its local batch is all of them."""
-        mesh = self.facts.mesh
+        mesh = self.job.mesh
         ranks = 1
         for dim in mesh.dims:
             ranks *= degrees[dim.degree_key] if dim.divides == "batch" else 1
         if LOCAL_BATCH in self.fixed or self.global_batch % ranks:
-            return [self.facts.section(TrainingSection).local_batch_size]
+            return [self.job.section(TrainingSection).local_batch_size]
         sequences = self.global_batch // ranks
         if any(degrees[dim.degree_key] > 1 for dim in mesh.dims if dim.divides == "layers"):
             return [sequences]
         return [size for size in reversed(divisors(sequences)) if size <= LARGEST_LOCAL_BATCH]
 
-    def assumed(self, degrees: Mapping[str, int], local: int) -> JobFacts:
+    def assumed(self, degrees: Mapping[str, int], local: int) -> Job:
         """Return the job on this mesh and local batch, as assembly would see it if it is valid."""
-        known = self.facts.mesh
-        config = self.facts.config.changed({**degrees, GLOBAL_BATCH: self.global_batch, LOCAL_BATCH: local})
+        known = self.job.mesh
+        config = self.job.config.changed({**degrees, GLOBAL_BATCH: self.global_batch, LOCAL_BATCH: local})
         mesh = MeshPlan(
             known.dims,
             {dim.name: degrees[dim.degree_key] for dim in known.dims},
@@ -138,17 +136,17 @@ class Space:
         )
         ranks = mesh.batch_degree
         batch = replace(
-            self.facts.batch, global_size=self.global_batch, local_size=local, ranks=ranks,
+            self.job.batch, global_size=self.global_batch, local_size=local, ranks=ranks,
             microbatches=max(1, self.global_batch // (local * ranks)),
         )  # fmt: skip
-        return replace(self.facts, config=config, mesh=mesh, batch=batch, fixes=False)
+        return replace(self.job, config=config, mesh=mesh, batch=batch, fixes=False)
 
-    def variants(self, facts: JobFacts, values: Mapping[str, Any]) -> Iterator[Candidate | Refused]:
+    def variants(self, job: Job, values: Mapping[str, Any]) -> Iterator[Candidate | Refused]:
         """Yield the candidates on one mesh and batch: all combinations of the choices of transforms that their checks
         accept."""
         varied = [transform for transform in self.transforms if transform.choices is not None]
         latest_first = sorted(varied, key=lambda transform: -transform.phase)
-        for each, more in self._settings(latest_first, facts):
+        for each, more in self._settings(latest_first, job):
             problem = next(self._problems(varied, each), None)
             if problem is None:
                 yield Candidate({**values, **more}, self.workload(each))
@@ -156,38 +154,38 @@ class Space:
                 yield refused
 
     def _settings(
-        self, transforms: Sequence[Transform], facts: JobFacts
-    ) -> Iterator[tuple[JobFacts, dict[str, Any]]]:  # fmt: skip
+        self, transforms: Sequence[Transform], job: Job
+    ) -> Iterator[tuple[Job, dict[str, Any]]]:  # fmt: skip
         """Yield all combinations of what ``transforms`` offer. Each sees the choices of those before it."""
         if not transforms:
-            yield facts, {}
+            yield job, {}
             return
         transform, *others = transforms
         assert transform.choices is not None
-        offered = transform.choices.load()(transform.context(facts))
+        offered = transform.choices.load()(transform.context(job))
         choices = {key: options for key, options in offered.items() if self.searched(key)}
         for chosen in itertools.product(*choices.values()):
             values = dict(zip(choices, chosen, strict=True))
-            changed = replace(facts, config=facts.config.changed(values)) if values else facts
+            changed = replace(job, config=job.config.changed(values)) if values else job
             for each, more in self._settings(others, changed):
                 yield each, {**values, **more}
 
-    def _problems(self, transforms: Sequence[Transform], facts: JobFacts) -> Iterator[Problem]:
+    def _problems(self, transforms: Sequence[Transform], job: Job) -> Iterator[Problem]:
         for transform in transforms:
-            context = transform.context(facts)
+            context = transform.context(job)
             if transform.check is not None and transform.active(context):
                 yield from transform.check.load()(context)
 
-    def workload(self, facts: JobFacts) -> Workload:
+    def workload(self, job: Job) -> Workload:
         """Return a job as numbers."""
-        training = facts.section(TrainingSection)
+        training = job.section(TrainingSection)
         wide = {2: "bf16"}.get(_bytes(training.mixed_precision_param), _fp32(training))
         work = Workload(
-            facts.mesh, facts.batch.seq_len, facts.batch.local_size, facts.batch.microbatches,
+            job.mesh, job.batch.seq_len, job.batch.local_size, job.batch.microbatches,
             parameter_bytes=_bytes(training.mixed_precision_param), reduce_bytes=_bytes(training.mixed_precision_reduce),
             offloads=training.enable_cpu_offload, matmul_type=wide, wide_type=wide,
         )  # fmt: skip
-        for costs in costs_of(self.transforms, facts):
+        for costs in costs_of(self.transforms, job):
             work = replace(
                 work,
                 kept=work.kept * costs.kept,

@@ -6,10 +6,19 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from titan_core.api.errors import UserError
-from titan_core.api.layout import ModelDefinition, ModelLayout
-from titan_core.api.layout_rules import Column, Experts, Mixer, Replicate, Row, Rule, Shard
-from titan_core.api.tools.patterns import matches
+from titan_core.api import (
+    Column,
+    Experts,
+    Mixer,
+    ModelDefinition,
+    ModelLayout,
+    Replicate,
+    Row,
+    Rule,
+    Shard,
+    UserError,
+    matches,
+)
 
 
 @dataclass(frozen=True)

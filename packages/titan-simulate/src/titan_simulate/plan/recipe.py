@@ -7,10 +7,9 @@ from typing import Any
 
 import tomli_w
 
-from titan_core.api.config import Config
-from titan_core.api.errors import UserError
-from titan_core.api.sections import JobSection
-from titan_core.api.tools.secrets import redact
+from titan_core.api import Config, UserError
+from titan_core.toolkit.secrets import redact
+from titan_core.toolkit.sections import JobSection
 
 
 def write_recipe(path: Path, config: Config, command: str, summary: str) -> None:

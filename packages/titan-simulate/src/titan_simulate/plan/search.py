@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from titan_core.api.config import Override
-from titan_core.api.errors import UserError
-from titan_core.api.job import Job
+from titan_core.api import UserError
+from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.plan.arithmetic import Arithmetic, Guess
 from titan_simulate.plan.candidates import GLOBAL_BATCH, LOCAL_BATCH, Candidate, JobOf, Refused, Space, refusal
@@ -125,7 +124,7 @@ class Search:
         self,
         estimate: Estimator,
         finalists: int,
-        given: Job | None = None,
+        given: AssembledJob | None = None,
         deadline: float | None = None,
         report: Callable[[str], None] = lambda text: None,
     ) -> Plan:
@@ -152,7 +151,7 @@ class Search:
         return plan
 
     def _compare(
-        self, estimate: Estimator, given: Job | None, deadline: float | None, report: Callable[[str], None]
+        self, estimate: Estimator, given: AssembledJob | None, deadline: float | None, report: Callable[[str], None]
     ) -> None:  # fmt: skip
         plan = self._plan
         for pair in self._guessed():
@@ -161,10 +160,8 @@ class Search:
                 report(f"{plan.candidates:,} candidates compared by arithmetic")
         began = time.perf_counter()
         if given is not None:
-            values = {dim.degree_key: given.facts.mesh.degrees[dim.name] for dim in given.facts.mesh.dims}
-            own = Candidate(
-                {**values, GLOBAL_BATCH: self._space.global_batch}, self._space.workload(given.facts), given=True
-            )
+            values = {dim.degree_key: given.mesh.degrees[dim.name] for dim in given.mesh.dims}
+            own = Candidate({**values, GLOBAL_BATCH: self._space.global_batch}, self._space.workload(given), given=True)
             report(self._progress(began))
             self._estimate(own, self._arithmetic.guess(own.workload), estimate)
             self._done |= {number for number, (one, _) in enumerate(self._guesses) if one.workload == own.workload}

@@ -11,8 +11,7 @@ from pydantic import BaseModel
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from titan_core.api.layout import ModelDefinition
-from titan_core.api.ref import Ref
+from titan_core.api import ModelDefinition, Ref
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,147 @@
+"""Removing secrets from output: run directories, checkpoints, errors, and pages that users share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+REDACTED = "(redacted)"
+"""Replaces a secret."""
+
+_BREAK = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
+"""Separates the words of a name: ``API_KEY``, ``api-key``, ``apiKey``."""
+_ANYWHERE = re.compile(r"passw|passphrase|secret|credential|bearer|authoriz|apikey|accesskey|privatekey")
+"""Marks a secret anywhere in a name."""
+_WORDS = frozenset({"auth", "oauth", "oauth2", "authentication", "jwt", "jwts", "pwd", "cookie", "cookies"})
+_BEFORE_SECRETS = frozenset({"api", "access", "auth", "private", "refresh", "session", "hf", "github"})
+"""Words before a secret ``key``, ``keys`` or ``tokens``."""
+_PLAIN_KEYS = frozenset({"num", "n", "max", "min", "public", "sort", "primary", "text", "json", "column", "state"})
+"""Words before a ``key`` that is not secret: a count, or the name of something to look up."""
+_PLAIN_TOKENS = frozenset({"per", "num", "n", "max", "min", "bos", "eos", "pad", "unk", "mask", "cls", "sep", "special"})
+"""Words before a ``token`` of text."""
+_AFTER_TOKEN = frozenset(
+    {"id", "ids", "type", "types", "count", "counts", "budget", "dim", "size", "embedding", "embeddings"}
+)
+"""Words after a ``token`` of text."""
+
+_USER_AND_PASSWORD = re.compile(r"(://)[^\s/\"<>:@]*:[^\s/\"<>]*@")
+_TOKEN_AS_USER = re.compile(r"(https?://)[^\s/\"<>@]+@")
+_QUERY = re.compile(rf"([?&]([\w.-]+)=)(?:{re.escape(REDACTED)}|[^&\s\"'<>#])+")
+"""Also matches values that are already removed, so that a second pass changes nothing."""
+_SIGNATURE = re.compile(r"sig(nature)?$", re.IGNORECASE)
+"""The signature of a signed URL, which grants access to its target."""
+_HEADER = re.compile(
+    r"\b(authorization['\"]?\s*[:=]\s*['\"]?(?:(?:basic|bearer|digest|token)\s+)?+|bearer\s+)[\w.~+/=-]{6,}", re.IGNORECASE
+)
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of ``name`` (a key, a section, a dotted key or an environment variable) must be removed.
+
+    Matching is by words, not letters: ``hf_token`` is secret, ``tokenizer`` and ``max_tokens`` are not. A bare ``key`` is
+    not secret either, because the word is too common.
+    """
+    return any(_is_secret(part) for part in name.split("."))
+
+
+def _is_secret(name: str) -> bool:
+    if _ANYWHERE.search(name.lower()):
+        return True
+    words = [word.lower() for word in _BREAK.split(name) if word]
+    before = ["", *words]
+    after = [*words[1:], ""]
+    return any(map(_means_a_secret, before, words, after))
+
+
+def _means_a_secret(before: str, word: str, after: str) -> bool:
+    if word in ("key", "keys"):
+        return before in _BEFORE_SECRETS or (before != "" and after == "" and before not in _PLAIN_KEYS)
+    if word == "tokens":
+        return before in _BEFORE_SECRETS
+    if word.endswith("token"):
+        return before not in _PLAIN_TOKENS and after not in _AFTER_TOKEN
+    return word in _WORDS
+
+
+_MARK = re.escape(REDACTED)
+_REMOVED = re.compile(
+    rf"^{_MARK}$|://{_MARK}@|[?&][\w.-]+={_MARK}|(authorization|bearer)\W[^\n]{{0,20}}{_MARK}", re.IGNORECASE
+)
+
+
+def is_redacted(value: Any) -> bool:
+    """Whether the functions of this module have removed a secret anywhere in ``value``."""
+    if isinstance(value, Mapping):
+        return any(map(is_redacted, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(is_redacted, value))
+    return isinstance(value, str) and _REMOVED.search(value) is not None
+
+
+def redact(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``config`` without the values of secret keys, all values in secret sections, and passwords within other
+    strings. Keys remain, and so do values that reveal nothing: ``None``, booleans and empty values."""
+    return _table(config, hide=False)
+
+
+def _table(table: Mapping[str, Any], hide: bool) -> dict[str, Any]:
+    return {key: _value(value, hide or is_secret(str(key))) for key, value in table.items()}
+
+
+def _value(value: Any, hide: bool) -> Any:
+    if isinstance(value, Mapping):
+        return _table(value, hide)
+    if value is None or isinstance(value, bool) or value in ("", [], ()):
+        return value
+    if hide:
+        return REDACTED
+    if isinstance(value, list | tuple):
+        return [_value(item, hide) for item in value]
+    return redact_text(value) if isinstance(value, str) else value
+
+
+def redact_text(text: str) -> str:
+    """Return ``text`` without the passwords and tokens of URLs (``https://user:password@host``) and HTTP headers in it."""
+    if "://" in text:
+        text = _USER_AND_PASSWORD.sub(rf"\1{REDACTED}@", text)
+        text = _TOKEN_AS_USER.sub(rf"\1{REDACTED}@", text)
+        text = _QUERY.sub(_query_without_secret, text)
+    return _HEADER.sub(rf"\1{REDACTED}", text)
+
+
+def _query_without_secret(found: re.Match[str]) -> str:
+    return found[1] + REDACTED if is_secret(found[2]) or _SIGNATURE.search(found[2]) else found[0]
+
+
+def redact_arguments(arguments: list[str]) -> list[str]:
+    """Return the arguments of a command without the values of secret options (``--site.api_key VALUE``,
+    ``--a.password=VALUE``), values that contain a secret (an inline table, a URL), and secrets in other strings."""
+    shown: list[str] = []
+    hide = False
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        option = flag.startswith("-")
+        if equals and is_secret(flag):
+            shown.append(f"{flag}={REDACTED}")
+        elif option and equals:
+            shown.append(f"{flag}={_argument(value)}")
+        elif hide and not argument.startswith("--"):
+            shown.append(REDACTED)
+        else:
+            shown.append(argument if option else _argument(argument))
+        hide = option and not equals and is_secret(flag)
+    return shown
+
+
+def _argument(text: str) -> str:
+    """Return one value without passwords. A table or an array that contains a secret is removed completely."""
+    if text.startswith(("{", "[")):
+        from titan_core.api._toml import BadToml, parse_toml
+
+        try:
+            value = parse_toml(f"value = {text}")
+        except BadToml:
+            return redact_text(text)
+        return text if redact(value) == value else REDACTED
+    return redact_text(text)

@@ -1,0 +1,87 @@
+"""Resolved configs: typed sections, with the origin of each value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from titan_core.api._shown import show
+from titan_core.api.config.section import Section
+from titan_core.api.model.weights import StoredModel
+from titan_core.api.plugins.errors import Problem
+
+S = TypeVar("S", bound=Section)
+
+COMMAND_LINE = "command line"
+"""Origin of a value that an override set."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The configuration of a job. Sections are looked up by class, so type checkers know their types."""
+
+    source: str
+    """Name of the recipe, or path of the file."""
+    sections: Mapping[type[Section], Section]
+    """The values of every section class of the core and of the discovered plugins."""
+    overridden: frozenset[str] = field(default_factory=frozenset)
+    """Dotted keys that the command line set."""
+    notes: tuple[str, ...] = ()
+    """Differences between this config and the recipe that a user should know, one line each: sections that are omitted
+    (``plugins.optional``), and how ``model.from_pretrained`` completes ``[model]``."""
+    pretrained: StoredModel | None = None
+    """The model that ``model.from_pretrained`` names, if this machine has it."""
+
+    def section(self, cls: type[S]) -> S:
+        """Return the section of class ``cls``."""
+        section = self.sections[cls]
+        assert isinstance(section, cls)
+        return section
+
+    def where(self, key: str, value: Any = None) -> str:
+        """Return the origin of ``key`` for an error message: ``"my.toml: training.steps = 3"``."""
+        origin = COMMAND_LINE if self._is_overridden(key) else self.source
+        return f"{origin}: {key}" if value is None else f"{origin}: {key} = {show(value, key)}"
+
+    def problem(self, key: str, why: str, fix: str = "") -> Problem:
+        """Return a problem with the current value of ``key`` (``"training.seq_len"``)."""
+        return Problem(self.where(key, self.value(key)), why, fix)
+
+    def value(self, key: str) -> Any:
+        """Return the value of a dotted key."""
+        name, field, *path = key.split(".")
+        owners = (section for cls, section in self.sections.items() if cls.section == name and field in cls.model_fields)
+        value: Any = next(owners, None)
+        for part in (field, *path):
+            value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
+        return value
+
+    def changed(self, values: Mapping[str, Any]) -> Config:
+        """Return this config with other values of dotted keys. They are not validated; unknown keys are ignored."""
+        sections: dict[type[Section], Section] = dict(self.sections)
+        for key, value in values.items():
+            name, _, field = key.partition(".")
+            for cls, section in sections.items():
+                if cls.section == name and field in cls.model_fields:
+                    sections[cls] = section.model_copy(update={field: value})
+        return replace(self, sections=sections)
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """Return all sections and keys as plain values. Keys whose value is ``None`` are omitted, as in TOML."""
+        values: dict[str, dict[str, Any]] = {}
+        for cls, section in self.sections.items():
+            values.setdefault(cls.section, {}).update(section.model_dump(exclude_none=True))
+        return values
+
+    def _is_overridden(self, key: str) -> bool:
+        whole = key.partition("[")[0]  # a list entry has the origin of its list
+        return any(whole == overridden or overridden.startswith(whole + ".") for overridden in self.overridden)
+
+
+@dataclass(frozen=True)
+class Override:
+    """One override as text. ``key`` is dotted, with dashes already replaced by underscores."""
+
+    key: str
+    text: str

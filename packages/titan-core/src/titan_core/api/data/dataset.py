@@ -1,0 +1,204 @@
+"""Datasets as the core sees them: documents, in logical shards whose positions can be saved. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+from titan_core.api.data.tokenizer import TextTokenizer, TokenizerContext, TokenizerSpec
+from titan_core.api.plugins.contexts import BuildContext, S
+from titan_core.api.plugins.errors import PartOfContract
+from titan_core.api.plugins.ref import Ref
+from titan_core.api.training.batch_plan import BatchPlan
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+State = dict[str, Any]
+"""A position: plain values that survive JSON."""
+
+
+@dataclass(frozen=True)
+class WeightedTokens:
+    """Token ids of a document, with a weight for each: tokens of a prompt, for example, may be excluded from the loss."""
+
+    ids: NDArray[Any]
+    """``[tokens]``, including the tokens that mark begin and end, as in every pre-tokenised document."""
+    weights: NDArray[Any]
+    """Weight of each token as a target, ``[tokens]``; 0 excludes it from the loss."""
+    whole: bool = False
+    """Whether the document must not be cut: if it does not fit into the rest of a sequence, it begins the next one, and the
+    rest is padding. It may have at most ``seq_len + 1`` tokens."""
+
+
+Document: TypeAlias = "str | NDArray[Any] | WeightedTokens"
+"""A text, or token ids if the dataset is pre-tokenised."""
+
+ALL_SPLITS = "all"
+
+OnEnd = Literal["repeat", "stop", "once"]
+"""At the end of a dataset: read it again (``repeat``), drop a window that cannot be filled (``stop``), or return that window
+short and nothing after it (``once``)."""
+
+
+class CorruptRecord(PartOfContract):
+    """A record that does not contain a document. The next one can be read; ``data.on_corrupt`` decides whether to.
+
+    Args:
+        place: the file, and the line, row or byte in it.
+        why: what is wrong with the record.
+    """
+
+    def __init__(self, place: str, why: str, fix: str = "fix it") -> None:
+        super().__init__(place, why, fix)
+        self.place, self.why, self.fix = place, why, fix
+
+
+class ExcludedRecord(PartOfContract):
+    """A record that the dataset's settings exclude. It is skipped, counted and logged. The next one can be read.
+
+    Args:
+        place: the file, and the line, row or byte in it.
+        why: the reason.
+    """
+
+    def __init__(self, place: str, why: str) -> None:
+        super().__init__(place, why)
+        self.place, self.why = place, why
+
+
+@dataclass(frozen=True)
+class FormatSpec:
+    """The value of ``data.format``: the name of a registered format, or a template of the record's fields."""
+
+    text: str
+    key: str
+    """Config key of the value, for error messages."""
+    convert: Ref[Callable[[Mapping[str, Any]], Any]] | None = None
+    """:attr:`titan_core.api.RecordFormat.convert` of the registered format; ``None`` for a template."""
+
+
+@dataclass(frozen=True)
+class DatasetContext(BuildContext[S]):
+    """The context with which a dataset is checked and opened. It is sent to worker processes."""
+
+    name: str
+    """Name of the component (one implementation may register several)."""
+    path: str | None
+    text_field: str
+    seed: int
+    where: str
+    """Origin of ``path``, for error messages."""
+    split_key: str = "training.dataset_split"
+    """Key that sets ``split``, for error messages."""
+    format: FormatSpec | None = None
+    """How a record (a mapping) becomes its text; replaces ``text_field``."""
+    split: str | None = None
+    """The requested split of a dataset that has several; :data:`ALL_SPLITS` requests all of them. ``None`` requests
+    :attr:`default_split`; if it is unclear which split that is, the dataset is refused."""
+    default_split: Literal["train", "validation"] = "train"
+    """The purpose of the dataset, which selects a split if none is requested."""
+    skip_corrupt: bool = False
+    """Whether the dataset is accepted although it has corrupt records."""
+    tokenizer: str = ""
+    """Fingerprint of the job's tokenizer (:func:`titan_core.api.data.tokenizer.fingerprint`), for datasets of tokens."""
+    vocab_size: int | None = None
+    """Vocabulary size of the job's tokenizer, for datasets of tokens only. Token ids must be smaller."""
+    tokenizer_spec: TokenizerSpec | None = None
+    """The job's tokenizer, for datasets that tokenise their documents."""
+    seq_len: int | None = None
+    """Length of the job's sequences, for datasets that tokenise their documents."""
+
+
+class DocumentShard(Protocol):
+    """One logical shard in one epoch: an iterator over its documents. After a :class:`CorruptRecord` or an
+    :class:`ExcludedRecord`, iteration continues with the following document. After any other error, a position must be
+    loaded before the next read."""
+
+    def __iter__(self) -> Iterator[Document]: ...
+
+    def __next__(self) -> Document: ...
+
+    def state_dict(self) -> State:
+        """Return the current position; loading it makes the next document the same as now."""
+
+    def load_state_dict(self, state: State) -> None:
+        """Move to a position that :meth:`state_dict` returned."""
+
+
+class DocumentSource(Protocol):
+    """An opened dataset.
+
+    It may also have a property ``fingerprint``: plain values that change if its documents change
+    (:func:`~titan_core.api.data.shuffled.fingerprint_files`), so that a resumed run can detect it. A source without one is
+    identified by its path only.
+    """
+
+    @property
+    def num_documents(self) -> int | None:
+        """Number of documents per epoch; ``None`` if unknown (a stream)."""
+
+    def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
+        """Return logical shard ``index`` of ``count`` in ``epoch`` (from 0). The shards of an epoch partition its documents.
+        The result depends on the arguments only, so ranks need not communicate."""
+
+
+@dataclass(frozen=True)
+class ReadPolicy:
+    """How to handle errors of a source."""
+
+    on_corrupt: Literal["stop", "skip"] = "stop"
+    retries: int = 5
+    first_wait: float = 1.0
+    """Seconds before the first retry; doubles for each further retry."""
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """One dataset of a mixture."""
+
+    name: str
+    """Name in metrics."""
+    weight: float
+    build: Ref[Callable[[DatasetContext[Any]], DocumentSource]]
+    context: DatasetContext[Any]
+
+
+@dataclass(frozen=True)
+class StreamSpec:
+    """Datasets, how they are mixed and tokenised, and how the global batch is divided into logical shards."""
+
+    datasets: tuple[DatasetSpec, ...]
+    tokenizer: Ref[Callable[[TokenizerContext[Any]], TextTokenizer]]
+    tokenizer_context: TokenizerContext[Any]
+    plan: BatchPlan
+    seed: int
+    on_end: OnEnd
+    policy: ReadPolicy = field(default_factory=ReadPolicy)
+    shuffle_buffer: int = 0
+    """Number of documents in the shuffle buffer of a streamed dataset."""
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """Rows that some logical shards contribute to one step. A row is a sequence and the target after its last token."""
+
+    tokens: NDArray[Any]
+    """``[rows, seq_len + 1]``, unsigned; short rows are padded with 0."""
+    weights: NDArray[Any] | None
+    """Weight of each token as a target, ``[rows, seq_len + 1]``, fp32; ``None``: 1 each."""
+    lengths: list[list[int]]
+    """Number of tokens of each document in each row. They sum to ``seq_len + 1`` unless the row is short."""
+    datasets: list[int]
+    """Dataset of each row."""
+    positions: dict[str, State]
+    """Position of each logical shard after these rows."""
+    epoch: int
+    """Number of complete passes over the datasets."""
+    corrupt: int
+    """Number of corrupt records skipped so far."""
+    empty: int
+    """Number of documents skipped so far because they are empty or the dataset's settings exclude them."""
+    ended: bool
+    """Whether the data has ended, so that these rows are empty."""

@@ -1,0 +1,188 @@
+"""Tokenizers: their protocol, their fingerprint, and checks of the ids that they return. Free of torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+from titan_core.api.plugins.contexts import BuildContext, S
+from titan_core.api.plugins.ref import Ref
+
+if TYPE_CHECKING:
+    import datetime
+
+    from numpy.typing import NDArray
+
+_PROBE = """The quick brown fox can't jump over 1234567890 lazy dogs; naïve café, Übergröße — don't!
+\tdef f(x: int = 0) -> None:\n        return x ** 2  # comment\r\n\r\n
+https://example.org/?a=1&b=%20  ÀÉÎÕÜ Привет мир, 你好世界 こんにちは مرحبا 🙂🚀   internationalization
+"""
+
+
+@dataclass(frozen=True)
+class TokenizerContext(BuildContext[S]):
+    """The context with which a tokenizer is built. It is sent to worker processes."""
+
+    path: str | None
+    """``model.tokenizer_path``."""
+
+
+class TextTokenizer(Protocol):
+    """Converts text to token ids and back."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Largest id plus one."""
+
+    def encode_document(self, text: str) -> list[int] | NDArray[Any]:
+        """Return the ids of a whole document, including the tokens that mark its begin and end. Names of special tokens in
+        the text are encoded as plain text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ``ids``, with special tokens shown by name."""
+
+
+@runtime_checkable
+class EncodesSpecialTokens(Protocol):
+    """A tokenizer that can encode the names of special tokens, such as those in a rendered chat template."""
+
+    def encode_with_special_tokens(self, text: str) -> list[int]:
+        """The ids of ``text``, in which names of special tokens stand for those tokens. Adds no other token."""
+
+
+@runtime_checkable
+class MarksDocuments(Protocol):
+    """A tokenizer that reports the special tokens around each document."""
+
+    @property
+    def begin_ids(self) -> Sequence[int]:
+        """Ids before the text."""
+
+    @property
+    def end_ids(self) -> Sequence[int]:
+        """Ids after the text."""
+
+
+def begin_and_end_ids(tokenizer: TextTokenizer) -> tuple[list[int], list[int]] | None:
+    """Return the ids that :meth:`TextTokenizer.encode_document` puts before and after a text; ``None`` if that is unclear.
+
+    A tokenizer that is no :class:`MarksDocuments` encodes an empty document: two ids are its begin and its end.
+    """
+    if isinstance(tokenizer, MarksDocuments):
+        return [int(token) for token in tokenizer.begin_ids], [int(token) for token in tokenizer.end_ids]
+    marks = [int(token) for token in tokenizer.encode_document("")]
+    return (marks[:1], marks[1:]) if len(marks) in (0, 2) else None
+
+
+Message: TypeAlias = "Mapping[str, Any]"
+"""A message of a chat: ``role`` ("system", "user", "assistant", ...), ``content``, and what else the template reads."""
+
+
+@dataclass(frozen=True)
+class RenderedChat:
+    """A chat as one text."""
+
+    text: str
+    assistant: tuple[tuple[int, int], ...] | None = None
+    """Ranges of characters that the assistant writes, ends exclusive; ``None`` if the template does not say."""
+
+
+@runtime_checkable
+class RendersChats(EncodesSpecialTokens, TextTokenizer, Protocol):
+    """A tokenizer that may have a chat template."""
+
+    def require_chat_template(self) -> None:
+        """
+        Raises:
+            UserError: there is no template, or a damaged one.
+        """
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Any] | None = None,
+        date: datetime.date | None = None,
+    ) -> RenderedChat:
+        """Return the text of ``messages``, including the names of special tokens.
+
+        Args:
+            add_generation_prompt: whether to append what precedes the assistant's next message.
+            tools: descriptions of functions that the assistant may call.
+            date: the date for templates that write one; ``None``: today.
+
+        Raises:
+            UserError: there is no template, or it refuses the messages.
+        """
+
+    @property
+    def turn_end_ids(self) -> Sequence[int]:
+        """The special token that ends a message of the assistant; empty if there is none."""
+
+
+@runtime_checkable
+class DescribesSpecialTokens(Protocol):
+    """A tokenizer that detects which tokens mark documents, and can report how."""
+
+    def describe_special_tokens(self) -> list[str]:
+        """Return one line for the begin token and one for the end token."""
+
+
+@runtime_checkable
+class ExportsTokenizer(Protocol):
+    """A tokenizer that ``transformers`` can read, in files that it need not have been read from."""
+
+    def tokenizer_files(self) -> Mapping[str, str]:
+        """Return the contents of ``tokenizer.json`` and ``tokenizer_config.json``, by file name. There a text has the ids of
+        :meth:`TextTokenizer.encode_document` without those that end a document."""
+
+
+@dataclass(frozen=True)
+class TokenizerSpec:
+    """A tokenizer that can be built in another process."""
+
+    build: Ref[Callable[[TokenizerContext[Any]], TextTokenizer]]
+    context: TokenizerContext[Any]
+
+    def open(self) -> TextTokenizer:
+        """Build the tokenizer.
+
+        Raises:
+            UserError: its file is missing or damaged.
+        """
+        return self.build.load()(self.context)
+
+
+def fingerprint(tokenizer: TextTokenizer) -> str:
+    """Return a digest of the vocabulary size and of the ids of a text with many kinds of characters. Tokenizers with equal
+    fingerprints are interchangeable."""
+    ids = [int(token) for token in tokenizer.encode_document(_PROBE)]
+    return hashlib.sha256(repr((tokenizer.vocab_size, ids)).encode()).hexdigest()[:16]
+
+
+def token_ids(tokens: Sequence[int] | NDArray[Any], vocab_size: int) -> NDArray[Any]:
+    """Return a document's ids as an array of integers, each from 0 to ``vocab_size - 1``. An id beyond the embedding's rows
+    would end a run without a hint at its origin, and break a GPU's context.
+
+    Raises:
+        ValueError: they are not integers, or one is out of range; names the first.
+    """
+    import numpy  # not at module level: commands that do not tokenise import this module too
+
+    ids = numpy.asarray(tokens)
+    if ids.size == 0:
+        return numpy.empty(0, numpy.uint32)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ValueError(f"is an array {list(ids.shape)} of {ids.dtype}, not a list of token ids")
+    if ids.max() >= vocab_size or ids.min() < 0:
+        place = int(numpy.flatnonzero((ids >= vocab_size) | (ids < 0))[0])
+        raise ValueError(f"token {place} has the id {ids[place]}, but the largest id of the vocabulary is {vocab_size - 1}")
+    return ids
+
+
+def without_surrogates(text: str) -> str:
+    """Return ``text`` with surrogate pairs joined, and with lone surrogates (``"\\ud83d"`` in JSON), which no tokenizer can
+    encode, replaced by U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

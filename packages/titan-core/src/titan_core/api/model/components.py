@@ -1,0 +1,30 @@
+"""The kind of component that describes a model family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from titan_core.api.model.weights import WeightFormat
+from titan_core.api.plugins.component import Component
+from titan_core.api.plugins.ref import Ref
+
+if TYPE_CHECKING:
+    from titan_core.api.model.layout import ModelDefinition
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Component):
+    """A model family."""
+
+    kind = "model"
+    keys = ("model.name",)
+    flavors: Mapping[str, BaseModel]
+    """Flavor name -> model arguments. All flavors share one pydantic class; ``[model.args]`` overrides single fields."""
+    define: Ref[Callable[[Any], ModelDefinition]]
+    """Model arguments -> definition. Must not import torch."""
+    formats: tuple[WeightFormat, ...] = ()
+    """Other formats from which the weights can be read, or to which they can be written."""

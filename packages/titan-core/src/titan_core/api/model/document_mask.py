@@ -1,0 +1,93 @@
+"""Which keys each query of packed sequences attends to: those at or before its position, in its document.
+
+All attention modules of a microbatch share one mask, made before its forward pass
+(:attr:`~titan_core.api.Microbatch.document_mask`). On CUDA devices it is the block mask of FlexAttention (He et
+al., arXiv 2412.05496), which skips blocks that are masked completely. FlexAttention has no backward on CPUs, where the mask
+is a dense tensor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+_BLOCK = 128
+"""Queries, and keys, of a block of FlexAttention."""
+
+
+def document_mask(documents: Tensor, columns: Tensor | None = None) -> Tensor | BlockMask:
+    """Return the mask of a batch on the device of ``documents``.
+
+    Args:
+        documents: document of each position of the whole sequence, ``[batch, seq]``.
+        columns: index in the sequence of each query, ``[batch, queries]``; ``None``: all positions, in order.
+
+    Returns:
+        A block mask, or a boolean tensor ``[batch, 1, queries, seq]``.
+    """
+    if documents.device.type == "cuda":
+        return block_mask(documents, columns)
+    order = torch.arange(documents.shape[1], device=documents.device)
+    columns = order.expand_as(documents) if columns is None else columns
+    same = documents.gather(1, columns)[:, :, None] == documents[:, None, :]
+    return (same & (columns[:, :, None] >= order))[:, None]
+
+
+def block_mask(documents: Tensor, columns: Tensor | None = None) -> BlockMask:
+    """Return the block mask of a batch; for the arguments see :func:`document_mask`.
+
+    It is derived from the range of documents and positions in each block: torch's ``create_block_mask`` evaluates every pair
+    of positions, in 48 GiB for a sequence of 131,072 unless it is compiled. If the ids of documents decrease along a
+    sequence, more blocks are evaluated than necessary.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    order = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    own = order if columns is None else columns
+    of_queries = documents.gather(1, own)
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (of_queries[batch, query] == documents[batch, key]) & (own[batch, query] >= key)
+
+    query_low, query_high = _ranges(of_queries)
+    key_low, key_high = _ranges(documents)
+    (first, last), (key_first, key_last) = _ranges(own), _ranges(order)
+    query_low, query_high, first, last = (bound[:, :, None] for bound in (query_low, query_high, first, last))
+    key_low, key_high, key_first, key_last = (bound[:, None, :] for bound in (key_low, key_high, key_first, key_last))
+    some = (query_low <= key_high) & (key_low <= query_high) & (last >= key_first)
+    one_document = (query_low == query_high) & (key_low == key_high) & (query_low == key_low)
+    whole = _whole(own)[:, None] & _whole(order)
+    every = one_document & (first >= key_last) & whole
+    return BlockMask.from_kv_blocks(
+        *_listed(some & ~every),
+        *_listed(every),
+        BLOCK_SIZE=_BLOCK,
+        mask_mod=sees,
+        seq_lengths=(own.shape[1], documents.shape[1]),
+    )
+
+
+def _ranges(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least and the largest of ``values``, ``[batch, seq]``, in each block, ``[batch, blocks]``."""
+    seq = values.shape[1]
+    blocks = -(-seq // _BLOCK)
+    index = torch.arange(blocks * _BLOCK, device=values.device).clamp_(max=seq - 1)
+    low, high = torch.aminmax(values[:, index].unflatten(1, (blocks, _BLOCK)), dim=2)
+    return low, high
+
+
+def _whole(values: Tensor) -> Tensor:
+    """Return which blocks of ``values``, ``[batch, seq]``, are not cut off by the end of the sequence, ``[blocks]``."""
+    ends = torch.arange(_BLOCK, values.shape[1] + _BLOCK, _BLOCK, device=values.device)
+    return ends <= values.shape[1]
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of blocks of keys of each block of queries, and their indices first, as FlexAttention takes them."""
+    indices = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32)[:, None], indices.int()[:, None]

@@ -1,0 +1,129 @@
+"""A model's description of itself, so that transforms need not know its class.
+
+A model plugin provides an ordinary ``nn.Module`` and a :class:`ModelLayout`. Transforms read the layout only. Names are
+fully qualified module or parameter names; :mod:`titan_core.api.model.patterns` defines patterns. When the model is built,
+:mod:`titan_core.model.layout_check` compares the layout with its modules, and :mod:`titan_core.model.layout_trial` with what
+they compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from titan_core.api.model.initial_values import InitialValue
+from titan_core.api.model.layout_rules import Column, Mixer, Row, Rule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelLayout:
+    """The structure of a decoder: ``embedding`` -> blocks -> ``head``.
+
+    The model's ``forward(tokens, positions=None)`` takes token ids ``[batch, seq]`` and optionally the position of each
+    token in its document, ``[batch, seq]`` (default: ``0 .. seq - 1``), and returns logits ``[batch, seq, vocab]``. It must
+    call the modules of ``embedding``, each block of ``blocks`` in order, and the modules of ``head``. Each takes the hidden
+    states ``[batch, seq, dim]`` as its first argument and returns hidden states; no other state may pass between blocks. If
+    the model is split into pipeline stages, a later stage receives hidden states in place of ``tokens``, and always
+    ``positions``; all other arguments of the blocks must be derived from these.
+
+    Each parameter and each persistent buffer belongs to exactly one module of ``embedding``, ``blocks`` and ``head``.
+    :mod:`titan_core.api.model.layout_rules` describes the values of :attr:`rules` and :attr:`mixers`.
+    """
+
+    # -- sizes
+    num_blocks: int
+    """Number of blocks."""
+    dim: int
+    """Width of the hidden states."""
+    vocab_size: int
+    """Rows of the embedding and width of the logits."""
+    max_seq_len: int
+    """Longest sequence that the model accepts, in tokens."""
+
+    # -- module names
+    embedding: tuple[str, ...]
+    """Modules before the first block, in call order; the first one takes token ids."""
+    blocks: str
+    """The ``nn.ModuleList`` or ``nn.ModuleDict`` of the repeated blocks, whose names are ``0`` to ``num_blocks - 1``."""
+    head: tuple[str, ...]
+    """Modules after the last block, in call order; the last one returns the logits."""
+
+    block_costs: tuple[float, ...] = ()
+    """Compute cost of each block in any unit, such as floating-point operations per token; empty if all cost the same.
+    Pipeline parallelism uses it to balance the stages."""
+
+    # -- how parameters may be sharded
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+    """Pattern of parameter names -> how the parameter may be sharded; the first matching pattern applies. Parameters of the
+    first module of ``embedding`` and of the last module of ``head`` need no rule: those with a vocabulary dimension are
+    sharded over it, and the others are replicated."""
+    regions: tuple[str, ...] = ()
+    """Modules within which features are sharded (patterns). The input is gathered at the start of a region, and the partial
+    outputs of the ranks are summed at its end, by its ``Row`` layers or its ``sums``. Each region has a sharded parameter,
+    and each sharded parameter is in one region."""
+    sums: tuple[str, ...] = ()
+    """Modules at the end of a region that multiply by parameters of their own (patterns): the outputs of the ranks are
+    summed. Layers with the rule ``Row`` need no entry."""
+
+    # -- modules that mix positions
+    mixers: Mapping[str, Mixer] = field(default_factory=dict)
+    """Pattern of module names -> the computation of these modules, which mix positions. All other modules process each
+    position independently. A parallelism that shards sequences replaces mixers of the kinds that it knows, and refuses
+    others."""
+    masks_documents: bool = False
+    """Whether ``forward`` also takes ``documents``, ids ``[batch, whole seq]`` or ``None``, and passes them unchanged to
+    each mixer as its last argument, so that no position depends on another document."""
+
+    inputs: tuple[str, ...] = ()
+    """Extra tensors of a batch (:class:`~titan_core.api.Extra`) that ``forward`` takes as keyword arguments."""
+
+    saved_operators: tuple[str, ...] = ()
+    """Operators of the blocks whose results selective activation checkpointing saves because they are expensive to recompute
+    for their size. Names are those of torch's dispatcher (``"my_kernels::scan"``)."""
+
+    # -- initial values
+    parameters: Mapping[str, InitialValue] = field(default_factory=dict)
+    """Pattern of parameter names -> initial value; the first matching pattern applies."""
+    buffers: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
+    """Pattern of buffer names -> function that computes the buffer (on the CPU)."""
+    tied: Mapping[str, str] = field(default_factory=dict)
+    """Parameter name -> name of the parameter with which it is tied (``{"output.weight": "tok_embeddings.weight"}``)."""
+
+    def initial_value(self, parameter: str) -> InitialValue | None:
+        """Return the initial value of ``parameter`` (fully qualified name), or ``None`` if no pattern matches."""
+        from titan_core.api.model.patterns import matches
+
+        return next((value for pattern, value in self.parameters.items() if matches(parameter, [pattern])), None)
+
+    def rule(self, parameter: str) -> Rule | None:
+        """Return the rule of ``parameter`` (fully qualified name), or ``None`` if no pattern matches."""
+        from titan_core.api.model.patterns import matches
+
+        return next((rule for pattern, rule in self.rules.items() if matches(parameter, [pattern])), None)
+
+    def divides_linear(self, module: str) -> bool:
+        """Whether ``module`` is a linear layer whose features may be sharded: its weight's rule is ``Column`` or ``Row``."""
+        return isinstance(self.rule(f"{module}.weight"), Column | Row)
+
+    def mixer(self, module: str) -> Mixer | None:
+        """Return the mixer that ``module`` is, or ``None`` if it does not mix positions."""
+        from titan_core.api.model.patterns import matches
+
+        return next((mixer for pattern, mixer in self.mixers.items() if matches(module, [pattern])), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDefinition:
+    """The core's view of a model of a given size. Made without importing torch, which only ``build`` imports."""
+
+    layout: ModelLayout
+    build: Callable[[], object]
+    """Builds the ``nn.Module``. Called under ``torch.device("meta")``, so it must not compute with weights."""
+    num_params: int
+    """Number of parameters; tied parameters count once."""
+    flops_per_token: Callable[[int], float]
+    """Sequence length -> floating-point operations per token, forward and backward."""

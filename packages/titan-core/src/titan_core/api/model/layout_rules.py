@@ -1,0 +1,104 @@
+"""Layout rules for parameters and modules: how they may be sharded, and which modules mix positions. Free of torch.
+
+The tensor-parallel rules follow Megatron-LM (Shoeybi et al., arXiv 1909.08053). Inside a *region*, each rank computes a
+share of the features. A layer at the start of a region takes full inputs and returns a share of its outputs (``Column``, or
+``Shard`` for a parameter of any other module). A layer at its end takes a share of its inputs and returns a partial sum,
+which is summed over ranks (``Row``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from titan_core.api.plugins.ref import Ref
+
+
+@dataclass(frozen=True)
+class Column:
+    """Weight or bias of an ``nn.Linear``, sharded over its output features. These must be consumed feature by feature or
+    head by head."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Weight or bias of an ``nn.Linear``, sharded over its input features, the outputs of earlier sharded layers."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A parameter of any module, sharded along ``dim``, the dimension of its region's sharded features. The module computes
+    with this rank's shard, a plain tensor, as it would with the full parameter."""
+
+    dim: int
+    """0, 1, ...; -1 is the last dimension."""
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """A parameter that is replicated on every rank that uses it. Outside regions, its module must process each position
+    independently (as a norm does) and receives this rank's positions only."""
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A parameter that holds one expert's weights at each index of ``dim``. Expert parallelism gives each rank some of the
+    experts and calls their module with fewer experts.
+
+    The module that owns the parameter must own no parameters with other rules. It is called with ``(rows, counts)``:
+    ``rows``, ``[rows, dim]``, sorted by expert, and ``counts``, int64 ``[experts]``, the number of rows per expert. It
+    returns a tensor like ``rows``, each row computed by its expert alone."""
+
+    dim: int = 0
+    within: Shard | Replicate = Replicate()
+    """How tensor parallelism may shard each expert. ``Shard.dim`` counts dimensions of the full parameter."""
+
+
+Rule = Column | Row | Shard | Replicate | Experts
+"""How a parameter may be sharded."""
+
+CAUSAL_ATTENTION: Final = "causal_attention"
+"""The kind of mixers that compute causal softmax attention."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixer:
+    """A module that mixes positions."""
+
+    kind: str
+    """The computation: :data:`CAUSAL_ATTENTION` (see :func:`causal_attention`), or a name that the model chooses, such as
+    ``"gated_recurrence"``."""
+    heads: int | None = None
+    """Number of heads, if it has heads; tensor parallelism shards over them."""
+    kv_heads: int | None = None
+    """Number of key/value heads, if smaller (grouped-query attention); ``None``: ``heads``."""
+    sequence_dim: int = 1
+    """Dimension of positions in the argument tensors and in the returned tensor."""
+    divided: Ref[Callable[..., Any]] | None = None
+    """For kinds that the model defines: the computation if each rank has only some of the positions. ``(module, share)`` ->
+    a function that replaces the module's forward, and takes and returns tensors of this rank's positions. ``share`` is a
+    :class:`~titan_core.api.SequenceShare`. ``None``: sequences cannot be sharded."""
+
+    def __post_init__(self) -> None:
+        if not self.kind:
+            raise ValueError("a mixer's kind must not be empty")
+        if self.heads is None and (self.kv_heads is not None or self.kind == CAUSAL_ATTENTION):
+            raise ValueError(f"a mixer of kind {self.kind!r} with kv_heads {self.kv_heads} needs heads")
+
+    @property
+    def key_heads(self) -> int | None:
+        """Number of key/value heads, or ``None`` if the mixer has no heads."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+
+def causal_attention(heads: int, kv_heads: int | None = None) -> Mixer:
+    """Return a mixer for causal softmax attention with scale ``head_dim ** -0.5``, without its projections. The module is
+    called with ``(q, k, v)``, each ``[batch, heads, seq, head_dim]``, and returns a tensor like ``q``
+    (:class:`titan_core.api.CausalAttention`, for example).
+
+    Args:
+        heads: number of query heads.
+        kv_heads: number of key/value heads; ``None``: ``heads``.
+    """
+    return Mixer(kind=CAUSAL_ATTENTION, heads=heads, kv_heads=kv_heads, sequence_dim=2)

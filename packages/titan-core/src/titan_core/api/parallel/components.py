@@ -1,0 +1,94 @@
+"""Transforms: the changes of a model before training, and the phases in which they apply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from titan_core.api.parallel.mesh import MeshDim, MeshView
+from titan_core.api.plugins.component import Component
+from titan_core.api.plugins.contexts import JobContext, TrainingContext
+from titan_core.api.plugins.errors import Problem
+from titan_core.api.plugins.ref import Ref
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from titan_core.api.parallel.model_part import ModelPart
+    from titan_core.api.parallel.model_trial import ModelTrial
+    from titan_core.api.parallel.planning import Costs
+    from titan_core.api.parallel.step import StepRunner
+
+
+class Phase(IntEnum):
+    """The phases in which transforms are applied, in this order:
+
+    1. A pipeline split determines which modules a rank has.
+    2. Precision replaces linear layers, so that all later phases wrap the replacements.
+    3. Tensor parallelism shards layers and experts. Expert parallelism then distributes the experts, or their shards, and
+       context parallelism works with the heads that tensor parallelism leaves on a rank.
+    4. Activation checkpointing must see the final operators, and the compiler must see activation checkpointing.
+    5. Data parallelism comes last, because it hooks the boundaries of whole compiled blocks.
+    """
+
+    PIPELINE = 1
+    PRECISION = 2
+    TENSOR = 3
+    EXPERT = 4
+    CONTEXT = 5
+    RECOMPUTE = 6
+    COMPILE = 7
+    DATA = 8
+
+
+DATA_DIMS = "*"
+"""In :attr:`Transform.reduces`: every dimension over which data parallelism shards or replicates parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transform(Component):
+    """A change to the model before training: a parallelism, a precision, activation checkpointing or compilation."""
+
+    kind = "transform"
+    phase: Phase
+    apply: Ref[Callable[[ModelPart, TrainingContext[Any]], ModelPart | Sequence[ModelPart]]]
+    """Model part -> transformed model part. In phase PIPELINE it may return several parts, or a part with fewer modules. In
+    phase DATA it must *sum* each gradient over the ranks that hold different tokens: the loss is already divided by the
+    number of target tokens in the global batch."""
+    active: Callable[[JobContext[Any]], bool]
+    """Whether the job uses the transform. Must be pure and must not import torch."""
+    serves: tuple[str, ...] = ()
+    """Core config keys that this transform implements (``"parallelism.data_parallel_shard_degree"``). A non-default
+    value of a key that no active transform serves is an error."""
+    mesh_dims: tuple[MeshDim, ...] = ()
+    """Mesh dimensions that the transform adds to the standard ones."""
+    mesh_views: tuple[MeshView, ...] = ()
+    """Mesh views that the transform adds: other ways to fold dimensions of the mesh."""
+    reduces: tuple[str, ...] = ()
+    """Names of the mesh dimensions over which the transform sums gradients. :data:`DATA_DIMS` means all dimensions whose
+    ``data_parallel`` is not ``own``. A dimension that divides the batch or the sequence and does not set ``diverges`` needs
+    an active transform that sums gradients over it; otherwise the weights of its ranks would diverge."""
+    check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
+    """Returns the reasons why the job cannot run, before anything is built. Called if active; must not import torch."""
+    check_model: Ref[Callable[[nn.Module, ModelTrial, TrainingContext[Any]], Iterable[Problem]]] | None = None
+    """(model, trial, context) -> the reasons why the transform cannot handle this model. Called if active, before any
+    transform is applied, with the whole model on the meta device and a :class:`~titan_core.api.ModelTrial`,
+    which runs a small copy of the model."""
+    hardware: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
+    """Returns the reasons why this machine cannot run the transform. Called when a job starts, but not when a config is only
+    checked; may import torch."""
+    step: Ref[Callable[[StepRunner, Sequence[ModelPart], TrainingContext[Any]], StepRunner]] | None = None
+    """Replaces how a step runs forward and backward (pipeline schedules). It receives the runner of the preceding transforms
+    and returns a runner that either calls it or replaces it. A pipeline replaces it, so a transform of a later phase wraps
+    the pipeline's runner."""
+    observe: Ref[Callable[[Sequence[ModelPart], TrainingContext[Any]], object]] | None = None
+    """Builds an object with lifecycle hooks for work between steps, such as a periodic exchange of weights."""
+    choices: Ref[Callable[[JobContext[Any]], Mapping[str, Sequence[Any]]]] | None = None
+    """Config keys besides degrees, and the values that are worth trying in a job with this mesh and batch, best first. The
+    config has the values that transforms of later phases try. Called even if the transform is inactive; must not import
+    torch. See :mod:`titan_core.api.parallel.planning`."""
+    costs: Ref[Callable[[JobContext[Any]], Costs]] | None = None
+    """Returns what the transform changes about the memory and the time of a step. Called if active; must not import torch.
+    A transform without it, apart from its mesh dimensions and views, changes neither."""

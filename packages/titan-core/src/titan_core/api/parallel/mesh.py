@@ -1,0 +1,178 @@
+"""The device mesh as arithmetic: its dimensions, their sizes, and which of them see different data. Free of torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from titan_core.api.plugins.errors import UserError
+
+
+@dataclass(frozen=True)
+class MeshDim:
+    """A dimension of the device mesh. It multiplies the number of ranks."""
+
+    name: str
+    degree_key: str
+    """Config key that sets its size."""
+    divides: Literal["layers", "batch", "sequence", "weights"]
+    """What is divided among its ranks: the layers, the sequences of the batch, the positions of each sequence, or the
+    weights of each layer (in which case all its ranks see the same tokens)."""
+    diverges: bool = False
+    """Whether each rank trains its own replica, whose weights may diverge from those of the others (local SGD). Gradients
+    are summed, normalised and clipped within a replica; the transform that declares the dimension synchronises replicas."""
+    before: str | None = None
+    """For a third party's dimension: the standard dimension just inside it. Default: the new dimension is innermost."""
+    data_parallel: Literal["shard", "replicate", "own"] = "shard"
+    """How data parallelism handles a dimension that divides the batch or the sequence. ``shard``: it shards parameters over
+    the dimension and reduce-scatters gradients (FSDP). ``replicate``: parameters are replicated and gradients all-reduced,
+    which suits slow links (HSDP, DDP). ``own``: data parallelism ignores the dimension; the transform that declares it sums
+    gradients over it and lists it in ``reduces``."""
+
+    @property
+    def sees_different_data(self) -> bool:
+        """Whether its ranks hold the same weights but see different tokens, so that gradients must be summed over them."""
+        return self.divides in ("batch", "sequence") and not self.diverges
+
+
+@dataclass(frozen=True)
+class MeshView:
+    """Another way to fold dimensions of the mesh. It does not multiply the number of ranks.
+
+    The ranks of the dimensions in ``borrows`` are refolded into two dimensions. The inner one, called ``name``, has the
+    view's degree and connects neighbouring ranks; the outer one, the remainder, has the rest. If a transform shards a
+    parameter over the view (experts, under expert parallelism), the ranks of the view together hold it once. Data
+    parallelism then handles it over the remainder, and over the data dimensions that the view does not borrow.
+    """
+
+    name: str
+    degree_key: str
+    """Config key that sets its size, which must divide the number of ranks that the view borrows."""
+    borrows: tuple[str, ...] = ("dp_shard", "cp")
+    """The dimensions that are refolded, outermost first. Their ranks see different data."""
+
+    @property
+    def remainder(self) -> str:
+        """Name of the dimension that remains of the borrowed ones."""
+        return f"{self.name}_remainder"
+
+
+STANDARD_DIMS: tuple[MeshDim, ...] = (
+    MeshDim("pp", "parallelism.pipeline_parallel_degree", "layers"),
+    MeshDim("dp_replicate", "parallelism.data_parallel_replicate_degree", "batch", data_parallel="replicate"),
+    MeshDim("dp_shard", "parallelism.data_parallel_shard_degree", "batch"),
+    MeshDim("cp", "parallelism.context_parallel_degree", "sequence"),
+    MeshDim("tp", "parallelism.tensor_parallel_degree", "weights"),
+)
+"""From outermost (least communication) to innermost (most communication, so on the fastest links); see the TorchTitan paper,
+section 2.2."""
+
+
+REMAINDER_KEY = "parallelism.data_parallel_shard_degree"
+
+
+@dataclass(frozen=True)
+class MeshPlan:
+    """The mesh of a job: every dimension with its degree, outermost first and including degree 1, and its views."""
+
+    dims: tuple[MeshDim, ...]
+    degrees: Mapping[str, int]
+    """Size of each dimension, by name."""
+    views: tuple[MeshView, ...] = ()
+    view_degrees: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return math.prod(self.degrees.values())
+
+    @property
+    def batch_degree(self) -> int:
+        """Number of ranks, or groups of ranks, that see different sequences."""
+        return math.prod(self.degrees[dim.name] for dim in self.dims if dim.divides == "batch")
+
+    @property
+    def data_degree(self) -> int:
+        """Number of ranks, or groups of ranks, that see different tokens."""
+        return math.prod(self.degrees[dim.name] for dim in self.dims if dim.divides in ("batch", "sequence"))
+
+    @property
+    def diverging_replicas(self) -> int:
+        """Number of replicas whose weights may diverge; 1 if all ranks train the same weights."""
+        return math.prod(self.degrees[dim.name] for dim in self.dims if dim.diverges)
+
+    @property
+    def replicas(self) -> list[list[int]]:
+        """The ranks that train each diverging replica of the weights."""
+        ranks: dict[tuple[int, ...], list[int]] = {}
+        for rank, place in enumerate(itertools.product(*(range(self.degrees[dim.name]) for dim in self.dims))):
+            replica = tuple(index for index, dim in zip(place, self.dims, strict=True) if dim.diverges)
+            ranks.setdefault(replica, []).append(rank)
+        return list(ranks.values())
+
+    def degree(self, name: str) -> int:
+        """Return the size of the dimension or view ``name``; 1 if the job does not have it."""
+        return self.degrees.get(name, self.view_degrees.get(name, 1))
+
+    def data_dims(self, how: Literal["shard", "replicate"]) -> tuple[str, ...]:
+        """Return the dimensions over which data parallelism shards or replicates parameters, outermost first."""
+        return tuple(dim.name for dim in self.dims if dim.sees_different_data and dim.data_parallel == how)
+
+    def borrowed(self, view: MeshView) -> int:
+        """Return the number of ranks that ``view`` refolds."""
+        return math.prod(self.degrees[name] for name in view.borrows)
+
+    def __str__(self) -> str:
+        shown = [f"{name}={degree}" for name, degree in self.degrees.items() if degree > 1]
+        views = [f"{name}={degree}" for name, degree in self.view_degrees.items() if degree > 1]
+        return ", ".join([" x ".join(shown), *views]) if shown else "one device"
+
+
+def dims_in_order(extra: Iterable[MeshDim]) -> tuple[MeshDim, ...]:
+    """Return the standard dimensions with the ``extra`` ones of third parties inserted.
+
+    Raises:
+        UserError: two plugins define a dimension of the same name.
+    """
+    dims = list(STANDARD_DIMS)
+    for dim in extra:
+        if dim in dims:
+            continue
+        names = [known.name for known in dims]
+        if dim.name in names:
+            raise UserError.one(f"mesh dimension {dim.name!r}", "two plugins define it", "disable one of them")
+        dims.insert(names.index(dim.before) if dim.before in names else len(dims), dim)
+    return tuple(dims)
+
+
+def sound_views(views: Iterable[MeshView], dims: Collection[MeshDim]) -> tuple[MeshView, ...]:
+    """Return ``views`` without repetitions.
+
+    Raises:
+        UserError: two plugins define the same name, or a view borrows dimensions that it cannot borrow.
+    """
+    known = {dim.name: dim for dim in dims}
+    sound: dict[str, MeshView] = {}
+    for view in views:
+        if sound.get(view.name) == view:
+            continue
+        where = f"mesh view {view.name!r}"
+        if taken := {view.name, view.remainder} & {*known, *sound, *(other.remainder for other in sound.values())}:
+            raise UserError.one(where, f"two plugins define {sorted(taken)[0]!r}", "disable one of them")
+        fix = "disable the plugin; its author should borrow dimensions that divide the batch or the sequence"
+        if not view.borrows:
+            raise UserError.one(where, "borrows no dimension", fix)
+        for name in view.borrows:
+            if name not in known:
+                raise UserError.one(where, f"borrows {name!r}, which is not a mesh dimension", fix)
+            if not known[name].sees_different_data:
+                why = f"borrows {name!r}, whose ranks see the same tokens or train diverging replicas"
+                raise UserError.one(where, why, fix)
+        if len({known[name].data_parallel for name in view.borrows}) != 1 or known[view.borrows[0]].data_parallel == "own":
+            why = f"borrows {' and '.join(view.borrows)}, which data parallelism does not handle in the same way"
+            raise UserError.one(where, why, "disable the plugin; its author should borrow dimensions of one kind")
+        sound[view.name] = view
+    return tuple(sound.values())

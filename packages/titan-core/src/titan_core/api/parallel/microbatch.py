@@ -1,0 +1,98 @@
+"""The current microbatch, for modules that need to know which global elements they compute
+(:mod:`titan_core.api.model.random_streams`)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from titan_core.api.model.document_mask import document_mask
+from titan_core.api.training.batch import Batch
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+
+@dataclass
+class AuxiliaryLosses:
+    """The auxiliary losses of a step on this rank (:mod:`titan_core.api.model.auxiliary_loss`)."""
+
+    scale: float
+    """One over the number of positions in the global batch."""
+    values: dict[str, Tensor] = field(default_factory=dict)
+    """Sum of each loss so far, by name; scaled scalars."""
+    divided: set[str] = field(default_factory=set)
+    """Names of losses that tensor-parallel ranks compute for different positions."""
+
+    def add(self, name: str, value: Tensor, divided: bool) -> None:
+        """Add ``value``, which is not yet scaled."""
+        value = value.detach() * self.scale
+        self.values[name] = self.values[name] + value if name in self.values else value
+        if divided:
+            self.divided.add(name)
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """A microbatch of a training step."""
+
+    batch: Batch
+    """The batch as this rank's model receives it, already transformed."""
+    step: int
+    """The optimizer step, counted from 1."""
+    seed: int
+    """``training.seed``."""
+    auxiliary: AuxiliaryLosses | None = None
+    """Collects the auxiliary losses of the step; ``None`` outside training."""
+    target_weight: float = 1.0
+    """:attr:`~titan_core.api.StepInput.target_weight`: what the step divides this microbatch's loss by."""
+    key: Tensor = field(init=False, repr=False)
+    """Hash of seed and step, an int64 scalar on the batch's device. A Python number would be a constant in compiled code,
+    and every step would recompile."""
+
+    derived: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    """Cached token words of random modules, by first column and number of columns."""
+
+    document_mask: Tensor | BlockMask | None = field(init=False, repr=False, compare=False, default=None)
+    """The mask that all causal attention within documents uses (:mod:`titan_core.api.model.document_mask`); ``None`` before
+    :meth:`make_document_mask`. A compiled block takes it as an input."""
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha256(f"{self.seed}:{self.step}".encode()).digest()
+        value = int.from_bytes(digest[:8], "little", signed=True)
+        # Filled on the device: a copy from the host would synchronise.
+        key = torch.full((), value, dtype=torch.int64, device=self.batch.tokens.device)
+        object.__setattr__(self, "key", key)
+
+    def make_document_mask(self) -> None:
+        """Make :attr:`document_mask`, once, if the batch has documents."""
+        if self.batch.documents is not None and self.document_mask is None:
+            object.__setattr__(self, "document_mask", document_mask(self.batch.documents, self.batch.columns))
+
+
+# Not a context variable: autograd runs the backward pass of a CUDA device in its own thread, which would not see it.
+_current: Microbatch | None = None
+
+
+def current_microbatch() -> Microbatch | None:
+    """Return the microbatch whose forward pass or recomputation is running."""
+    return _current
+
+
+@contextmanager
+def microbatch_scope(microbatch: Microbatch | None) -> Iterator[None]:
+    """Make ``microbatch`` the current one. Recomputation re-enters the microbatch of its forward pass."""
+    global _current
+    before, _current = _current, microbatch
+    try:
+        yield
+    finally:
+        _current = before

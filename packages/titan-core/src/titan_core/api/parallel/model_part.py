@@ -1,0 +1,141 @@
+"""The part of a model that one rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from titan_core.api.model.layout import ModelLayout
+from titan_core.api.model.layout_rules import CAUSAL_ATTENTION
+from titan_core.api.parallel.microbatch import Microbatch, microbatch_scope
+from titan_core.api.training.batch import Batch
+from titan_core.api.training.objective import ObjectiveFunction
+from titan_core.api.training.vocabulary import Vocabulary
+
+T = TypeVar("T")
+
+
+class PrunedModule(nn.Module):
+    """Replaces a module that another rank holds, so that other modules keep their names. Returns its first argument."""
+
+    def forward(self, hidden: Tensor, *arguments: object, **keywords: object) -> Tensor:
+        """Return ``hidden`` unchanged."""
+        return hidden
+
+
+@dataclass(frozen=True)
+class Slot(Generic[T]):
+    """A named place for values of type ``T``, one per module, that one plugin leaves for another. Plugins do not import each
+    other, so each declares the slot under the same name: ``PLUGIN.subject``, where PLUGIN is the plugin that reads it."""
+
+    name: str
+
+
+@dataclass
+class ModelPart:
+    """The whole model, or the modules of it that a pipeline split leaves on this rank. Transforms modify or replace it."""
+
+    module: nn.Module
+    layout: ModelLayout
+    objective: ObjectiveFunction
+    """The loss to minimise."""
+    vocabulary: Vocabulary = field(default_factory=Vocabulary)
+    """The logit columns that this rank computes."""
+
+    batch_transforms: tuple[Callable[[Batch], Batch], ...] = ()
+    """Functions applied to each microbatch, in order, before the model receives it."""
+    parameters_on: torch.device | None = None
+    """Device of parameters that are not in use; ``None``: the device that computes."""
+    slots: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Values that plugins leave for each other, by slot and module: see :meth:`entries`."""
+    saved_operators: tuple[Callable[..., object], ...] = ()
+    """Operators (``torch.ops.aten.max.default``) whose results selective activation checkpointing saves because they are
+    expensive to recompute for their size, or were communicated. A model lists the operators that it calls in its layout."""
+    after_evaluation: tuple[Callable[[], None], ...] = ()
+    """Functions to call after forward passes that no backward pass follows."""
+    wrapped_objectives: tuple[ObjectiveFunction, ...] = ()
+    """The objectives that :attr:`objective` wraps, innermost first."""
+    auxiliary_losses: tuple[str, ...] = ()
+    """Names of the losses that modules add (:mod:`titan_core.api.model.auxiliary_loss`)."""
+    loss_in_head: bool = False
+    """Whether the last module returns the loss within :meth:`computing`. The core sets it after all transforms."""
+    batch: Batch | None = None
+    """Within :meth:`computing`, the current microbatch."""
+
+    def wrap_objective(self, wrapper: Callable[[ObjectiveFunction], ObjectiveFunction]) -> None:
+        """Minimise ``wrapper(objective)``. Transforms must not assign :attr:`objective`: that would drop the objective that
+        the job selects, and is refused."""
+        self.wrapped_objectives += (self.objective,)
+        self.objective = wrapper(self.objective)
+
+    def entries(self, slot: Slot[T]) -> dict[str, T]:
+        """Return the entries of ``slot`` by the fully qualified name of the module that each describes. A transform may add
+        entries; one that drops or replaces another's entry is refused. A pipeline stage has the entries of its modules."""
+        return self.slots.setdefault(slot.name, {})
+
+    def transformed(self, batch: Batch) -> Batch:
+        """Return ``batch`` after :attr:`batch_transforms`, as this part's model takes it."""
+        for transform in self.batch_transforms:
+            batch = transform(batch)
+        return batch
+
+    @contextmanager
+    def computing(self, microbatch: Microbatch) -> Iterator[Batch]:
+        """Mark the forward passes inside the context as computing ``microbatch``. The loss can then be computed inside the
+        model's head, and modules can query the microbatch (:func:`~titan_core.api.current_microbatch`).
+
+        Args:
+            microbatch: its batch must already be :meth:`transformed`.
+        """
+        if self.layout.masks_documents and any(mixer.kind == CAUSAL_ATTENTION for mixer in self.layout.mixers.values()):
+            microbatch.make_document_mask()
+        self.batch = microbatch.batch
+        try:
+            with microbatch_scope(microbatch):
+                yield microbatch.batch
+        finally:
+            self.batch = None
+
+    def forward_loss(self, microbatch: Microbatch) -> Tensor:
+        """Return the loss of one microbatch, summed over its weighted targets. The part must be the whole model."""
+        with self.computing(replace(microbatch, batch=self.transformed(microbatch.batch))) as batch:
+            return self.loss_of(self.module(batch.tokens, **arguments_of(batch, self.layout)), batch)
+
+    def loss_of(self, output: Tensor, batch: Batch) -> Tensor:
+        """Return the loss, given what the last module returned within :meth:`computing`."""
+        return output if self.loss_in_head else self.objective(output, batch, self.vocabulary)
+
+    def retie(self) -> None:
+        """Restore the sharing of tied parameters after an operation has given each name a tensor of its own."""
+        for name, source in self.layout.tied.items():
+            owner, _, leaf = name.rpartition(".")
+            from_module, _, parameter = source.rpartition(".")
+            # Not getattr(): within a module's forward, its attributes may be this rank's shares of its parameters.
+            sources = dict(self.module.get_submodule(from_module).named_parameters(recurse=False, remove_duplicate=False))
+            setattr(self.module.get_submodule(owner), leaf, sources[parameter])
+
+    def blocks(self) -> dict[str, nn.Module]:
+        """Return the repeated blocks that this part has, by fully qualified name, in order."""
+        container = self.module.get_submodule(self.layout.blocks)
+        return self.present(f"{self.layout.blocks}.{name}" for name, _ in container.named_children())
+
+    def present(self, names: Iterable[str]) -> dict[str, nn.Module]:
+        """Return the modules in ``names`` that this part has, in order."""
+        found = {name: self.module.get_submodule(name) for name in names}
+        return {name: module for name, module in found.items() if not isinstance(module, PrunedModule)}
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Return every module that this part has, by fully qualified name."""
+        return ((name, module) for name, module in self.module.named_modules() if not isinstance(module, PrunedModule))
+
+
+def arguments_of(batch: Batch, layout: ModelLayout) -> dict[str, Tensor]:
+    """Return the arguments for a call of the model, other than the tokens."""
+    arguments = {"positions": batch.positions, "documents": batch.documents}
+    arguments |= {name: extra.tensor for name, extra in batch.extras.items() if name in layout.inputs}
+    return {name: tensor for name, tensor in arguments.items() if tensor is not None}

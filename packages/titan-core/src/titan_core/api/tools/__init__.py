@@ -1,1 +1,0 @@
-"""Functions that several plugins need. They make no decisions about a job."""

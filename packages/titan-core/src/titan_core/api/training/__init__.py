@@ -1,0 +1,49 @@
+"""What does a step compute, and what updates the weights?
+
+An objective returns the loss summed over the weighted targets; an optimizer is one of torch's, built from groups of
+parameters::
+
+    def build(context: OptimizerContext[LionSection]) -> Lion:
+        return Lion([group.as_dict() for group in context.groups], beta=context.section.beta)
+
+* ``Objective``: the kind of component that says what is minimised
+* ``Optimizer``: the kind of component that builds an optimizer
+* ``LRSchedule``: the kind of component that builds a learning-rate schedule
+* ``ObjectiveFunction``: the loss of logits and batch
+* ``Vocabulary``: arithmetic over a vocabulary that may be divided
+* ``Batch``: tokens, targets, weights, positions, documents
+* ``Extra``: a named extra tensor of a batch
+* ``BatchPlan``: how the global batch is divided
+* ``OptimizerContext``: its context, with the groups of parameters
+* ``ParamGroup``: parameters with the same settings
+* ``TrainedParameter``: one of them
+* ``ParameterRole``: its role
+* ``SkipsOnDevice``: an optimizer that skips a bad step without the host
+* ``LRScheduleContext``: its context
+* ``OptimizerSection``: the keys that all optimizers share
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from titan_core.api._lazy import getter, names_of
+
+if TYPE_CHECKING:
+    from titan_core.api.config.sections import OptimizerSection as OptimizerSection
+    from titan_core.api.training.batch import Batch as Batch, Extra as Extra
+    from titan_core.api.training.batch_plan import BatchPlan as BatchPlan
+    from titan_core.api.training.components import LRSchedule as LRSchedule, Objective as Objective, Optimizer as Optimizer
+    from titan_core.api.training.objective import ObjectiveFunction as ObjectiveFunction
+    from titan_core.api.training.optimizer import (
+        LRScheduleContext as LRScheduleContext,
+        OptimizerContext as OptimizerContext,
+        ParameterRole as ParameterRole,
+        ParamGroup as ParamGroup,
+        SkipsOnDevice as SkipsOnDevice,
+        TrainedParameter as TrainedParameter,
+    )
+    from titan_core.api.training.vocabulary import Vocabulary as Vocabulary
+else:
+    __getattr__ = getter(__name__, "training")
+    __all__ = names_of("training")

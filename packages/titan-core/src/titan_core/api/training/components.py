@@ -1,0 +1,60 @@
+"""Objectives, optimizers and learning-rate schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from titan_core.api.plugins.component import Component
+from titan_core.api.plugins.contexts import JobContext, TrainingContext
+from titan_core.api.plugins.errors import Problem
+from titan_core.api.plugins.job import Job
+from titan_core.api.plugins.ref import Ref
+
+if TYPE_CHECKING:
+    import torch
+    from torch.optim import Optimizer as TorchOptimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from titan_core.api.parallel.job_mesh import JobMesh
+    from titan_core.api.training.objective import ObjectiveFunction
+    from titan_core.api.training.optimizer import LRScheduleContext, OptimizerContext, ParamGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer(Component):
+    """An optimizer, selected by ``optimizer.name``."""
+
+    kind = "optimizer"
+    keys = ("optimizer.name",)
+    build: Ref[Callable[[OptimizerContext[Any]], TorchOptimizer]]
+
+    def optimizer_context(
+        self, job: Job, mesh: JobMesh, device: torch.device, groups: Sequence[ParamGroup]
+    ) -> OptimizerContext[Any]:
+        """Return the context with which the optimizer is built."""
+        from titan_core.api.training.optimizer import OptimizerContext  # imports torch
+
+        section = self.section_in(job.config)
+        return OptimizerContext(section=section, job=job, mesh=mesh, device=device, groups=groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective(Component):
+    """The loss that training minimises, selected by ``objective.name``."""
+
+    kind = "objective"
+    keys = ("objective.name",)
+    build: Ref[Callable[[TrainingContext[Any]], ObjectiveFunction]]
+    check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
+    """Returns the reasons why the job cannot run, before anything is built. Must not import torch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LRSchedule(Component):
+    """A learning-rate schedule, selected by ``lr_scheduler.name``."""
+
+    kind = "lr schedule"
+    keys = ("lr_scheduler.name",)
+    build: Ref[Callable[[LRScheduleContext[Any]], LRScheduler]]

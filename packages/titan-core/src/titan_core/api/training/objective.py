@@ -1,0 +1,37 @@
+"""Objectives, which training minimises."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from titan_core.api.training.batch import Batch
+from titan_core.api.training.vocabulary import Vocabulary
+
+
+class ObjectiveFunction(ABC):
+    """Computes the loss from logits. Built by an :class:`~titan_core.api.Objective` component.
+
+    The trainer divides by the total target weight of the global batch, so the results of ranks, microbatches and pipeline
+    stages are added up. If the model's last module returns its logits, the loss is computed inside that module, in chunks of
+    positions, so that the logits of all positions never exist at once (``objective.chunk_tokens``).
+    """
+
+    vocabulary_sharded: bool = True
+    """Whether it can compute with this rank's columns of the logits only, by means of
+    :class:`~titan_core.api.Vocabulary`. If not, tensor parallelism gathers the logits or refuses the
+    objective."""
+    per_position: bool = True
+    """Whether the loss of all positions is the sum of the losses of any chunks of them. If not, it receives all positions at
+    once, and context parallelism refuses it."""
+
+    @abstractmethod
+    def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
+        """Return the loss, summed over the weighted targets; an fp32 scalar.
+
+        Args:
+            logits: ``[batch, seq, columns of the vocabulary]``.
+            batch: the batch of the logits; for a chunk, only its positions (except ``documents``, which stays complete).
+            vocabulary: the columns that the logits have.
+        """

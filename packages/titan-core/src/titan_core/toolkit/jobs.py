@@ -1,0 +1,35 @@
+"""Assembled jobs, and what commands and the launcher say about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from titan_core.api import (
+    Problem,
+)
+from titan_core.api._secrets import redact_text
+from titan_core.api.checkpoint.store import refused_changes as refused_changes
+from titan_core.api.checkpoint.stored_model import LoadedModel as LoadedModel, StoredModels as StoredModels
+from titan_core.api.commands.health import Health as Health
+from titan_core.api.config.resolved import COMMAND_LINE as COMMAND_LINE, Override as Override
+from titan_core.api.observe.events import EndedRun as EndedRun, NextCommand as NextCommand, Sample as Sample
+from titan_core.api.plugins.assembled_job import AssembledJob as AssembledJob
+
+
+def note_of(problem: Problem) -> str:
+    """Return ``problem``, something that this machine lacks, as a note for a command that only looks at the job. Secrets are
+    removed."""
+    return redact_text(str(replace(problem, why=f"{problem.why} (needed where the job trains)")))
+
+
+@dataclass(frozen=True)
+class JobFact:
+    """A line of `titan job show` from a plugin (hook ``titan_job_facts``)."""
+
+    name: str
+    """A word or two, unique among all facts."""
+    text: str
+    """One line."""
+    value: Any
+    """The same as plain values, for ``--json``."""

@@ -1,0 +1,38 @@
+"""The limit on open files, of which every connection to another rank is one. Free of torch."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from titan_core.api import UserError
+
+_SPARE = 64
+"""Files that a process opens in any case: libraries, logs, data, checkpoints."""
+_ENOUGH = 65536
+
+
+def allow_open_files(connections: int) -> None:
+    """Raise this process's limit on open files as far as it may, and check that it allows ``connections`` to other
+    processes. Child processes inherit the limit.
+
+    Raises:
+        UserError: the hard limit is too low.
+    """
+    try:
+        import resource
+    except ImportError:  # not a POSIX system, and no such limit
+        return
+    needed = connections + _SPARE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft != unlimited and soft < max(needed, _ENOUGH):
+        with suppress(ValueError, OSError):  # macOS allows less than its hard limit; what counts is checked below
+            most = max(needed, _ENOUGH)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most if hard == unlimited else min(most, hard), hard))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != unlimited and soft < needed:
+        why = f"allows {soft} open files (hard limit {hard}), but this process needs {needed}: {connections} connections"
+        fix = (
+            f"raise the hard limit to {_ENOUGH}: nofile in /etc/security/limits.conf, LimitNOFILE of a systemd service such "
+        )
+        raise UserError.one("ulimit -n", why, f"{fix}as slurmd, or --ulimit nofile={_ENOUGH} of a container")

@@ -1,0 +1,101 @@
+"""Reading documents despite errors: transient errors are retried, corrupt records are reported."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from titan_core.api import CorruptRecord, Document, DocumentShard, ExcludedRecord, UserError
+from titan_core.api.data.dataset import (
+    ALL_SPLITS as ALL_SPLITS,
+    DatasetSpec as DatasetSpec,
+    FormatSpec as FormatSpec,
+    ReadPolicy as ReadPolicy,
+    State as State,
+    StepRows as StepRows,
+    StreamSpec as StreamSpec,
+)
+
+log = logging.getLogger(__name__)
+
+_PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+_NETWORK_LIBRARIES = {"aiohttp", "httpcore", "httpx", "httpx2", "requests", "urllib3"}
+_MOST_LOGGED = 20
+LONGEST_WAIT = 3600.0
+"""Maximum seconds between two retries."""
+
+
+class DocumentReader:
+    """Reads documents from shards, and counts those that it skips."""
+
+    def __init__(self, policy: ReadPolicy, name: str) -> None:
+        self._policy, self._name = policy, name
+        self.corrupt = 0
+        """Number of corrupt records skipped."""
+        self.empty = 0
+        """Number of documents skipped because they have no tokens of their own, or the dataset's settings exclude them."""
+        self.excluded = 0
+        """Number of documents skipped because the dataset's settings exclude them."""
+        self.stopped = threading.Event()
+        """Set when the data is no longer needed."""
+
+    def next(self, shard: DocumentShard) -> Document | None:
+        """Return the next document of ``shard``, or ``None`` at its end.
+
+        Raises:
+            UserError: a record is corrupt and must not be skipped, or the source remains unreadable.
+        """
+        attempt = 0
+        while True:
+            before = shard.state_dict()
+            try:
+                return next(shard, None)
+            except CorruptRecord as error:
+                if self._policy.on_corrupt == "stop":
+                    fix = f'{error.fix}, or skip such records: set data.on_corrupt = "skip"'
+                    raise UserError.one(error.place, error.why, fix) from error
+                self.corrupt += 1
+                self._log_skipped(self.corrupt, "corrupt ", error)
+            except ExcludedRecord as error:
+                self.empty += 1
+                self.excluded += 1
+                self._log_skipped(self.excluded, "", error)
+            except Exception as error:
+                # Network libraries have their own exception types; is_transient() recognises them.
+                if not is_transient(error):
+                    raise
+                attempt += 1
+                self._wait(error, attempt)
+                shard.load_state_dict(before)
+
+    def count_empty(self) -> None:
+        """Count a document without tokens, and log the first, tenth, hundredth, ..."""
+        self.empty += 1
+        if self.empty == 10 ** (len(str(self.empty)) - 1):
+            log.warning("dataset %r: skipping documents without text; %d so far", self._name, self.empty)
+
+    def _log_skipped(self, count: int, kind: str, error: CorruptRecord | ExcludedRecord) -> None:
+        """Log the ``count``-th skipped record of a kind, as an error: ranks other than rank 0 log errors only, and each rank
+        reads different records."""
+        if count <= _MOST_LOGGED:
+            log.error("skipped a %srecord: %s: %s", kind, error.place, error.why)
+        if count == _MOST_LOGGED:
+            log.error("further %srecords of dataset %r are counted but not logged", kind or "skipped ", self._name)
+
+    def _wait(self, error: Exception, attempt: int) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        if attempt > self._policy.retries:
+            why = f"cannot be read after {self._policy.retries} retries: {reason}"
+            raise UserError.one(f"dataset {self._name!r}", why, "check the network or the disk, and restart") from error
+        seconds = min(self._policy.first_wait * 2 ** (attempt - 1), LONGEST_WAIT)
+        log.warning("dataset %r: %s; retrying in %.0f s (retry %d)", self._name, reason, seconds, attempt)
+        if self.stopped.wait(seconds):
+            raise error
+
+
+def is_transient(error: Exception) -> bool:
+    """Whether a retry may succeed: true for network and disk errors, but not for a missing file."""
+    if isinstance(error, (UserError, *_PERMANENT)):
+        return False
+    origins = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
+    return isinstance(error, OSError) or not origins.isdisjoint(_NETWORK_LIBRARIES)

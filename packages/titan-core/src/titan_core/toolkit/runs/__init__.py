@@ -1,0 +1,1 @@
+"""Run directories, written and read in one place."""

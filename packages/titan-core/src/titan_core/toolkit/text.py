@@ -1,0 +1,101 @@
+"""Text for people: tables, sizes, names of ranks, and values without secrets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from titan_core.api._shown import printable as printable, shorten as shorten, show as show
+
+
+def show_mistakes(error: ValidationError, name_of: Callable[[str, Any], str] = lambda key, value: key) -> str:
+    """Return what pydantic found wrong with values from a file, in one line: each key with its value and the reason.
+
+    Args:
+        name_of: (dotted key, value) -> the key as the file has it.
+    """
+    shown = []
+    for entry in error.errors(include_url=False):
+        key = ".".join(map(str, entry["loc"]))
+        reason = " ".join(entry["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1).split())
+        if not key:  # a rule over several keys, whose message names them
+            shown.append(reason)
+        elif entry["type"] in ("missing", "extra_forbidden"):
+            shown.append(f"{key} is {'missing' if entry['type'] == 'missing' else 'unknown'}")
+        else:
+            shown.append(f"{name_of(key, entry['input'])} is {show(entry['input'], key)}, and {reason}")
+    return "; ".join(shown)
+
+
+def show_bytes(size: float) -> str:
+    """Return ``size`` as in ``"16.1 GiB"``."""
+    if size < 1024:
+        return f"{size:.0f} B"
+    power = next((power for power in (1, 2, 3) if size < 1024 ** (power + 1)), 4)
+    return f"{size / 1024**power:.1f} {'KMGT'[power - 1]}iB"
+
+
+def show_count(count: int) -> str:
+    """Return ``count`` in a few characters: ``"512"``, ``"1.3M"``, ``"406B"``."""
+    size, unit = float(count), ""
+    for larger in "KMBT":
+        if size < 999.5:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:.1f}{unit}" if unit and size < 99.95 else f"{size:.0f}{unit}"
+
+
+def describe_model(name: str, parameters: int) -> str:
+    """Return the name of a model (:attr:`titan_core.toolkit.jobs.AssembledJob.name`) with its number of parameters."""
+    return f"{name} ({show_count(parameters)} parameters)"
+
+
+def print_json(value: Any) -> None:
+    """Print ``value`` as indented JSON."""
+    print(json.dumps(value, indent=2))
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print ``notes`` (:attr:`titan_core.toolkit.jobs.AssembledJob.notes`), one per line."""
+    for note in notes:
+        print(f"note: {note}")
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table with aligned columns; the last one may have any width. (``rich`` would take longer to import than most
+    commands take to run.)"""
+    rows = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    for row in (headers, *rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """Return ``rank 1``, or ``ranks 0-2, 5``."""
+    numbers = sorted(set(numbers))
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {spans(numbers)}"
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Return ``0-2, 5``."""
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def is_estimated(records: Iterable[Mapping[str, object]]) -> bool:
+    """Whether any record has an MFU relative to a measured peak rather than the peak of a data sheet."""
+    return any(record.get("mfu_estimated") for record in records)
+
+
+def format_mfu(mfu: float, estimated: bool) -> str:
+    """Return a percentage, with a tilde if it is an estimate. Values above 100 % are marked as having too low a peak."""
+    text = f"{'~' if estimated else ''}{mfu:.1%}"
+    return f"{text} (peak too low)" if mfu > 1.0 else text
