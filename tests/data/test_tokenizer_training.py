@@ -185,8 +185,6 @@ def test_the_size_that_an_error_names_can_be_trained(in_tmp: Path, capsys: pytes
     ("package", "command"),
     [
         ("tokenizers", ["tokenizer", "train", "tiny", "--output", "out", "--vocab-size", "300"]),
-        ("huggingface_hub", ["tokenizer", "download", "a/b"]),
-        ("huggingface_hub", ["model", "download", "a/b"]),
     ],
 )
 def test_a_missing_package_is_named(

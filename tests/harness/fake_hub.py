@@ -1,5 +1,5 @@
-"""A Hugging Face hub on this machine, with the two endpoints that ``huggingface_hub`` downloads a model from. Files in LFS
-are redirected to a second server, as to the hub's storage."""
+"""A Hugging Face hub on this machine, with the endpoints that ``huggingface_hub`` downloads a model from. Files in LFS are
+redirected to a second server, as to the hub's storage."""
 
 from __future__ import annotations
 
@@ -18,13 +18,18 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-COMMIT = "c0ffee" + "0" * 34
 SIGNATURE = "Signature=s3cr3t-signature"
 _LFS = (".safetensors", ".model", ".bin")
 
 
+def commit(name: str) -> str:
+    """Return the commit of the main branch of the repository ``name``."""
+    return hashlib.sha1(name.encode()).hexdigest()
+
+
 @dataclass
 class Request:
+    method: str
     path: str
     headers: dict[str, str]
 
@@ -44,17 +49,14 @@ class FakeHub:
     """Files that are sent with a flipped byte."""
     status: int | None = None
     """Status of every answer."""
-    hashes: bool = True
-    """Whether it reports hashes."""
-    sizes: bool = True
-    """Whether it reports sizes."""
     requests: list[Request] = field(default_factory=list)
     url: str = ""
     storage_url: str = ""
 
     def downloads(self, name: str) -> list[str]:
         """The ranges that were requested of a file, an empty string for the whole file."""
-        return [one.headers.get("range", "") for one in self.requests if one.path.startswith(f"/storage/{name}")]
+        asked = [one for one in self.requests if one.path.startswith(f"/storage/{name}") and one.method == "GET"]
+        return [one.headers.get("range", "") for one in asked]
 
 
 @contextmanager
@@ -103,7 +105,7 @@ def _handler(hub: FakeHub, storage: bool) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             path = unquote(urlsplit(self.path).path)
-            hub.requests.append(Request(path, {name.lower(): value for name, value in self.headers.items()}))
+            hub.requests.append(Request(self.command, path, {name.lower(): value for name, value in self.headers.items()}))
             if hub.status is not None:
                 self._send(hub.status, b"")
             elif storage:
@@ -114,11 +116,16 @@ def _handler(hub: FakeHub, storage: bool) -> type[BaseHTTPRequestHandler]:
                 return
             elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
                 self._listing(found[1], found[2])
+            elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[0-9a-f]{40}", path):
+                entries = [_entry(path, data) for path, data in hub.repositories[found[1]].items()]
+                self._send(200, json.dumps(entries).encode())
             elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-                assert found[2] == COMMIT
+                assert found[2] == commit(found[1])
                 self._resolve(found[1], found[3])
             else:
                 self._send(404, b"")
+
+        do_HEAD = do_GET
 
         def _allowed(self) -> bool:
             if hub.token is None or self.headers.get("Authorization") == f"Bearer {hub.token}":
@@ -130,27 +137,31 @@ def _handler(hub: FakeHub, storage: bool) -> type[BaseHTTPRequestHandler]:
         def _listing(self, name: str, revision: str | None) -> None:
             if name not in hub.repositories:
                 self._send(404, b"", {"X-Error-Code": "RepoNotFound"})
-            elif revision not in (None, "main", COMMIT):
+            elif revision not in (None, "main", commit(name)):
                 self._send(404, b"", {"X-Error-Code": "RevisionNotFound"})
             else:
-                files = [_described(hub, path, data) for path, data in hub.repositories[name].items()]
-                self._send(200, json.dumps({"id": name, "sha": COMMIT, "siblings": files}).encode())
+                files = [{"rfilename": path, "size": len(data)} for path, data in hub.repositories[name].items()]
+                self._send(200, json.dumps({"id": name, "sha": commit(name), "siblings": files}).encode())
 
         def _resolve(self, name: str, path: str) -> None:
+            data = hub.repositories[name][path]
+            entry = _entry(path, data)
+            headers = {"X-Repo-Commit": commit(name), "ETag": f'"{entry["oid"]}"'}
             if path.endswith(_LFS):
-                location = f"{hub.storage_url}/storage/{path}?repository={name}&{SIGNATURE}"
-                self._send(302, b"", {"Location": location})
+                headers["Location"] = f"{hub.storage_url}/storage/{path}?repository={name}&{SIGNATURE}"
+                linked = {"X-Linked-Etag": f'"{entry["lfs"]["oid"]}"', "X-Linked-Size": str(len(data))}
+                self._send(302, b"", headers | linked)
             else:
-                self._content(path, hub.repositories[name][path])
+                self._content(path, data, headers)
 
-        def _content(self, path: str, data: bytes) -> None:
+        def _content(self, path: str, data: bytes, extra: Mapping[str, str] = {}) -> None:
             if path in hub.wrong:
                 data = bytes([data[0] ^ 1]) + data[1:]
             start = int(found[1]) if (found := re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))) else 0
-            part, headers = data[start:], {}
+            part, headers = data[start:], dict(extra)
             if start:
                 headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-            cut = hub.cuts.pop(0) if storage and hub.cuts else None
+            cut = hub.cuts.pop(0) if storage and hub.cuts and self.command == "GET" else None
             self._send(206 if start else 200, part, headers, cut)
 
         def _send(self, status: int, body: bytes, headers: Mapping[str, str | None] = {}, cut: int | None = None) -> None:
@@ -160,19 +171,19 @@ def _handler(hub: FakeHub, storage: bool) -> type[BaseHTTPRequestHandler]:
                     self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body[:cut])
+            if self.command == "GET":
+                self.wfile.write(body[:cut])
             self.close_connection = cut is not None
 
     return Handler
 
 
-def _described(hub: FakeHub, path: str, data: bytes) -> dict[str, Any]:
-    entry: dict[str, Any] = {"rfilename": path, "size": len(data) if hub.sizes else None}
-    if not hub.hashes:
-        return entry
+def _entry(path: str, data: bytes) -> dict[str, Any]:
+    blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    entry: dict[str, Any] = {"type": "file", "path": path, "size": len(data), "oid": blob}
     if path.endswith(_LFS):
-        entry["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
-    return entry | {"blobId": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()}
+        entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+    return entry
 
 
 @contextmanager

@@ -23,22 +23,19 @@ def run(context: CommandContext) -> int:
     """Download the model, and print the next commands."""
     arguments = context.arguments
     from titan_core.toolkit.folder_lock import FolderLock
-    from titan_data.hub.download import Download, described
-    from titan_data.hub.repository import find_repository
-    from titan_data.hub.selection import MODEL_FILES, model_files
+    from titan_data.hub import MODEL_FILES, described, download, find_repository, model_files, summary
 
     repository = find_repository(arguments.repository, arguments.revision)
+    files = model_files(repository)
     given = arguments.output or f"{DOWNLOADS}/{repository.name}"
     folder = Path(given).expanduser()
     with FolderLock.beside(folder.resolve(), f"--output {given}"):
-        files = model_files(repository, Download(repository, folder, ()).fetch)
-        download = Download(repository, folder, files)
-        new = download.run(MODEL_FILES, arguments.force)
+        new = download(repository, folder, files, MODEL_FILES, arguments.force)
     next_command = f"titan generate {shlex.quote(str(folder))} --prompt 'Once upon a time'"
     if arguments.json:
         config = {"model.from_pretrained": str(folder)}
-        print_json({**download.summary(), "config": config, "generate": next_command})
+        print_json({**summary(repository, folder, files), "config": config, "generate": next_command})
         return 0
-    print(described(download, new))
+    print(described(repository, folder, files, new))
     print(f"\ngenerate:   {next_command}\nfine-tune:  in a recipe, set model.from_pretrained = {json.dumps(str(folder))}")
     return 0

@@ -34,7 +34,7 @@ def repository_arguments(parser: argparse.ArgumentParser) -> None:
     json_argument(parser)
     parser.epilog = (
         "HF_TOKEN is sent to the hub if it is set; gated and private repositories need it. HF_ENDPOINT selects a mirror.\n"
-        "An interrupted download resumes when the command is run again. Each file is verified against the hub's hash."
+        "Run again after an interruption, the command keeps whole files. Each file is verified against the hub's hash."
     )
 
 
@@ -42,20 +42,18 @@ def run(context: CommandContext) -> int:
     """Download the tokenizer, and print the keys that select it."""
     arguments = context.arguments
     from titan_core.toolkit.folder_lock import FolderLock
-    from titan_data.hub.download import Download, described
-    from titan_data.hub.repository import find_repository
-    from titan_data.hub.selection import TOKENIZER_FILES, tokenizer_files
+    from titan_data.hub import TOKENIZER_FILES, described, download, find_repository, summary, tokenizer_files
 
     folder = Path(arguments.output).expanduser()
     repository = find_repository(arguments.repository, arguments.revision)
+    files = tokenizer_files(repository)
     with FolderLock.beside(folder.resolve(), f"--output {arguments.output}"):
-        download = Download(repository, folder, tokenizer_files(repository))
-        new = download.run(TOKENIZER_FILES, arguments.force)
+        new = download(repository, folder, files, TOKENIZER_FILES, arguments.force)
     keys = keys_for(folder, context.registry)
     if arguments.json:
-        print_json({**download.summary(), "config": {f"model.{key}": value for key, value in keys.items()}})
+        print_json({**summary(repository, folder, files), "config": {f"model.{key}": value for key, value in keys.items()}})
         return 0
-    print(described(download, new))
+    print(described(repository, folder, files, new))
     print_keys(keys)
     return 0
 

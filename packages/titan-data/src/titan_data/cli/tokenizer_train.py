@@ -55,7 +55,7 @@ def run(context: CommandContext) -> int:
     """Train the tokenizer, write it, and print the keys that select it."""
     arguments = context.arguments
     from titan_core.toolkit.folder_lock import FolderLock
-    from titan_data.hub.selection import TOKENIZER_FILES
+    from titan_data.hub import TOKENIZER_FILES
 
     try:
         from titan_data.tokenizers import bpe

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from titan_core.toolkit.atomic_write import atomic_write
 from titan_core.toolkit.byte_level import byte_characters
-from titan_data.hub.selection import TOKENIZER_FILES
+from titan_data.hub import TOKENIZER_FILES
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 PAD = "<|finetune_right_pad_id|>"
