@@ -46,5 +46,5 @@ MUTANTS = (
     Mutant("missing-steps-agree", CURVES, "if not _relative(expected, actual) <= tolerance:", "if _relative(expected, actual) > tolerance:", (VERIFY,)),
     Mutant("rounding-of-zero-gradients-departs", CURVES, "size = max(expected.rms, floor, 1e-30)", "size = max(expected.rms, 1e-30)", (VERIFY,)),
     Mutant("gradients-in-forward-order", CURVES, "for name in reversed({**ours.gradients, **theirs.gradients}):", "for name in {**ours.gradients, **theirs.gradients}:", (VERIFY,)),
-    Mutant("recorder-forgets-accumulation", "debug/flight/capacity.py", "passes = batch.microbatches * ", "passes = ", (CAPACITY,)),
+    Mutant("recorder-forgets-accumulation", "debug/flight/collect.py", "passes = batch.microbatches * ", "passes = ", (CAPACITY,)),
 )  # fmt: skip

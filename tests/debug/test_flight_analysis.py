@@ -1,21 +1,18 @@
-"""The verdict over dumps: which rank is late, which ranks disagree, and which rank failed on its own."""
+"""The verdict over dumps: which rank is late, which ranks disagree, and which rank is gone."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.made_dumps import ASLEEP, ITEM, dump, entry, of_mesh, raised, verdict
-from titan_core.api import UserError
+from harness.made_dumps import ASLEEP, ITEM, dump, entry, of_mesh, verdict
 from titan_core.cli.main import main
-from titan_debug.flight.analysis import analyse
-from titan_debug.flight.dump import Entry, write_dump
-from titan_debug.flight.read import read_dumps
+from titan_debug.flight.diagnose import analyse
+from titan_debug.flight.dump import Entry, read_dumps, write_dump
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
@@ -81,21 +78,8 @@ def test_different_shapes_with_equally_many_elements_match() -> None:
     assert verdict(dump(0, [entry(1, size=(2, 4))]), dump(1, [entry(1, size=(8,))])).kind == "nothing"
 
 
-def test_the_culprit_is_the_rank_that_raised_on_its_own_and_not_the_ranks_that_lost_it() -> None:
-    """gloo retires failed collectives, so the victim counts as waiting in its last one."""
-    found = verdict(
-        dump(0, [entry(1), entry(2)], failure=raised("RuntimeError", follows=True, time=1999.0)),
-        dump(1, [entry(1)], stack=ASLEEP, failure=raised("ValueError", follows=False)),
-    )
-    assert (found.kind, found.culprits) == ("raised", [1])
-    assert found.verdict.startswith(
-        "rank 1 raised ValueError in step 3 at /home/me/hooks.py:12 in titan_step_start: it went"
-    )
-    assert found.verdict.endswith("rank 0 was left waiting in all_reduce #2 on all ranks")
-
-
 def test_a_rank_without_a_dump_is_named() -> None:
-    found = verdict(dump(0, [entry(1), entry(2)], failure=raised("RuntimeError", follows=True)))
+    found = verdict(dump(0, [entry(1), entry(2)], lost=True))
     assert (found.kind, found.culprits) == ("missing", [1])
     assert "rank 1 left no dump in step 3" in found.verdict
     assert found.ranks[1].state == "left no dump"
@@ -134,55 +118,74 @@ def test_damaged_files_and_earlier_attempts_are_reported_and_ignored(tmp_path: P
     found = analyse(dumps)
     assert (found.kind, found.culprits) == ("behind", [1, 2, 3])  # it is unknown what holds up rank 1
     assert found.verdict.startswith("rank 1 is behind in step 3: it is in time.sleep(60)")
-    assert found.verdict.endswith("; ranks 2-3 left no dump: they were killed, or their dumps are not in this folder")
+    assert found.verdict.endswith(
+        "; ranks 2-3 left no dump: they were killed or stuck where Python cannot run, or their dumps are not in this folder"
+    )
 
 
 def test_dumps_of_earlier_steps_are_ignored(tmp_path: Path) -> None:
     """Rank 1 dumped on request in step 1 and was killed in step 9 without another dump."""
-    write_dump(tmp_path, dump(0, [entry(40)], step=9, failure=raised("RuntimeError", follows=True)))
+    write_dump(tmp_path, dump(0, [entry(40)], step=9, lost=True))
     write_dump(tmp_path, dump(1, [entry(3)], step=1, stack=ASLEEP))
     dumps = read_dumps(tmp_path)
     assert any("ignored rank 1's dump of step 1: other dumps are from step 9" in note for note in dumps.notes)
     assert analyse(dumps).kind == "missing"
 
 
-def test_the_stacks_of_a_process_that_died_in_an_extension_are_read(tmp_path: Path) -> None:
-    write_dump(tmp_path, dump(0, [entry(1), entry(2)], failure=raised("RuntimeError", follows=True)))
-    (tmp_path / "rank-1.stacks.txt").write_text(
-        "rank 1 of 2, attempt 1000.0, process 7 on node, main thread 0x00000000000000ff\n"
-        "Fatal Python error: Segmentation fault\n\n"
-        "Thread 0x00000000000000aa (most recent call first):\n  <no Python frame>\n\n"
-        "Current thread 0x00000000000000ff (most recent call first):\n"
-        '  File "/home/me/kernels.py", line 5 in launch\n  File "/home/me/train.py", line 9 in step\n'
-    )
-    found = analyse(read_dumps(tmp_path))
-    assert (found.kind, found.culprits) == ("died", [1])
-    assert "rank 1 died in step 3 (Segmentation fault) at /home/me/kernels.py:5 in launch" in found.verdict
+HEADER = "rank {}, attempt {}, process 7 on node\n"
+DEATH = (
+    "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00000000000000ff (most recent call first):\n"
+    '  File "/home/me/kernels.py", line 5 in launch\n'
+)
 
 
-def test_a_stacks_file_without_stacks_is_not_a_dump(tmp_path: Path) -> None:
-    header = "rank 0 of 2, attempt 1000.0, process 7 on node, main thread 0x00000000000000ff\n"
-    (tmp_path / "rank-0.stacks.txt").write_text(header)
-    with pytest.raises(UserError, match="contains no dumps"):
-        read_dumps(tmp_path)
+def test_the_stacks_of_a_process_that_died_in_an_extension_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_dump(tmp_path, dump(0, [entry(1), entry(2)], lost=True))
+    left = tmp_path / "rank-1.stacks.txt"
+    left.write_text(HEADER.format(1, 900.0) + "of an earlier attempt\n" + HEADER.format(1, 1000.0) + DEATH)
+    assert main(["analyse", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("rank 1 left no dump in step 3: it was killed or stuck where Python cannot run, or")
+    assert f"## Stacks of rank 1 ({left})\n\n```\n{DEATH}```\n" in printed and "earlier" not in printed
+    write_dump(tmp_path, dump(0, [entry(1)], attempt=1100.0))
+    write_dump(tmp_path, dump(1, [entry(1)], attempt=1100.0))
+    assert main(["analyze", str(tmp_path)]) == 0
+    assert "Stacks" not in capsys.readouterr().out  # they are of an earlier attempt
+
+
+def test_a_run_that_left_only_stacks_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A job of one rank, for example."""
+    for rank in range(6):
+        (tmp_path / f"rank-{rank}.stacks.txt").write_text(HEADER.format(rank, 1000.0) + DEATH)
+    assert main(["analyse", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("/home/me/kernels.py") == 4 and "of ranks 4-5." in printed
+
+
+def test_a_stacks_file_without_stacks_is_nothing_to_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rank-0.stacks.txt").write_text(HEADER.format(0, 1000.0))
+    assert main(["analyse", str(tmp_path)]) == 2
+    assert "has no crash files, dumps or stacks; a rank leaves files when it fails" in capsys.readouterr().err
 
 
 def test_the_command_prints_the_verdict_as_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_dump(tmp_path, dump(0, [entry(1), entry(2, done=False)]))
     write_dump(tmp_path, dump(1, [entry(1)], stack=ASLEEP))
-    assert main(["flight", "analyse", str(tmp_path)]) == 0
+    assert main(["analyse", str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith("rank 1 is behind in step 3: it is in time.sleep(60)")
-    assert main(["flight", "analyse", str(tmp_path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    assert main(["analyse", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["collectives"]
     assert (found["kind"], found["culprits"], found["ranks"][1]["rank"]) == ("behind", [1], 1)
-    assert main(["flight", "analyse", str(tmp_path / "nowhere")]) == 2
+    assert main(["analyse", str(tmp_path / "nowhere")]) == 2
     assert "no such folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_ranks_that_wait_for_a_killed_rank_are_not_behind(fails: bool) -> None:
     """Rank 3 is killed; ranks 1 and 2 wait for it, and rank 0 waits for rank 2. With gloo they fail."""
-    state: dict[str, Any] = {"failure": raised("RuntimeError", follows=True)} if fails else {}
+    state: dict[str, Any] = {"lost": True} if fails else {}
     found = verdict(
         of_mesh(0, [entry(1, group="tp01"), entry(4, done=fails, group="dp02")], **state),
         of_mesh(1, [entry(1, group="tp01"), entry(4, done=fails, group="dp13")], **state),
@@ -197,30 +200,14 @@ def test_a_slow_rank_is_not_blamed_alone_if_another_rank_was_killed() -> None:
     found = verdict(
         of_mesh(0, [entry(5, done=False, group="tp01")]),
         of_mesh(1, [entry(4, group="tp01"), entry(4, group="dp13")], stack=ASLEEP),
-        of_mesh(2, [entry(7, group="tp23")], failure=raised("RuntimeError", follows=True)),
+        of_mesh(2, [entry(7, group="tp23")], lost=True),
     )
     assert (found.kind, found.culprits) == ("missing", [1, 3])
     assert found.verdict.startswith(
-        "rank 3 left no dump in step 3: it was killed, or its dump is not in this folder; rank 2 was left"
+        "rank 3 left no dump in step 3: it was killed or stuck where Python cannot run, or its dump is not in this folder; "
+        "rank 2 was left"
     )
     assert "; rank 1 is behind: it is in time.sleep(60)" in found.verdict
-
-
-def test_ranks_that_nccl_aborts_after_a_timeout_do_not_count_as_died() -> None:
-    stuck = [dump(rank, [entry(2, done=False, backend="nccl")], died="Aborted") for rank in (0, 1)]
-    found = verdict(*stuck)
-    assert (found.kind, found.culprits) == ("all joined", [])
-    assert not any("died" in line for line in [found.verdict, *found.details])
-    written_by_faulthandler = replace(stuck[1], entries=[], groups=[], recorded=False, step=-1)
-    assert verdict(stuck[0], written_by_faulthandler).kind != "died"
-
-
-def test_every_rank_that_died_on_its_own_is_named() -> None:
-    died = [dump(rank, [entry(2, done=False, backend="nccl")], world_size=3, died="Segmentation fault") for rank in (1, 2)]
-    found = verdict(dump(0, [entry(2, done=False, backend="nccl")], world_size=3, died="Aborted"), *died)
-    assert (found.kind, found.culprits) == ("died", [1, 2])
-    assert found.verdict.startswith("rank 1 died in step 3 (Segmentation fault) ") and "; rank 2 died" in found.verdict
-    assert any("also: no rank is behind" in line and "check the network" in line for line in found.details)
 
 
 def test_a_rank_inside_a_collective_that_all_have_joined_is_not_behind_in_another() -> None:

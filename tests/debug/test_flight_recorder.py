@@ -18,8 +18,10 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
 from titan_core.data.loader import DataLoader
 from titan_core.toolkit.runs.files import EVENTS
-from titan_debug.flight.analysis import analyse
-from titan_debug.flight.read import read_dumps
+from titan_debug.crash.report import Report
+from titan_debug.flight.diagnose import analyse
+from titan_debug.flight.dump import read_dumps
+from titan_debug.flight.stacks import left_stacks
 from titan_debug.request import send_request
 
 
@@ -86,13 +88,14 @@ def test_steps_that_are_always_slow_are_reported_once(gloo: GlooPool, tmp_path: 
 
 
 @pytest.mark.full
-def test_a_rank_that_raises_is_distinguished_from_the_one_that_loses_it(gloo: GlooPool, tmp_path: Path) -> None:
+def test_only_the_ranks_that_lose_a_rank_dump(gloo: GlooPool, tmp_path: Path) -> None:
     ends, found = analysed(gloo, tmp_path, raises)
     assert ends[1] == "ValueError: the disk is on fire"
     assert ends[0].startswith("RuntimeError")
-    assert (found.kind, found.culprits, found.step) == ("raised", [1], AT)
-    assert "rank 1 raised ValueError in step 3" in found.verdict and "in raises: the disk is on fire" in found.verdict
+    assert (found.kind, found.culprits, found.step) == ("missing", [1], AT)
     assert "rank 0 was left waiting in all_gather" in found.verdict
+    report = Report.read(str(tmp_path / "run"))
+    assert [crash.rank for crash in report.crashes] == [1, 0] and report.collectives is None
 
 
 def test_a_mismatched_collective_is_named_with_both_calls(gloo: GlooPool, tmp_path: Path) -> None:
@@ -117,10 +120,12 @@ def test_a_rank_that_gloo_aborts_leaves_its_stack(tmp_path: Path) -> None:
     finally:
         pool.close()
     found = analyse(read_dumps(tmp_path / FLIGHT))
-    assert (found.kind, found.culprits, found.step) == ("died", [0], AT)
-    assert "rank 0 died in step 3 (Aborted)" in found.verdict and "in other_shape, while" in found.verdict
-    assert "while rank 1 was in all_reduce" in found.verdict
+    assert (found.kind, found.culprits, found.step) == ("missing", [0], AT)
+    assert "rank 1 was left waiting in all_reduce" in found.verdict
     assert any("all_reduce of [600] float32" in line for line in found.details)
+    died = left_stacks(tmp_path / FLIGHT)[0]
+    assert (died.rank, died.died) == (0, True)
+    assert "Fatal Python error: Aborted" in died.text and "in other_shape" in died.text
 
 
 def test_a_healthy_job_dumps_on_request_and_shows_no_mismatch(gloo: GlooPool, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from harness.made_runs import write_lines, write_run
 from titan_core.cli.main import main
-from titan_debug.flight.read import dump_folder
+from titan_debug.flight.dump import dump_folder
 from titan_debug.profiling.trace_files import trace_files
 
 
@@ -43,7 +43,7 @@ def test_dumps_traces_and_statistics_are_found_although_the_metrics_are_damaged(
         "[comm]\nsave_traces_folder = 5\n[profiling]\nsave_traces_folder = 5\n[numerics]\nsave_statistics_folder = 5\n",
     ],
 )
-@pytest.mark.parametrize("command", ["flight analyse", "trace summary", "statistics"])
+@pytest.mark.parametrize("command", ["analyse", "trace summary", "statistics"])
 def test_a_config_with_an_invalid_folder_is_reported(
     run: Path, command: str, config: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,8 +15,8 @@ from harness import PATIENCE
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
 from titan_core.api import hookimpl
-from titan_debug.flight.analysis import Analysis, analyse
-from titan_debug.flight.read import read_dumps
+from titan_debug.flight.diagnose import Analysis, analyse
+from titan_debug.flight.dump import read_dumps
 from titan_debug.request import send_request
 
 RUN: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""Hand-written dumps of ranks, as `titan flight analyse` reads them."""
+"""Hand-written dumps of ranks, as `titan analyse` reads them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from titan_debug.flight.analysis import Analysis, analyse
-from titan_debug.flight.dump import BACKGROUND, Dump, Entry, Failure, Frame, Group, Thread
-from titan_debug.flight.read import Dumps
+from titan_debug.flight.diagnose import Analysis, analyse
+from titan_debug.flight.dump import BACKGROUND, Dump, Dumps, Entry, Frame, Group, Thread
 
 TORCH = "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 IN_COLLECTIVE = [Frame(TORCH, 4181, "all_reduce"), Frame("/home/me/train.py", 7, "step", "dist.all_reduce(x)")]
@@ -36,7 +35,6 @@ def dump(
     world_size: int = 2,
     groups: dict[str, Sequence[int]] | None = None,
     stack: list[Frame] = IN_COLLECTIVE,
-    failure: Failure | None = None,
     **more: object,
 ) -> Dump:
     named = {"0": range(world_size), **(groups or {})}
@@ -55,17 +53,12 @@ def dump(
         entries=entries,
         threads=[Thread("MainThread", True, 1)],
         stacks=[IN_COLLECTIVE, stack],
-        failure=failure,
     )
     return replace(made, **more)  # type: ignore[arg-type]
 
 
 def verdict(*dumps: Dump) -> Analysis:
     return analyse(Dumps(Path(), list(dumps)))
-
-
-def raised(kind: str, follows: bool, time: float = 2000.0) -> Failure:
-    return Failure(kind, "it went wrong", follows, time, 1)
 
 
 MESH: dict[str, Sequence[int]] = {"tp01": (0, 1), "tp23": (2, 3), "dp02": (0, 2), "dp13": (1, 3)}

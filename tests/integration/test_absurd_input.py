@@ -60,9 +60,7 @@ def test_an_argument_of_a_command(command: list[str], in_tmp: Path, capsys: pyte
     refused(command, capsys, "")
 
 
-@pytest.mark.parametrize(
-    "command", [["report"], ["checkpoint", "list"], ["flight", "analyse"], ["statistics"], ["trace", "summary"]]
-)
+@pytest.mark.parametrize("command", [["report"], ["checkpoint", "list"], ["analyse"], ["statistics"], ["trace", "summary"]])
 def test_a_path_that_no_file_system_accepts(command: list[str], in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").touch()
     for path in ("a" * 300, "file/below"):

@@ -12,8 +12,8 @@ from harness.flights import FLIGHT, PATIENT, analysed, asks
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, make_job
 from titan_core.api import hookimpl
-from titan_debug.flight.capacity import collectives_per_step
-from titan_debug.flight.read import read_dumps
+from titan_debug.flight.collect import collectives_per_step
+from titan_debug.flight.dump import read_dumps
 from titan_debug.request import send_request
 from titan_debug.torch_private import flight_recorder_entries
 

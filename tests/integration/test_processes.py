@@ -144,7 +144,7 @@ def test_the_launcher_names_the_first_cause_and_the_attempt(tmp_path: Path) -> N
     assert first.endswith("; the traceback is in run/logs/attempt-1/rank-1.log; restarting (attempt 2 of 2)")
     why = "titan: error: rank 1 was killed by SIGKILL in step 3 (out of memory?); see run/logs/rank-1.log; "
     assert second.startswith(why)
-    assert second.endswith("; see `titan flight analyse run`")
+    assert second.endswith("; see `titan analyse run`")
     assert errors.splitlines()[-1] == second
     assert "ValueError: shard 17 is unreadable" in (tmp_path / "run/logs/attempt-1/rank-1.log").read_text()
     assert not list(tmp_path.glob("run/previous/*/logs"))

@@ -43,7 +43,7 @@ def last_line(agent: RankAgent) -> str:
 @pytest.mark.parametrize(
     ("found", "reported"),
     [
-        ("see `titan flight analyse RUN`", "see `titan flight analyse RUN`"),
+        ("see `titan analyse RUN`", "see `titan analyse RUN`"),
         (None, "the traceback of rank 0, which waited for it, is in logs/rank-0.log"),
     ],
     ids=["with a diagnosis", "without a diagnosis"],

@@ -56,7 +56,7 @@ def titan_debuggers() -> list[Debugger]:
         ),
         Debugger(
             name="flight_recorder",
-            summary="dumps every rank's collectives and stacks when a step takes too long or the run fails",
+            summary="dumps every rank's collectives and stacks when a step takes too long or a rank is lost",
             config=CommTraceSection,
             active=lambda context: context.section.flight_recorder,
             build=Ref("titan_debug.flight.recorder:FlightRecorder"),
@@ -69,17 +69,17 @@ def titan_debuggers() -> list[Debugger]:
             build=Ref("titan_debug.stragglers:Stragglers"),
         ),
         Debugger(
-            name="crash_report",
-            summary="one page about a failed run: original failure, other ranks, config and environment",
+            name="crash_recorder",
+            summary="records why a rank failed: exception, place in the mesh, environment; read by `titan analyse`",
             active=lambda context: True,
-            build=Ref("titan_debug.crash.report:CrashReport"),
+            build=Ref("titan_debug.crash.recorder:CrashRecorder"),
         ),
     ]
 
 
 @hookimpl
 def titan_diagnose(run: str, since: float) -> str | None:
-    from titan_debug.flight.analysis import verdict_on
+    from titan_debug.crash.report import verdict_on
 
     return verdict_on(run, since)
 
@@ -125,17 +125,23 @@ def titan_commands() -> list[Command]:
             arguments=Ref("titan_debug.cli.doctor:arguments"),
             run=Ref("titan_debug.cli.doctor:run"),
         ),
-        Command(
-            name="flight analyse",
-            summary="report which rank holds up the others, and where it is",
-            arguments=Ref("titan_debug.cli.flight:analyse_arguments"),
-            run=Ref("titan_debug.cli.flight:run_analyse"),
+        *(
+            Command(
+                name=name,
+                summary=summary,
+                arguments=Ref("titan_debug.cli.analyse:arguments"),
+                run=Ref("titan_debug.cli.analyse:run"),
+            )
+            for name, summary in (
+                ("analyse", "report why a run failed, or which rank holds up the others, and where it is"),
+                ("analyze", "the same as analyse"),
+            )
         ),
         Command(
             name="flight dump",
             summary="dump the collectives and stacks of every rank of a running job",
-            arguments=Ref("titan_debug.cli.flight:dump_arguments"),
-            run=Ref("titan_debug.cli.flight:run_dump"),
+            arguments=Ref("titan_debug.cli.flight:arguments"),
+            run=Ref("titan_debug.cli.flight:run"),
         ),
         Command(
             name="statistics",

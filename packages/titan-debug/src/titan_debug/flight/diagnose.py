@@ -1,21 +1,20 @@
-"""Diagnoses the problems that the dumps show, with one function for each kind of problem. Imports no torch."""
+"""The verdict over all ranks' dumps: which rank holds up the others, and why. One function diagnoses each kind of problem.
+Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from titan_debug.flight import words
-from titan_debug.flight.dump import Dump
-from titan_debug.flight.evidence import Evidence, called, in_step, places, victims, waited, waiting
+from titan_debug.flight.dump import Dumps
+from titan_debug.flight.evidence import Evidence, called, in_step, places, victims, waited, waiting, waiting_for
 from titan_debug.flight.matching import Mismatch, joined_by_all, mismatches
-from titan_debug.flight.p2p import undone
-from titan_debug.flight.stacks import location, place, waits_in_torch
+from titan_debug.flight.stacks import place
 
 Kind = Literal[
     "mismatch",
-    "raised",
-    "died",
     "behind",
     "circle",
     "missing",
@@ -38,13 +37,69 @@ class Diagnosis(NamedTuple):
     details: list[str]
 
 
+@dataclass(frozen=True)
+class RankState:
+    """Summary of one rank."""
+
+    rank: int
+    step: int | None
+    state: str
+    """What the rank was doing, in words."""
+    host: str = ""
+    why: str = ""
+    """The reason for its dump."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The result of analysing all ranks' dumps."""
+
+    kind: Kind
+    verdict: str
+    """One line."""
+    culprits: list[int]
+    """The ranks that caused the problem; empty if unknown."""
+    step: int | None
+    """The step in which it happened."""
+    details: list[str] = field(default_factory=list)
+    """Further findings, one line each."""
+    ranks: list[RankState] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """Dumps that the analysis ignored, and why."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the analysis as JSON-compatible values."""
+        return asdict(self)
+
+
+def analyse(dumps: Dumps) -> Analysis:
+    """Return the verdict. Of several diagnoses it is the one that explains the others."""
+    evidence = Evidence.of(dumps)
+    first, *rest = diagnose(evidence)
+    others = (other for other in rest if not other.culprits or not set(other.culprits) <= set(first.culprits))
+    also = [f"also: {other.verdict}" for other in others]
+    states = [_state(evidence, rank) for rank in range(dumps.world_size)]
+    return Analysis(first.kind, first.verdict, first.culprits, evidence.step, [*first.details, *also], states, dumps.notes)
+
+
+def _state(evidence: Evidence, rank: int) -> RankState:
+    dump = evidence.dumps.get(rank)
+    if dump is None:
+        return RankState(rank, None, "left no dump")
+    in_background = [wait for wait in evidence.background_waits if wait.rank == rank]
+    states = [waiting_for(wait) for wait in [*evidence.waits_of(rank), *in_background]]
+    # The stack of a rank that lost another is that of its dump.
+    states.append("failed because another rank was gone or late" if dump.lost else f"main thread {place(dump.main_stack)}")
+    return RankState(rank, dump.step, "; ".join(states), dump.host, dump.why)
+
+
 def diagnose(evidence: Evidence) -> Iterator[Diagnosis]:
     """Yield every diagnosis that applies, causes before consequences: ranks that disagree on a collective, then a rank that
-    failed on its own, then a rank that is late or left no dump. A process that is gone closes its connections, so if any
+    is late or left no dump. A process that is gone closes its connections, so if any
     rank lost a peer, a missing dump explains more than a late rank. Background work counts only if nothing else applies."""
     lost = any(dump.lost for dump in evidence.dumps.values())
     gone_or_late = (_missing, _behind) if lost else (_behind, _missing)
-    checks = (_mismatch, _raised, _died, *gone_or_late, _deadlock, _all_joined, _elsewhere)
+    checks = (_mismatch, *gone_or_late, _deadlock, _all_joined, _elsewhere)
     found = [diagnosis for check in checks if (diagnosis := check(evidence)) is not None]
     yield from found or [_not_recorded(evidence) or _background(evidence) or _nothing(evidence)]
 
@@ -67,50 +122,6 @@ def _mismatch(evidence: Evidence) -> Diagnosis | None:
 def _calls(evidence: Evidence, mismatch: Mismatch, kind: list[int]) -> str:
     first = kind[0]
     return f"{words.ranks(kind)} called {words.call(mismatch.channel.by_rank[first][mismatch.seq], evidence.dumps[first])}"
-
-
-def _raised(evidence: Evidence) -> Diagnosis | None:
-    failed = [dump for dump in evidence.dumps.values() if dump.failure is not None and not dump.failure.follows]
-    if not failed:
-        return None
-    failed.sort(key=lambda dump: dump.failure.time if dump.failure is not None else 0.0)
-    first = failed[0]
-    assert first.failure is not None
-    alike = [dump.rank for dump in failed if dump.failure is not None and dump.failure.type == first.failure.type]
-    where = location(first.stacks[first.failure.stack])
-    raised = f"{words.ranks(alike)} raised {first.failure.type}{in_step(evidence)} at {where}: {first.failure.message}"
-    details = [f"stack of {first.failure.type} on rank {first.rank}:", *words.stack_lines(first, first.failure.stack)]
-    return Diagnosis("raised", alike, f"{raised}{victims(evidence, alike)}", details)
-
-
-def _died(evidence: Evidence) -> Diagnosis | None:
-    """Diagnose ranks that a signal ended. Excludes ranks that NCCL aborted when a collective timed out: that happens to
-    innocent ranks too."""
-    died = [dump for dump in evidence.dumps.values() if dump.died and not _ended_by_nccl(evidence, dump)]
-    if not died:
-        return None
-    first, culprits = died[0], [dump.rank for dump in died]
-    when = in_step(evidence)
-    verdict = "; ".join(f"rank {dump.rank} died{when} ({dump.died}) {place(dump.main_stack)}" for dump in died)
-    details = [f"rank {dump.rank}'s main thread was in {words.main_calls(dump)}" for dump in died if dump.main_stack]
-    peers = [wait for wait in evidence.waits if first.rank in wait.unknown and wait.rank not in culprits]
-    if peers and waits_in_torch(first.main_stack):
-        wait = peers[0]
-        verdict += f", while rank {wait.rank} was in {words.collective(wait.entry, wait.channel.group)}"
-        details.append(called(evidence, wait))
-        details.append(
-            "gloo aborts a process that receives more than it expects: compare the tensors that the two ranks send"
-        )
-    else:
-        verdict += victims(evidence, culprits)
-    return Diagnosis("died", culprits, verdict, details)
-
-
-def _ended_by_nccl(evidence: Evidence, dump: Dump) -> bool:
-    """Whether NCCL's watchdog may have aborted the rank, according to its own records or, if it has none, to those of other
-    ranks."""
-    witnesses = [dump] if dump.recorded else list(evidence.dumps.values())
-    return dump.died == "Aborted" and any(entry.backend == "nccl" for witness in witnesses for entry in undone(witness))
 
 
 def _behind(evidence: Evidence) -> Diagnosis | None:
@@ -152,8 +163,8 @@ def _missing(evidence: Evidence) -> Diagnosis | None:
 
 def _gone(gone: list[int], when: str = "") -> str:
     return (
-        f"{words.ranks(gone)} left no dump{when}: {words.verb(gone, 'it was', 'they were')} killed, or "
-        f"{words.verb(gone, 'its dump is', 'their dumps are')} not in this folder"
+        f"{words.ranks(gone)} left no dump{when}: {words.verb(gone, 'it was', 'they were')} killed or "
+        f"stuck where Python cannot run, or {words.verb(gone, 'its dump is', 'their dumps are')} not in this folder"
     )
 
 

@@ -1,18 +1,26 @@
-"""The dump that a rank writes when something goes wrong: its collectives, threads and failure. Imports no torch."""
+"""The dump that a rank writes when a step hangs, its collectives and threads, and how the dumps of a run are read back.
+Imports no torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from titan_core.toolkit.atomic_write import atomic_write
+from titan_core.toolkit.runs.files import CONFIG, EVENTS
+from titan_core.toolkit.runs.run_log import RunLog
+from titan_core.toolkit.text import ranks
+from titan_debug.config import CommTraceSection
 
 RANK_FILE = "rank-{}.json"
-STACKS_FILE = "rank-{}.stacks.txt"
 BACKGROUND = "background"
 """Label of process groups for background work, such as writing checkpoints. A copy of ``BACKGROUND`` in
 ``titan_core.api.parallel.world``, which imports torch."""
+
+INCIDENT_SECONDS = 60.0
+"""A dump of an earlier step belongs to another incident if it is older than the newest dump by more than this."""
 
 
 class Frame(NamedTuple):
@@ -81,21 +89,6 @@ class Thread:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """The exception that ended the rank's run."""
-
-    type: str
-    message: str
-    """Its first line."""
-    follows: bool
-    """Whether it only reports that another rank is gone or late."""
-    time: float
-    """Seconds since the epoch."""
-    stack: int
-    """Where it was raised: an index into :attr:`Dump.stacks`."""
-
-
-@dataclass(frozen=True)
 class Dump:
     """One rank's dump. Stacks begin with the innermost call."""
 
@@ -110,7 +103,7 @@ class Dump:
     why: str
     """The reason for the dump."""
     step: int
-    """The last step that the rank started; -1 if unknown."""
+    """The last step that the rank started."""
     in_step: bool
     """Whether that step was still running."""
     coordinates: dict[str, int]
@@ -120,28 +113,15 @@ class Dump:
     """Ordered by start. The recorder keeps only the newest ones."""
     threads: list[Thread]
     stacks: list[list[Frame]]
-    failure: Failure | None = None
-    died: str = ""
-    """faulthandler's name for the signal that ended the process (``Aborted``); empty if none did."""
-    stuck: bool = False
-    """Whether Python itself was stuck for too long before the dump, so that the stacks were taken too late."""
+    lost: bool = False
+    """Whether the rank dumped because an exception reported that another rank was gone or late."""
     recorded: bool = True
-    """Whether :attr:`entries` are known. They are not if the process could write only its stacks."""
+    """Whether :attr:`entries` are known: another version of torch may not let us read them."""
 
     @property
     def main_stack(self) -> list[Frame]:
         """The main thread's stack."""
         return next((self.stacks[thread.stack] for thread in self.threads if thread.main), [])
-
-    @property
-    def step_known(self) -> bool:
-        """Whether :attr:`step` is known. It is not if the process could write only its stacks."""
-        return self.step >= 0
-
-    @property
-    def lost(self) -> bool:
-        """Whether the rank failed because another rank was gone or late."""
-        return self.failure is not None and self.failure.follows
 
     def training(self, entry: Entry) -> bool:
         """Whether ``entry`` belongs to training rather than to background work."""
@@ -158,3 +138,84 @@ def write_dump(folder: Path, dump: Dump) -> None:
 
     with atomic_write(folder / RANK_FILE.format(dump.rank)) as file:
         file.write_bytes(TypeAdapter(Dump).dump_json(dump))
+
+
+@dataclass(frozen=True)
+class Dumps:
+    """The ranks' dumps of one incident."""
+
+    folder: Path
+    dumps: list[Dump]
+    """At most one for each rank, ordered by rank."""
+    notes: list[str] = field(default_factory=list)
+    """Files that were ignored, and why."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the job."""
+        return max((dump.world_size for dump in self.dumps), default=0)
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks without a dump."""
+        present = {dump.rank for dump in self.dumps}
+        return [rank for rank in range(self.world_size) if rank not in present]
+
+
+def dump_folder(path: str) -> Path:
+    """Return the folder of dumps for ``path``, which is a run's directory or that folder itself.
+
+    Raises:
+        UserError: the run's files are damaged.
+    """
+    folder = Path(path)
+    if (folder / CONFIG).exists() or (folder / EVENTS).exists():
+        default = CommTraceSection.model_fields["save_traces_folder"].default
+        return RunLog.read_folder(folder, "comm.save_traces_folder", default)
+    return folder
+
+
+def read_dumps(folder: Path) -> Dumps:
+    """Read the dumps in ``folder``, of which there may be none."""
+    from pydantic import TypeAdapter, ValidationError
+
+    adapter = TypeAdapter(Dump)
+    notes: list[str] = []
+    found: list[Dump] = []
+    written: dict[int, float] = {}
+    for path in sorted(folder.glob(RANK_FILE.format("*"))):
+        try:
+            found.append(adapter.validate_json(path.read_bytes()))
+            written[found[-1].rank] = path.stat().st_mtime
+        except (OSError, ValidationError) as error:
+            notes.append(f"ignored {path.name}: it {_damage(error)}")
+    if not found:
+        return Dumps(folder, [], notes)
+    newest = max(dump.attempt for dump in found)
+    older = sorted({dump.rank for dump in found if dump.attempt < newest})
+    if older:
+        notes.append(f"ignored dumps of an earlier attempt ({ranks(older)})")
+    return Dumps(folder, _of_one_incident([dump for dump in found if dump.attempt == newest], written, notes), notes)
+
+
+def _of_one_incident(found: list[Dump], written: Mapping[int, float], notes: list[str]) -> list[Dump]:
+    """Return the dumps ordered by rank, without outdated dumps of earlier steps.
+
+    Args:
+        written: when each rank's file was written, by the file system's clock, because the machines' clocks differ.
+    """
+    last = max(dump.step for dump in found)
+    newest = max(written[dump.rank] for dump in found if dump.step == last)
+    kept: list[Dump] = []
+    for dump in found:
+        if dump.step < last - 1 or (dump.step < last and written[dump.rank] < newest - INCIDENT_SECONDS):
+            notes.append(f"ignored rank {dump.rank}'s dump of step {dump.step}: other dumps are from step {last}")
+        else:
+            kept.append(dump)
+    return sorted(kept, key=lambda dump: dump.rank)
+
+
+def _damage(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"cannot be read ({error.strerror or error})"
+    return "is damaged or was written by another version"

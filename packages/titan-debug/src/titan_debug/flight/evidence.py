@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from titan_debug.flight import words
-from titan_debug.flight.dump import Dump
-from titan_debug.flight.matching import Channel, Wait, channels, waits
-from titan_debug.flight.p2p import undone, waits_for_peers
-from titan_debug.flight.read import Dumps
+from titan_debug.flight.dump import Dump, Dumps
+from titan_debug.flight.matching import Channel, Wait, channels, undone, waits, waits_for_peers
 from titan_debug.flight.stacks import place, waits_in_torch
 
 
@@ -44,7 +42,7 @@ class Evidence:
     @property
     def step(self) -> int | None:
         """The last step that any rank started."""
-        return max((dump.step for dump in self.dumps.values() if dump.step_known), default=None)
+        return max((dump.step for dump in self.dumps.values()), default=None)
 
     def waits_of(self, rank: int) -> list[Wait]:
         """Return the waits of ``rank`` in training."""
@@ -55,9 +53,7 @@ class Evidence:
         is unknown which rank it waits for."""
         dump = self.dumps[rank]
         within = any(dump.training(entry) for entry in undone(dump))  # possibly joined by all, and completed by none
-        # If the rank dumped before it failed, the dumped stack decides: it may have been late and lost the others thereby.
-        lost = dump.lost and dump.failure is not None and dump.stacks[dump.failure.stack] is dump.main_stack
-        return within or lost or bool(self.waits_of(rank)) or waits_in_torch(dump.main_stack)
+        return within or dump.lost or bool(self.waits_of(rank)) or waits_in_torch(dump.main_stack)
 
     @cached_property
     def late(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Dumps of a rank's collectives and threads: when a step takes too long, when the run fails, and on request."""
+"""Dumps of a rank's collectives and threads: when a step takes too long, when another rank is lost, and on request."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from titan_core.toolkit.errors import caused_by_peer
 from titan_core.toolkit.secrets import redact_text
 from titan_core.toolkit.sections import CommSection, JobSection
 from titan_debug.config import LEAST_WATCHED_SECONDS, CommTraceSection
-from titan_debug.flight.analysis import MOST_ANALYSED, analyse
-from titan_debug.flight.capacity import capacity
-from titan_debug.flight.collect import collect, with_failure
-from titan_debug.flight.dump import Dump, write_dump
-from titan_debug.flight.progress import has_progressed
-from titan_debug.flight.read import read_dumps
-from titan_debug.flight.recorded import prepare_environment
-from titan_debug.flight.stacks_file import StacksFile
+from titan_debug.flight.collect import capacity, collect, prepare_environment
+from titan_debug.flight.diagnose import analyse
+from titan_debug.flight.dump import read_dumps, write_dump
+from titan_debug.flight.stacks import StacksFile
 from titan_debug.flight.watchdog import Watchdog
 from titan_debug.request import Request, Requests
 
 log = logging.getLogger(__name__)
 
+MOST_ANALYSED = 256
+"""Largest job in which rank 0 analyses all dumps while the job is still running."""
 SHARE = 0.8
 """Share of the collectives' timeout after which the watchdog reports a step as slow."""
 
@@ -45,7 +43,6 @@ class FlightRecorder:
         self._run: Run | None = None
         self._assembled = self._attempt = 0.0
         self._step, self._in_step = 0, False
-        self._dump: Dump | None = None  # the latest one
         self._troubled_step: int | None = None  # the latest step that was dumped because something was wrong
         self._reported: set[tuple[str | int, ...]] = set()  # (kind of problem, ranks that caused it)
         self._writing = threading.Lock()
@@ -65,7 +62,7 @@ class FlightRecorder:
         have been moved away by now."""
         self._step = run.step
         self._attempt = run.attempt
-        self._stacks = StacksFile(self._folder, run.world, self._attempt)
+        self._stacks = StacksFile(self._folder, run.world.rank, self._attempt)
         self._requests = Requests(self._folder)
         self._watchdog = Watchdog(self._requests, self._first_limit, self._limit, self._on_late_step, self._on_request)
         self._run = run
@@ -95,14 +92,14 @@ class FlightRecorder:
 
     @hookimpl
     def titan_exception(self, error: BaseException) -> None:
-        """Dump, and request dumps from the other ranks. Skipped for a single rank, which waits for no other, and for an
-        interrupt, which needs no explanation."""
+        """If ``error`` only reports that another rank is gone or late, dump, and request dumps from the other ranks. An
+        error of this rank itself needs no dump to explain it."""
         run = self._run
-        if run is None or run.world.size == 1 or isinstance(error, KeyboardInterrupt):
+        if run is None or run.world.size == 1 or not caused_by_peer(error):
             return
         why = redact_text(f"{type(error).__name__}: {error}".partition("\n")[0])
-        self._write(why, on_request=False, error=error)
-        self._request_others(why)
+        if self._write(why, lost=True):
+            self._request_others(why)
 
     @hookimpl(tryfirst=True)
     def titan_train_end(self, end: RunEnd) -> None:
@@ -117,7 +114,7 @@ class FlightRecorder:
     def _on_late_step(self, step: int, seconds: float) -> None:
         """Handle a step that takes longer than ``seconds``. Called in the watchdog's thread."""
         why = f"step {step} takes longer than {seconds:g} s"
-        if self._write(why, on_request=False):
+        if self._write(why):
             self._request_others(why)
             self._report(why)
 
@@ -128,30 +125,19 @@ class FlightRecorder:
         if self._write(why, on_request=by_person) and not by_person:
             self._report(why)
 
-    def _write(self, why: str, on_request: bool, error: BaseException | None = None) -> bool:
-        """Write a dump, and return whether it was written.
-
-        After a dump of a step with a problem, further dumps of that step are skipped unless the step has progressed: the
-        consequences would hide the cause. If the step fails, the failure is added to the existing dump.
-        """
+    def _write(self, why: str, on_request: bool = False, lost: bool = False) -> bool:
+        """Write a dump, and return whether it was written. A step with a problem is dumped once: a later dump would show
+        the consequences instead of the cause."""
         run = self._run
         assert run is not None
         with self._writing:
-            known = self._dump if self._troubled_step == self._step and not on_request else None
+            if self._troubled_step == self._step and not on_request:
+                return False
             try:
-                if self._stacks is not None and (known is None or error is not None):
+                if self._stacks is not None:
                     self._stacks.write(why)  # first, because the dump needs torch, which may be stuck
-                stuck = self._watchdog is not None and self._watchdog.starved
-                dump = collect(run.world, why, self._attempt, self._assembled, self._step, self._in_step, stuck)
-                over = known is None or has_progressed(known, dump, error is not None and caused_by_peer(error))
-                if known is not None and not over:
-                    if error is None:
-                        return False
-                    dump = known
-                if error is not None:
-                    dump = with_failure(dump, error, self._step, self._in_step, main_is_here=over)
+                dump = collect(run.world, why, self._attempt, self._assembled, self._step, self._in_step, lost)
                 write_dump(self._folder, dump)
-                self._dump = dump
             except OSError as problem:
                 log.error("%s: cannot write a dump to %s: %s", why, self._folder, problem.strerror or problem)
                 return False
@@ -174,7 +160,7 @@ class FlightRecorder:
         run = self._run
         if run is None or run.world.rank != 0 or self._watchdog is None:
             return
-        command = f"`titan flight analyse {quote(run.dump_folder)}`"
+        command = f"`titan analyse {quote(run.dump_folder)}`"
         dumped = f"{why}: dumped the collectives and threads of every rank to {self._folder}; run {command} to read them"
         first, step = not self._reported, self._step
         if first:

@@ -51,7 +51,6 @@ class Watchdog:
         self._step: tuple[int, float] | None = None  # the current step and its start
         self._reported: tuple[int, float] | None = None
         self._problem = ""  # the latest error; a repetition is not logged
-        self._polled = time.monotonic()
         self._stacks: TextIO | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="titan-watchdog", daemon=True)
@@ -63,13 +62,7 @@ class Watchdog:
             stacks: receives the threads' stacks if Python itself is stuck.
         """
         self._stacks = stacks
-        self._polled = time.monotonic()
         self._thread.start()
-
-    @property
-    def starved(self) -> bool:
-        """Whether the thread has been unable to poll for too long."""
-        return time.monotonic() - self._polled > self._later_limit + self._poll
 
     def step_begins(self, step: int) -> None:
         """Start watching ``step``."""
@@ -100,8 +93,7 @@ class Watchdog:
             if self._ended.wait(self._poll):
                 break
             self._guarded(self._check)
-            self._polled = time.monotonic()
-        faulthandler.cancel_dump_traceback_later()
+            faulthandler.cancel_dump_traceback_later()
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
