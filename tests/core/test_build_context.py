@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 EVERY_KIND = """
 from typing import ClassVar
 from titan_core.api import (
+    Checks, StepUse,
     Checkpoint,
     Dataset,
     Debugger,
@@ -59,7 +60,8 @@ def named(kind):
 @hookimpl
 def titan_parallelisms():
     return [Transform(**named("transform"), phase=Phase.DATA, active=active("transform"), check=ref("check_transform"),
-        check_model=ref("check_model"), hardware=ref("hardware"), apply=ref("apply"), observe=ref("observe"))]
+        checks=Checks(model=ref("check_model"), hardware=ref("hardware")), apply=ref("apply"),
+        steps=StepUse(observer=ref("observe")))]
 @hookimpl
 def titan_objectives():
     return [Objective(**named("objective"), check=ref("check_objective"), build=ref("objective"))]

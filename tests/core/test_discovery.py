@@ -204,14 +204,14 @@ ISLANDS = (
     IMPORTS
     + """
 from typing import ClassVar
-from titan_core.api import MeshDim, Section
+from titan_core.api import MeshDim, MeshUse, Section
 class S(Section):
     section: ClassVar[str] = "{section}"
     degree: int = 1
 @hookimpl
 def titan_parallelisms():
     return [Transform(name="{section}", summary="", phase=Phase.DATA, apply=Ref("a:b"), active=lambda context: True,
-        config=S, mesh_dims=(MeshDim("{dim}", "{key}", "batch"),))]
+        config=S, mesh=MeshUse(dims=(MeshDim("{dim}", "{key}", "batch"),)))]
 """
 )
 

@@ -39,7 +39,7 @@ from titan_core.api import (
 )
 from titan_core.cli import main as command_line
 from titan_core.cli.main import main
-from titan_core.plugins.component_checks import with_origin
+from titan_core.plugins.component_checks import GROUPS, with_origin
 from titan_core.plugins.discovery import REGISTRATION_HOOKS, Discovery, discover
 from titan_core.plugins.guard import PASSED_ON_BY, Origin
 from titan_core.plugins.guarded_object import guarded_object
@@ -123,9 +123,15 @@ def test_every_reference_of_the_contract_has_a_row() -> None:
         f"{cls.__name__}.{field.name}" for cls, field in fields_of
         if "Callable[" in str(field.type) and (issubclass(cls, Component) or cls in (ModelDefinition, Mixer, WeightFormat))
     }  # fmt: skip
+    groups = {str(field.type): f"{cls.__name__}.{field.name}" for cls, field in fields_of if field.type in GROUPS}
+    assert len(groups) == len(GROUPS)
+    rows = {
+        ".".join((groups.get(row.partition(".")[0], row.partition(".")[0]), row.partition(".")[2])) for row in references
+    }
     of_parts = {"ModelLayout.buffers", "ModelPart.batch_transforms", "ModelPart.after_evaluation"}
-    inherited = {row for row in references | functions if row.partition(".")[2] in {f.name for f in fields(Component)}}
-    assert (references | functions | of_parts) - COPIES - inherited == {row for row in RETURNS if "." in row}
+    rows |= functions
+    inherited = {row for row in rows if row.partition(".")[2] in {f.name for f in fields(Component)}}
+    assert (rows | of_parts) - COPIES - inherited == {row for row in RETURNS if "." in row}
 
 
 def test_every_protocol_of_the_contract_has_its_methods_guarded() -> None:
@@ -140,22 +146,39 @@ def test_every_protocol_of_the_contract_has_its_methods_guarded() -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_function_of_a_component_has_an_owner(kind: type[Component]) -> None:
     values: dict[str, Any] = {"name": "x", "summary": "", "phase": Phase.DATA, "flavors": {}, "package": "", "path": ""}
-    for field in fields(kind):
-        if str(field.type).startswith("Ref["):
-            values[field.name] = Ref(f"{__name__}:end")
-        elif str(field.type).startswith("Callable["):
-            values[field.name] = end
     known = {field.name for field in fields(kind)}
-    component = with_origin(kind(**{name: value for name, value in values.items() if name in known}), ORIGIN)
-    for field in fields(kind):
-        value = getattr(component, field.name)
+    component = with_origin(
+        kind(**{**{name: value for name, value in values.items() if name in known}, **failing(kind)}), ORIGIN
+    )
+    for name, value in functions_in(component):
         if isinstance(value, Ref):
             assert value.purpose in RETURNS and value.origin is not None
-            with pytest.raises(PluginFailure, match=f"plugin 'odd' .*: {kind.kind} 'x': {field.name} raised StopIteration"):
-                value.load()()
-        elif callable(value):
-            with pytest.raises(PluginFailure, match=f"plugin 'odd' .*: {kind.kind} 'x': {field.name} raised StopIteration"):
-                value(None)
+            value = value.load()
+        with pytest.raises(PluginFailure, match=f"plugin 'odd' .*: {kind.kind} 'x': {name} raised StopIteration"):
+            value(None)
+
+
+def failing(kind: type) -> dict[str, Any]:
+    """Return a function that fails for each field of ``kind`` that has one."""
+    found: dict[str, Any] = {}
+    for field in fields(kind):
+        if str(field.type).startswith("Ref["):
+            found[field.name] = Ref(f"{__name__}:end")
+        elif str(field.type).startswith("Callable["):
+            found[field.name] = end
+        elif field.type in GROUPS:
+            group = GROUPS[field.type]
+            found[field.name] = group(**failing(group))
+    return found
+
+
+def functions_in(holder: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for field in fields(holder):
+        value = getattr(holder, field.name)
+        if field.type in GROUPS:
+            yield from functions_in(value, f"{field.name}.")
+        elif isinstance(value, Ref) or (callable(value) and not isinstance(value, type)):
+            yield f"{prefix}{field.name}", value
 
 
 ROWS = [row for row in RETURNS if "." in row]
@@ -288,13 +311,13 @@ NONSENSE: list[tuple[str, Any, str]] = [
     ("Model.define", {"layout": 1}, "must return a ModelDefinition"),
     ("Transform.active", None, "returned None; it must return True or False"),
     ("Transform.apply", [], "must return the ModelPart, or a list of ModelParts"),
-    ("Transform.check_model", ["words"], "found 'words'"),
-    ("Transform.choices", {"key": "text"}, "must return a mapping from config keys to lists of values"),
-    ("Transform.costs", Costs(kept=float("nan")), "returned kept = nan"),
-    ("Transform.costs", Costs(pipeline=PipelineCosts(stages=(), rank_of=(), microbatch_size=1, microbatches=1, alive=(-1.0,),
-                                                     idle=0.0)), r"returned alive = \(-1.0,\)"),
-    ("Transform.step", Bare(), "has no '__call__'; it must return a StepRunner"),
-    ("Transform.observe", Bare, "returned the class Bare; it must return an instance"),
+    ("Transform.checks.model", ["words"], "found 'words'"),
+    ("Transform.planning.choices", {"key": "text"}, "must return a mapping from config keys to lists of values"),
+    ("Transform.planning.costs", Costs(kept=float("nan")), "returned kept = nan"),
+    ("Transform.planning.costs", Costs(pipeline=PipelineCosts(stages=(), rank_of=(), microbatch_size=1, microbatches=1,
+                                                              alive=(-1.0,), idle=0.0)), r"returned alive = \(-1.0,\)"),
+    ("Transform.steps.runner", Bare(), "has no '__call__'; it must return a StepRunner"),
+    ("Transform.steps.observer", Bare, "returned the class Bare; it must return an instance"),
     ("Debugger.build", None, "returned None"),
     ("Dataset.build", Bare(), "has no 'num_documents'; it must return a DocumentSource"),
     ("Dataset.build", with_value(Source, num_documents=-1), "num_documents is -1; it must be a whole number, at least 0"),

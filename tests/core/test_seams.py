@@ -67,7 +67,7 @@ def test_a_dimension_with_different_data_needs_a_sum_of_gradients(divides: Divid
     message = rf"ring\.degree = 2.*: mesh dimension 'ring' divides the {divides} over 2 ranks, but no transform in use sums"
     with pytest.raises(UserError, match=message) as caught:
         ring_job(divides)
-    assert "reduces = ('ring',)" in str(caught.value)
+    assert "MeshUse(sums=('ring',))" in str(caught.value)
     assert ring_job(divides, reduces=("ring",)).mesh.degree("ring") == 2
     assert ring_job(divides, diverges=True).mesh.diverging_replicas == 2
 

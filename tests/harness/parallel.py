@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api import Phase, Ref, Transform, hookimpl
+from titan_core.api import MeshUse, Phase, Ref, Transform, hookimpl
 from titan_core.api.config.sections import TrainingSection
 from titan_core.api.parallel.mesh import STANDARD_DIMS
 
@@ -61,7 +61,7 @@ def titan_parallelisms() -> list[Transform]:
             phase=Phase.DATA,
             active=_active,
             serves=(SHARD.degree_key, *MIXED),
-            reduces=(SHARD.name,),
+            mesh=MeshUse(sums=(SHARD.name,)),
             apply=Ref("harness.parallel:apply"),
         ),
         Transform(
@@ -70,7 +70,7 @@ def titan_parallelisms() -> list[Transform]:
             phase=Phase.TENSOR,
             active=lambda context: any(context.job.mesh.degree(dim.name) > 1 for dim in others),
             serves=tuple(dim.degree_key for dim in others),
-            reduces=tuple(dim.name for dim in others if dim.divides in ("batch", "sequence")),
+            mesh=MeshUse(sums=tuple(dim.name for dim in others if dim.divides in ("batch", "sequence"))),
             apply=Ref("harness.parallel:refuse"),
         ),
     ]

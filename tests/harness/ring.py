@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import ClassVar, Literal
 
-from titan_core.api import MeshDim, Phase, Ref, Section, Transform
+from titan_core.api import MeshDim, MeshUse, Phase, Section, Transform
 from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.load import load_config
@@ -36,11 +36,8 @@ def ring_job(
         summary="",
         config=RingKeys,
         phase=Phase.DATA,
-        mesh_dims=(MeshDim("ring", "ring.degree", divides, diverges, data_parallel=treated),),
+        mesh=MeshUse(dims=(MeshDim("ring", "ring.degree", divides, diverges, data_parallel=treated),), sums=reduces),
         active=lambda context: context.job.mesh.degree("ring") > 1,
-        serves=("ring.degree",),
-        reduces=reduces,
-        apply=Ref("harness.transforms:bare"),
     )
     found = Components.from_installed().found
     plugins = (*found.plugins, Plugin("ring", "titan-ring", "1.0", ModuleType("ring"), (ring,)))

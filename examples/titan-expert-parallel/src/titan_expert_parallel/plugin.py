@@ -1,6 +1,6 @@
 """Registers the expert-parallel transform and its mesh view."""
 
-from titan_core.api import MeshView, Phase, Ref, Transform, hookimpl
+from titan_core.api import Checks, MeshUse, MeshView, Phase, Ref, Transform, hookimpl
 from titan_expert_parallel.check import DEGREE
 from titan_expert_parallel.config import ExpertParallelKeys
 
@@ -15,11 +15,10 @@ def titan_parallelisms() -> list[Transform]:
             summary="each rank holds some of the experts, and tokens are sent to theirs",
             config=ExpertParallelKeys,
             phase=Phase.EXPERT,
-            mesh_views=(MeshView("ep", DEGREE, borrows=("dp_shard", "cp")),),
+            mesh=MeshUse(views=(MeshView("ep", DEGREE, borrows=("dp_shard", "cp")),)),
             active=lambda context: context.job.mesh.degree("ep") > 1,
-            serves=(DEGREE,),
             check=Ref("titan_expert_parallel.check:check"),
-            check_model=Ref("titan_expert_parallel.check_model:check_model"),
+            checks=Checks(model=Ref("titan_expert_parallel.check_model:check_model")),
             apply=Ref("titan_expert_parallel.transform:apply"),
         )
     ]

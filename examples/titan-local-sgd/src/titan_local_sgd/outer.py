@@ -11,11 +11,6 @@ from titan_core.api import ModelPart, Run, StepReport, TrainingContext, hookimpl
 from titan_local_sgd.config import LocalSGDSection
 
 
-def apply(part: ModelPart, context: TrainingContext[LocalSGDSection]) -> ModelPart:
-    """Return ``part`` unchanged. :class:`OuterOptimizer` does all the work, between steps."""
-    return part
-
-
 class OuterOptimizer:
     """Synchronises the islands every ``local_sgd.sync_every`` steps and after the last step."""
 

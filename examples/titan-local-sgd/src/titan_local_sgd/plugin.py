@@ -1,6 +1,6 @@
 """Registers local SGD and its mesh dimension."""
 
-from titan_core.api import MeshDim, Phase, Ref, Transform, hookimpl
+from titan_core.api import MeshDim, MeshUse, Phase, Ref, StepUse, Transform, hookimpl
 from titan_local_sgd.config import LocalSGDSection
 
 api = (1, 0)
@@ -16,10 +16,8 @@ def titan_parallelisms() -> list[Transform]:
             summary="islands train diverging replicas and synchronise every N steps (DiLoCo)",
             config=LocalSGDSection,
             phase=Phase.DATA,
-            mesh_dims=(ISLAND,),
+            mesh=MeshUse(dims=(ISLAND,)),
             active=lambda context: context.job.mesh.degree("island") > 1,
-            serves=("local_sgd.islands",),
-            apply=Ref("titan_local_sgd.outer:apply"),
-            observe=Ref("titan_local_sgd.outer:OuterOptimizer"),
+            steps=StepUse(observer=Ref("titan_local_sgd.outer:OuterOptimizer")),
         )
     ]

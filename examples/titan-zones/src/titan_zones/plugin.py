@@ -1,6 +1,6 @@
 """Registers the mesh dimension ``zone``."""
 
-from titan_core.api import MeshDim, Phase, Ref, Transform, hookimpl
+from titan_core.api import MeshDim, MeshUse, Phase, Transform, hookimpl
 from titan_zones.config import ZonesSection
 
 api = (1, 0)
@@ -16,9 +16,7 @@ def titan_parallelisms() -> list[Transform]:
             summary="data parallelism over zones with slow links between them",
             config=ZonesSection,
             phase=Phase.DATA,
-            mesh_dims=(ZONE,),
+            mesh=MeshUse(dims=(ZONE,)),
             active=lambda context: context.job.mesh.degree("zone") > 1,
-            serves=("zones.count",),
-            apply=Ref("titan_zones.transform:apply"),
         )
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titan_core.api import HealthCheck, Phase, Ref, Transform, hookimpl
+from titan_core.api import Checks, HealthCheck, Phase, Planning, Ref, StepUse, Transform, hookimpl
 from titan_float8.config import Float8Section, MXSection
 
 api = (1, 0)
@@ -18,11 +18,12 @@ def titan_precisions() -> list[Transform]:
             phase=Phase.PRECISION,
             active=lambda context: context.section.enable,
             check=Ref("titan_float8.float8_check:check"),
-            hardware=Ref("titan_float8.hardware:float8"),
+            checks=Checks(hardware=Ref("titan_float8.hardware:float8")),
             apply=Ref("titan_float8.float8:apply"),
-            observe=Ref("titan_float8.float8:observe"),
-            choices=Ref("titan_float8.planning:float8_choices"),
-            costs=Ref("titan_float8.planning:float8_costs"),
+            steps=StepUse(observer=Ref("titan_float8.float8:observe")),
+            planning=Planning(
+                choices=Ref("titan_float8.planning:float8_choices"), costs=Ref("titan_float8.planning:float8_costs")
+            ),
         ),
         Transform(
             name="mxfp8",
@@ -31,9 +32,9 @@ def titan_precisions() -> list[Transform]:
             phase=Phase.PRECISION,
             active=lambda context: context.section.enable,
             check=Ref("titan_float8.float8_check:check_mx"),
-            hardware=Ref("titan_float8.hardware:mxfp8"),
+            checks=Checks(hardware=Ref("titan_float8.hardware:mxfp8")),
             apply=Ref("titan_float8.mx:apply"),
-            costs=Ref("titan_float8.planning:mx_costs"),
+            planning=Planning(costs=Ref("titan_float8.planning:mx_costs")),
         ),
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titan_core.api import Command, HealthCheck, Phase, Ref, Transform, hookimpl
+from titan_core.api import Checks, Command, HealthCheck, Phase, Ref, StepUse, Transform, hookimpl
 from titan_core.toolkit.jobs import AssembledJob
 from titan_core.toolkit.launching import leave_loopback
 from titan_ft.config import FaultToleranceSection
@@ -20,10 +20,9 @@ def titan_parallelisms() -> list[Transform]:
             phase=Phase.DATA,
             active=lambda context: context.section.enable and context.job.trains,
             check=Ref("titan_ft.check:check"),
-            hardware=Ref("titan_ft.check:check_machine"),
+            checks=Checks(hardware=Ref("titan_ft.check:check_machine")),
             apply=Ref("titan_ft.step:apply"),
-            step=Ref("titan_ft.step:SharedStep"),
-            observe=Ref("titan_ft.step:observe"),
+            steps=StepUse(runner=Ref("titan_ft.step:SharedStep"), observer=Ref("titan_ft.step:observe")),
         )
     ]
 

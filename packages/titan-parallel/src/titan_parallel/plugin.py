@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titan_core.api import DATA_DIMS, JobContext, Phase, Ref, Transform, hookimpl
+from titan_core.api import DATA_DIMS, Checks, JobContext, MeshUse, Phase, Planning, Ref, StepUse, Transform, hookimpl
 from titan_core.toolkit.sections import TrainingSection
 from titan_parallel.config import (
     ActivationCheckpointSection,
@@ -23,6 +23,12 @@ def _fsdp_active(context: JobContext[FSDPKeys]) -> bool:
     return mesh.data_degree > 1 or on_one_device
 
 
+def _planning(name: str) -> Planning:
+    return Planning(
+        choices=Ref(f"titan_parallel.planning:{name}_choices"), costs=Ref(f"titan_parallel.planning:{name}_costs")
+    )
+
+
 @hookimpl
 def titan_parallelisms() -> list[Transform]:
     return [
@@ -39,11 +45,12 @@ def titan_parallelisms() -> list[Transform]:
                 "training.mixed_precision_reduce",
                 "training.enable_cpu_offload",
             ),
-            reduces=(DATA_DIMS,),
+            mesh=MeshUse(sums=(DATA_DIMS,)),
             check=Ref("titan_parallel.fsdp_check:check"),
             apply=Ref("titan_parallel.fsdp:apply"),
-            choices=Ref("titan_parallel.planning:fsdp_choices"),
-            costs=Ref("titan_parallel.planning:fsdp_costs"),
+            planning=Planning(
+                choices=Ref("titan_parallel.planning:fsdp_choices"), costs=Ref("titan_parallel.planning:fsdp_costs")
+            ),
         ),
         Transform(
             name="pipeline_parallel",
@@ -53,11 +60,12 @@ def titan_parallelisms() -> list[Transform]:
             active=lambda context: context.job.mesh.degree("pp") > 1,
             serves=("parallelism.pipeline_parallel_degree",),
             check=Ref("titan_parallel.pipeline_check:check"),
-            check_model=Ref("titan_parallel.model_checks:check_pipeline"),
+            checks=Checks(model=Ref("titan_parallel.model_checks:check_pipeline")),
             apply=Ref("titan_parallel.pipeline:apply"),
-            step=Ref("titan_parallel.pipeline:make_step"),
-            choices=Ref("titan_parallel.planning:pipeline_choices"),
-            costs=Ref("titan_parallel.planning:pipeline_costs"),
+            steps=StepUse(runner=Ref("titan_parallel.pipeline:make_step")),
+            planning=Planning(
+                choices=Ref("titan_parallel.planning:pipeline_choices"), costs=Ref("titan_parallel.planning:pipeline_costs")
+            ),
         ),
         Transform(
             name="tensor_parallel",
@@ -67,11 +75,12 @@ def titan_parallelisms() -> list[Transform]:
             active=lambda context: context.job.mesh.degree("tp") > 1,
             serves=("parallelism.tensor_parallel_degree",),
             check=Ref("titan_parallel.tensor_parallel_check:check"),
-            check_model=Ref("titan_parallel.model_checks:check_tensor"),
+            checks=Checks(model=Ref("titan_parallel.model_checks:check_tensor")),
             apply=Ref("titan_parallel.tensor_parallel:apply"),
-            observe=Ref("titan_parallel.partial_gradients:observe"),
-            choices=Ref("titan_parallel.planning:tensor_choices"),
-            costs=Ref("titan_parallel.planning:tensor_costs"),
+            steps=StepUse(observer=Ref("titan_parallel.partial_gradients:observe")),
+            planning=Planning(
+                choices=Ref("titan_parallel.planning:tensor_choices"), costs=Ref("titan_parallel.planning:tensor_costs")
+            ),
         ),
         Transform(
             name="context_parallel",
@@ -81,10 +90,11 @@ def titan_parallelisms() -> list[Transform]:
             active=lambda context: context.job.mesh.degree("cp") > 1,
             serves=("parallelism.context_parallel_degree",),
             check=Ref("titan_parallel.context_parallel_check:check"),
-            check_model=Ref("titan_parallel.model_checks:check_context"),
+            checks=Checks(model=Ref("titan_parallel.model_checks:check_context")),
             apply=Ref("titan_parallel.context_parallel:apply"),
-            choices=Ref("titan_parallel.planning:context_choices"),
-            costs=Ref("titan_parallel.planning:context_costs"),
+            planning=Planning(
+                choices=Ref("titan_parallel.planning:context_choices"), costs=Ref("titan_parallel.planning:context_costs")
+            ),
         ),
         Transform(
             name="activation_checkpoint",
@@ -94,8 +104,10 @@ def titan_parallelisms() -> list[Transform]:
             active=lambda context: context.section.mode != "none",
             check=Ref("titan_parallel.activation_checkpoint_check:check"),
             apply=Ref("titan_parallel.activation_checkpoint:apply"),
-            choices=Ref("titan_parallel.planning:recomputation_choices"),
-            costs=Ref("titan_parallel.planning:recomputation_costs"),
+            planning=Planning(
+                choices=Ref("titan_parallel.planning:recomputation_choices"),
+                costs=Ref("titan_parallel.planning:recomputation_costs"),
+            ),
         ),
         Transform(
             name="compile",
@@ -104,8 +116,9 @@ def titan_parallelisms() -> list[Transform]:
             phase=Phase.COMPILE,
             active=lambda context: context.section.enable,
             apply=Ref("titan_parallel.compile:apply"),
-            observe=Ref("titan_parallel.compile_cache:observe"),
-            choices=Ref("titan_parallel.planning:compile_choices"),
-            costs=Ref("titan_parallel.planning:compile_costs"),
+            steps=StepUse(observer=Ref("titan_parallel.compile_cache:observe")),
+            planning=Planning(
+                choices=Ref("titan_parallel.planning:compile_choices"), costs=Ref("titan_parallel.planning:compile_costs")
+            ),
         ),
     ]

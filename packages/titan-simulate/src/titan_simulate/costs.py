@@ -16,9 +16,9 @@ def costs_of(transforms: Iterable[Transform], job: Job) -> Iterator[Costs]:
     """
     for transform in transforms:
         context = transform.context(job)
-        if transform.costs is None or not transform.active(context):
+        if transform.planning.costs is None or not transform.active(context):
             continue
-        costs = transform.costs.load()(context)
+        costs = transform.planning.costs.load()(context)
         if not isinstance(costs, Costs):
             why = f"its costs returned {show(str(costs))}; it must return Costs"
             raise UserError.one(f"transform {transform.name!r}", why, "fix or update its plugin")

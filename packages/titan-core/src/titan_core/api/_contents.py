@@ -37,7 +37,7 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "model.weights": "WeightFormat ForeignTensor",
     },
     "parallel": {
-        "parallel.components": "Transform Phase DATA_DIMS",
+        "parallel.components": "Transform Phase MeshUse Checks StepUse Planning DATA_DIMS",
         "parallel.planning": "Costs PipelineCosts",
         "parallel.mesh": "MeshDim MeshView MeshPlan",
         "parallel.job_mesh": "JobMesh",

@@ -185,8 +185,8 @@ def mesh_of(config: Config, registry: Components, world_size: int | None) -> Mes
         UserError: the degrees do not fit each other or ``world_size``.
     """
     transforms = registry.all(Transform)
-    dims = [dim for transform in transforms for dim in transform.mesh_dims]
-    views = [view for transform in transforms for view in transform.mesh_views]
+    dims = [dim for transform in transforms for dim in transform.mesh.dims]
+    views = [view for transform in transforms for view in transform.mesh.views]
     known: set[MeshDim | MeshView] = {*STANDARD_DIMS, *dims, *views}
     claims = Counter(one.name for one in known)
     used = {one.name for one in known if config.value(one.degree_key) != 1}
@@ -321,7 +321,7 @@ def check_param_groups(config: Config) -> Iterator[Problem]:
 
 def check_served(job: Job, active: list[Transform], registry: Components) -> Iterator[Problem]:
     """Check that a transform serves each degree above 1, mixed precision and offloading: none is silently ignored."""
-    served = {key for transform in active for key in transform.serves}
+    served = {key for transform in active for key in transform.served}
     named: tuple[MeshDim | MeshView, ...] = (*job.mesh.dims, *job.mesh.views)
     requested = [dim.degree_key for dim in named if job.mesh.degree(dim.name) > 1]
     training = job.section(TrainingSection)
@@ -342,13 +342,13 @@ def check_served(job: Job, active: list[Transform], registry: Components) -> Ite
 
 def check_reduced(job: Job, active: list[Transform]) -> Iterator[Problem]:
     """Check that gradients are summed over every mesh dimension whose ranks see different tokens."""
-    reduced = {name for transform in active for name in transform.reduces}
+    reduced = {name for transform in active for name in transform.mesh.sums}
     for dim in job.mesh.dims:
-        served = any(dim.degree_key in transform.serves for transform in active)
+        served = any(dim.degree_key in transform.served for transform in active)
         if not (dim.sees_different_data and served and job.mesh.degrees[dim.name] > 1):
             continue
         if dim.name not in reduced and (dim.data_parallel == "own" or DATA_DIMS not in reduced):
             why = f"mesh dimension {dim.name!r} divides the {dim.divides} over {job.mesh.degrees[dim.name]} ranks, but no "
             why += "transform in use sums gradients over it, so the ranks' weights would diverge"
-            fix = f"set it to 1, or declare reduces = ({dim.name!r},) in the transform that sums gradients over it"
+            fix = f"set it to 1, or declare MeshUse(sums=({dim.name!r},)) in the transform that sums gradients over it"
             yield job.config.problem(dim.degree_key, why, fix)

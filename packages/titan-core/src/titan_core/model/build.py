@@ -78,7 +78,7 @@ def build_parts(
 
 
 def _apply(transform: Transform, context: TrainingContext[Any], part: ModelPart) -> ModelPart | Sequence[ModelPart]:
-    return transform.apply.load()(part, context)
+    return part if transform.apply is None else transform.apply.load()(part, context)
 
 
 def _check_param_groups(model: nn.Module, config: Config) -> None:

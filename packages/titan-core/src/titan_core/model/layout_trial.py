@@ -32,7 +32,7 @@ def try_model(model: nn.Module, job: AssembledJob, mesh: JobMesh, device: torch.
     try:
         trial = _trial(model, job, device)
     except CannotTry as error:
-        needs = [transform.name for transform in job.transforms if transform.check_model is not None]
+        needs = [transform.name for transform in job.transforms if transform.checks.model is not None]
         why = f"a trial of its forward on a few tokens raised {error}"
         if needs:
             fix = "fix the model plugin, or switch these off"
@@ -56,9 +56,9 @@ def _problems(
     with trial.evaluating():
         problems = list(_dependences(trial, job))
     for transform in job.transforms if not problems else ():
-        if transform.check_model is not None:
+        if transform.checks.model is not None:
             context = transform.training_context(job, mesh, device)
-            problems += transform.check_model.load()(model, trial, context)
+            problems += transform.checks.model.load()(model, trial, context)
     return problems
 
 

@@ -242,11 +242,11 @@ class _Divided:
         self._runner: StepRunner = GradientAccumulation(self.parts[0])
         for transform in applied:
             context = transform.training_context(small, mesh, device)
-            if transform.phase is Phase.PIPELINE and transform.step is not None:
-                self._runner = transform.step.load()(self._runner, self.parts, context)
-            if transform.observe is not None and _divides(transform, small):
+            if transform.phase is Phase.PIPELINE and transform.steps.runner is not None:
+                self._runner = transform.steps.runner.load()(self._runner, self.parts, context)
+            if transform.steps.observer is not None and _divides(transform, small):
                 self._lifecycle.register(
-                    transform.observe.load()(self.parts, context), origin=job.registry.origin(transform)
+                    transform.steps.observer.load()(self.parts, context), origin=job.registry.origin(transform)
                 )
 
     def compute(self) -> None:
@@ -297,6 +297,8 @@ def _part(copy: nn.Module, job: AssembledJob, small: Job, mesh: JobMesh, device:
 
 
 def _apply(transform: Transform, context: Any, part: ModelPart) -> Sequence[ModelPart]:
+    if transform.apply is None:
+        return [part]
     result = transform.apply.load()(part, context)
     return [result] if isinstance(result, ModelPart) else result
 
@@ -304,7 +306,7 @@ def _apply(transform: Transform, context: Any, part: ModelPart) -> Sequence[Mode
 def _divides(transform: Transform, job: Job) -> bool:
     """Whether ``transform`` implements a dimension or a view of the job's mesh."""
     keys = {part.degree_key for part in _used(job.mesh)}
-    return bool(keys & set(transform.serves)) or bool(transform.reduces)
+    return bool(keys & transform.served) or bool(transform.mesh.sums)
 
 
 def _used(plan: MeshPlan) -> list[MeshDim | MeshView]:

@@ -7,11 +7,24 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
-from titan_core.api import Command, Component, MeshDim, MeshView, Phase, Ref, Section, WeightFormat
+from titan_core.api import (
+    Checks,
+    Command,
+    Component,
+    MeshDim,
+    MeshUse,
+    MeshView,
+    Phase,
+    Planning,
+    Ref,
+    Section,
+    StepUse,
+    WeightFormat,
+)
 from titan_core.plugins.guard import Origin
 from titan_core.plugins.guarded_object import shown
 from titan_core.plugins.results import RETURNS, owned
@@ -19,6 +32,9 @@ from titan_core.plugins.results import RETURNS, owned
 MOST_COMPONENTS = 10_000
 """Limit for one hook, which may be an endless generator."""
 LONGEST_NAME = 100
+Group: TypeAlias = MeshUse | Checks | StepUse | Planning
+GROUPS: Final[dict[object, type]] = {cls.__name__: cls for cls in (MeshUse, Checks, StepUse, Planning)}
+"""Annotation of a component's field -> the dataclass, whose fields are checked and guarded like the component's."""
 _SECTION = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -51,16 +67,27 @@ def components_from(hook: str, kind: type[Component], result: object) -> list[Co
 
 def flaw_of(component: Component) -> str:
     """Return what is wrong with ``component``, such as ``"whose name is empty"``; an empty string if it is valid."""
-    for field in fields(component):
-        value = getattr(component, field.name)
-        optional = str(field.type).endswith("| None")
-        rule = next((rule for start, rule in RULES.items() if str(field.type).startswith(start)), None)
-        assert rule is not None, f"no rule for {type(component).__name__}.{field.name}: {field.type}"
-        flaw = "" if value is None and optional else rule(value)
-        if flaw:
-            return f"whose {field.name} {flaw}"
+    if flaw := _flaw_of_fields(component):
+        return f"whose {flaw}"
     if flaw := _flaw_of_name(component):
         return f"whose name {flaw}"
+    return ""
+
+
+def _flaw_of_fields(holder: Component | Group, prefix: str = "") -> str:
+    for field in fields(holder):
+        value: Any = getattr(holder, field.name)
+        optional = str(field.type).endswith("| None")
+        if field.type in GROUPS:
+            flaw = _a(GROUPS[field.type])(value)
+            if flaw := f"{field.name} {flaw}" if flaw else _flaw_of_fields(value, f"{field.name}."):
+                return flaw
+            continue
+        rule = next((rule for start, rule in RULES.items() if str(field.type).startswith(start)), None)
+        assert rule is not None, f"no rule for {type(holder).__name__}.{field.name}: {field.type}"
+        flaw = "" if value is None and optional else rule(value)
+        if flaw:
+            return f"{prefix}{field.name} {flaw}"
     return ""
 
 
@@ -73,12 +100,21 @@ def with_origin(component: Component, origin: Origin) -> Component:
     return replace(component, **guarded)
 
 
-def _guarded_fields(holder: Component | WeightFormat, origin: Origin) -> dict[str, Any]:
+def _guarded_fields(
+    holder: Component | Group | WeightFormat, origin: Origin, kind: type | None = None, prefix: str = ""
+) -> dict[str, Any]:
+    """Return the guarded values of the fields that have functions.
+
+    Args:
+        kind: the class of the component, if ``holder`` is one of its groups, in the field that ``prefix`` names.
+    """
     guarded: dict[str, Any] = {}
     for field in fields(holder):
         value = getattr(holder, field.name)
         if isinstance(value, Ref):
-            guarded[field.name] = owned(value, origin, row_of(type(holder), field.name))
+            guarded[field.name] = owned(value, origin, row_of(kind or type(holder), prefix + field.name))
+        elif field.type in GROUPS:
+            guarded[field.name] = replace(value, **_guarded_fields(value, origin, type(holder), f"{field.name}."))
         elif str(field.type).startswith("Callable["):
             guarded[field.name] = origin.guard(field.name, value, RETURNS[row_of(type(holder), field.name)])
         elif str(field.type).startswith("tuple[WeightFormat"):

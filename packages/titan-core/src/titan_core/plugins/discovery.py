@@ -275,8 +275,8 @@ def _check_keys(components: Sequence[Component]) -> None:
             raise PluginError(f"its {section.__name__} claims {taken[0]}, which is a config key of titan-core")
         keys |= mine
     transforms = [component for component in components if isinstance(component, Transform)]
-    dims: list[MeshDim | MeshView] = [one for transform in transforms for one in transform.mesh_dims]
-    views = [one for transform in transforms for one in transform.mesh_views]
+    dims: list[MeshDim | MeshView] = [one for transform in transforms for one in transform.mesh.dims]
+    views = [one for transform in transforms for one in transform.mesh.views]
     for one in [*dims, *views]:
         if one.degree_key not in keys:
             raise PluginError(f"mesh dimension {one.name!r} has the degree {one.degree_key!r}, which is no config key")

@@ -97,7 +97,7 @@ class Origin:
 
     def guard_ref(self, row: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``function``, the target of a reference in field ``row`` (:data:`RETURNS`), wrapped in :meth:`call`."""
-        return self.guard(row.rpartition(".")[2], function, RETURNS[row])
+        return self.guard(row.partition(".")[2], function, RETURNS[row])
 
     def guard_hook(self, hook: str, function: Callable[..., Any], wraps: bool) -> Callable[..., Any]:
         """Return a lifecycle hook wrapped in :meth:`call`.

@@ -32,16 +32,16 @@ def build_step_runner(job: AssembledJob, world: World, parts: list[ModelPart]) -
     """Build what runs a step forward and backward: gradient accumulation, or what a transform puts in its place."""
     runner: StepRunner = GradientAccumulation(parts[0])  # replaced by a pipeline, the only case of several parts
     for transform in job.transforms:
-        if transform.step is not None:
-            runner = transform.step.load()(runner, parts, _context(transform, job, world))
+        if transform.steps.runner is not None:
+            runner = transform.steps.runner.load()(runner, parts, _context(transform, job, world))
     return runner
 
 
 def register_transform_observers(job: AssembledJob, world: World, parts: list[ModelPart], lifecycle: Lifecycle) -> None:
     """Register the observers that the job's transforms bring."""
     for transform in job.transforms:
-        if transform.observe is not None:
-            observer = transform.observe.load()(parts, _context(transform, job, world))
+        if transform.steps.observer is not None:
+            observer = transform.steps.observer.load()(parts, _context(transform, job, world))
             lifecycle.register(observer, origin=job.registry.origin(transform), changes_weights=True)
 
 

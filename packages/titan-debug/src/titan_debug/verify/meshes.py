@@ -42,8 +42,8 @@ Dims = Sequence[MeshDim | MeshView]
 def mesh_dims(registry: Registry) -> Dims:
     """Return the dimensions and views that the installed plugins define."""
     transforms = registry.all(Transform)
-    dims = dims_in_order(dim for transform in transforms for dim in transform.mesh_dims)
-    return (*dims, *sound_views((view for transform in transforms for view in transform.mesh_views), dims))
+    dims = dims_in_order(dim for transform in transforms for dim in transform.mesh.dims)
+    return (*dims, *sound_views((view for transform in transforms for view in transform.mesh.views), dims))
 
 
 def parse_mesh(text: str, dims: Dims) -> Mesh:

@@ -144,7 +144,7 @@ class Space:
     def variants(self, job: Job, values: Mapping[str, Any]) -> Iterator[Candidate | Refused]:
         """Yield the candidates on one mesh and batch: all combinations of the choices of transforms that their checks
         accept."""
-        varied = [transform for transform in self.transforms if transform.choices is not None]
+        varied = [transform for transform in self.transforms if transform.planning.choices is not None]
         latest_first = sorted(varied, key=lambda transform: -transform.phase)
         for each, more in self._settings(latest_first, job):
             problem = next(self._problems(varied, each), None)
@@ -161,8 +161,8 @@ class Space:
             yield job, {}
             return
         transform, *others = transforms
-        assert transform.choices is not None
-        offered = transform.choices.load()(transform.context(job))
+        assert transform.planning.choices is not None
+        offered = transform.planning.choices.load()(transform.context(job))
         choices = {key: options for key, options in offered.items() if self.searched(key)}
         for chosen in itertools.product(*choices.values()):
             values = dict(zip(choices, chosen, strict=True))

@@ -2,12 +2,16 @@
 
 A parallelism or a precision is a transform: a function from a part of the model to that part, applied in a phase::
 
-    Transform(name="zones", summary="...", config=ZonesSection, phase=Phase.DATA, mesh_dims=(ZONE,),
+    Transform(name="zones", summary="...", config=ZonesSection, phase=Phase.DATA, mesh=MeshUse(dims=(ZONE,)),
               active=lambda context: context.job.mesh.degree("zone") > 1, apply=Ref("titan_zones.transform:apply"))
 
 * ``Transform``: a change of the model
 * ``Phase``: its place in the order
-* ``DATA_DIMS``: all dimensions of data parallelism, in ``Transform.reduces``
+* ``MeshUse``: what a transform needs of the mesh
+* ``Checks``: what it checks of the model and the machine
+* ``StepUse``: what it does in and between steps
+* ``Planning``: what ``titan plan`` and ``titan estimate`` may know of it
+* ``DATA_DIMS``: all dimensions of data parallelism, in ``MeshUse.sums``
 * ``Costs``: what a transform changes about memory and time
 * ``PipelineCosts``: the same of a pipeline
 * ``MeshDim``: a dimension, which multiplies the world
@@ -35,7 +39,15 @@ from typing import TYPE_CHECKING
 from titan_core.api._lazy import getter, names_of
 
 if TYPE_CHECKING:
-    from titan_core.api.parallel.components import DATA_DIMS as DATA_DIMS, Phase as Phase, Transform as Transform
+    from titan_core.api.parallel.components import (
+        DATA_DIMS as DATA_DIMS,
+        Checks as Checks,
+        MeshUse as MeshUse,
+        Phase as Phase,
+        Planning as Planning,
+        StepUse as StepUse,
+        Transform as Transform,
+    )
     from titan_core.api.parallel.job_mesh import JobMesh as JobMesh
     from titan_core.api.parallel.mesh import MeshDim as MeshDim, MeshPlan as MeshPlan, MeshView as MeshView
     from titan_core.api.parallel.microbatch import Microbatch as Microbatch, current_microbatch as current_microbatch

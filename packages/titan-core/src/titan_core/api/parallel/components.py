@@ -44,7 +44,59 @@ class Phase(IntEnum):
 
 
 DATA_DIMS = "*"
-"""In :attr:`Transform.reduces`: every dimension over which data parallelism shards or replicates parameters."""
+"""In :attr:`MeshUse.sums`: every dimension over which data parallelism shards or replicates parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshUse:
+    """What a transform needs of the mesh."""
+
+    dims: tuple[MeshDim, ...] = ()
+    """Dimensions that the transform adds to the standard ones."""
+    views: tuple[MeshView, ...] = ()
+    """Views that the transform adds: other ways to fold dimensions of the mesh."""
+    sums: tuple[str, ...] = ()
+    """Names of the dimensions over which the transform sums gradients. :data:`DATA_DIMS` means all dimensions whose
+    ``data_parallel`` is not ``own``. A dimension that divides the batch or the sequence and does not set ``diverges`` needs
+    an active transform that sums gradients over it; otherwise the weights of its ranks would diverge."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checks:
+    """What a transform checks later than :attr:`Component.check`."""
+
+    model: Ref[Callable[[nn.Module, ModelTrial, TrainingContext[Any]], Iterable[Problem]]] | None = None
+    """(model, trial, context) -> the reasons why the transform cannot handle this model. Called if active, before any
+    transform is applied, with the whole model on the meta device and a :class:`~titan_core.api.ModelTrial`, which runs a
+    small copy of the model."""
+    hardware: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
+    """Returns the reasons why this machine cannot run the transform. Called when a job starts, but not when a config is only
+    checked; may import torch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepUse:
+    """What a transform does in a step, or between steps."""
+
+    runner: Ref[Callable[[StepRunner, Sequence[ModelPart], TrainingContext[Any]], StepRunner]] | None = None
+    """Replaces how a step runs forward and backward (pipeline schedules). It receives the runner of the preceding transforms
+    and returns a runner that either calls it or replaces it. A pipeline replaces it, so a transform of a later phase wraps
+    the pipeline's runner."""
+    observer: Ref[Callable[[Sequence[ModelPart], TrainingContext[Any]], object]] | None = None
+    """Builds an object with lifecycle hooks for work between steps, such as a periodic exchange of weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planning:
+    """What ``titan plan`` and ``titan estimate`` may know of a transform; see :mod:`titan_core.api.parallel.planning`."""
+
+    choices: Ref[Callable[[JobContext[Any]], Mapping[str, Sequence[Any]]]] | None = None
+    """Config keys besides degrees, and the values that are worth trying in a job with this mesh and batch, best first. The
+    config has the values that transforms of later phases try. Called even if the transform is inactive; must not import
+    torch."""
+    costs: Ref[Callable[[JobContext[Any]], Costs]] | None = None
+    """Returns what the transform changes about the memory and the time of a step. Called if active; must not import torch.
+    A transform without it, apart from its mesh dimensions and views, changes neither."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,42 +105,24 @@ class Transform(Component):
 
     kind = "transform"
     phase: Phase
-    apply: Ref[Callable[[ModelPart, TrainingContext[Any]], ModelPart | Sequence[ModelPart]]]
-    """Model part -> transformed model part. In phase PIPELINE it may return several parts, or a part with fewer modules. In
-    phase DATA it must *sum* each gradient over the ranks that hold different tokens: the loss is already divided by the
-    number of target tokens in the global batch."""
     active: Callable[[JobContext[Any]], bool]
     """Whether the job uses the transform. Must be pure and must not import torch."""
+    apply: Ref[Callable[[ModelPart, TrainingContext[Any]], ModelPart | Sequence[ModelPart]]] | None = None
+    """Model part -> transformed model part. In phase PIPELINE it may return several parts, or a part with fewer modules. In
+    phase DATA it must *sum* each gradient over the ranks that hold different tokens: the loss is already divided by the
+    number of target tokens in the global batch. Without it, the part stays as it is."""
     serves: tuple[str, ...] = ()
-    """Core config keys that this transform implements (``"parallelism.data_parallel_shard_degree"``). A non-default
-    value of a key that no active transform serves is an error."""
-    mesh_dims: tuple[MeshDim, ...] = ()
-    """Mesh dimensions that the transform adds to the standard ones."""
-    mesh_views: tuple[MeshView, ...] = ()
-    """Mesh views that the transform adds: other ways to fold dimensions of the mesh."""
-    reduces: tuple[str, ...] = ()
-    """Names of the mesh dimensions over which the transform sums gradients. :data:`DATA_DIMS` means all dimensions whose
-    ``data_parallel`` is not ``own``. A dimension that divides the batch or the sequence and does not set ``diverges`` needs
-    an active transform that sums gradients over it; otherwise the weights of its ranks would diverge."""
+    """Config keys of the core that this transform implements (``"training.mixed_precision_param"``), beside the degrees of
+    the dimensions and views that it declares. A non-default value of a key that no active transform serves is an error."""
+    mesh: MeshUse = MeshUse()
     check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
     """Returns the reasons why the job cannot run, before anything is built. Called if active; must not import torch."""
-    check_model: Ref[Callable[[nn.Module, ModelTrial, TrainingContext[Any]], Iterable[Problem]]] | None = None
-    """(model, trial, context) -> the reasons why the transform cannot handle this model. Called if active, before any
-    transform is applied, with the whole model on the meta device and a :class:`~titan_core.api.ModelTrial`,
-    which runs a small copy of the model."""
-    hardware: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
-    """Returns the reasons why this machine cannot run the transform. Called when a job starts, but not when a config is only
-    checked; may import torch."""
-    step: Ref[Callable[[StepRunner, Sequence[ModelPart], TrainingContext[Any]], StepRunner]] | None = None
-    """Replaces how a step runs forward and backward (pipeline schedules). It receives the runner of the preceding transforms
-    and returns a runner that either calls it or replaces it. A pipeline replaces it, so a transform of a later phase wraps
-    the pipeline's runner."""
-    observe: Ref[Callable[[Sequence[ModelPart], TrainingContext[Any]], object]] | None = None
-    """Builds an object with lifecycle hooks for work between steps, such as a periodic exchange of weights."""
-    choices: Ref[Callable[[JobContext[Any]], Mapping[str, Sequence[Any]]]] | None = None
-    """Config keys besides degrees, and the values that are worth trying in a job with this mesh and batch, best first. The
-    config has the values that transforms of later phases try. Called even if the transform is inactive; must not import
-    torch. See :mod:`titan_core.api.parallel.planning`."""
-    costs: Ref[Callable[[JobContext[Any]], Costs]] | None = None
-    """Returns what the transform changes about the memory and the time of a step. Called if active; must not import torch.
-    A transform without it, apart from its mesh dimensions and views, changes neither."""
+    checks: Checks = Checks()
+    steps: StepUse = StepUse()
+    planning: Planning = Planning()
+
+    @property
+    def served(self) -> frozenset[str]:
+        """All config keys that this transform implements."""
+        parts: tuple[MeshDim | MeshView, ...] = (*self.mesh.dims, *self.mesh.views)
+        return frozenset((*self.serves, *(part.degree_key for part in parts)))

@@ -30,7 +30,7 @@ class MeshDim:
     """How data parallelism handles a dimension that divides the batch or the sequence. ``shard``: it shards parameters over
     the dimension and reduce-scatters gradients (FSDP). ``replicate``: parameters are replicated and gradients all-reduced,
     which suits slow links (HSDP, DDP). ``own``: data parallelism ignores the dimension; the transform that declares it sums
-    gradients over it and lists it in ``reduces``."""
+    gradients over it and lists it in :attr:`MeshUse.sums`."""
 
     @property
     def sees_different_data(self) -> bool:

@@ -77,8 +77,8 @@ class AssembledJob(Job):
         """
         problems: list[Problem] = []
         for transform in self.transforms:
-            if transform.hardware is not None:
-                problems += transform.hardware.load()(transform.context(self))
+            if transform.checks.hardware is not None:
+                problems += transform.checks.hardware.load()(transform.context(self))
         if problems:
             raise UserError(*problems)
 

@@ -56,7 +56,7 @@ class Ref(Generic[T]):
             UserError: the module cannot be imported, or lacks the attribute.
         """
         module_name, _, attribute = self.target.partition(":")
-        field = self.purpose.rpartition(".")[2]
+        field = self.purpose.partition(".")[2]
         where = f"plugin code {self.target!r}" if self.origin is None else f"{self.origin}: {field} = {self.target!r}"
         try:
             module = importlib.import_module(module_name)
