@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +37,10 @@ def built(kind: str, folder: Path) -> TokenizerSpec:
     if kind == "byte":
         return TokenizerSpec(Ref("titan_core.data.byte_tokenizer:build"), TokenizerContext(None, section=None))
     path = write_ranks(folder / "tokenizer.model")
-    if kind == "tiktoken":
-        names = {"<s>": 271, "</s>": 272}
-        about = {"pattern": r"\p{L}+|\s+|[^\p{L}\s]+", "begin": "<s>", "end": "</s>", "special_tokens": names}
-        (folder / "tokenizer.model.json").write_text(json.dumps(about))
-    build = {"tiktoken": "build_described", "llama3": "build"}[kind]
-    return TokenizerSpec(Ref(f"titan_models_llama.tokenizer:{build}"), TokenizerContext(str(path), section=None))
+    return TokenizerSpec(Ref("titan_models_llama.tokenizer:build"), TokenizerContext(str(path), section=None))
 
 
-@pytest.mark.parametrize("kind", ["byte", "llama3", "tiktoken"])
+@pytest.mark.parametrize("kind", ["byte", "llama3"])
 def test_an_exported_tokenizer_has_the_same_ids_and_texts(kind: str, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 

@@ -15,7 +15,7 @@ COMMANDS = (
     f"train llama3_debug --job.dump_folder run --checkpoint.enable --checkpoint.interval 1 {TINY}",
     "checkpoint convert run exported",
     "report run",
-    "tokenizer train --corpus corpus.txt --output bpe --vocab-size 280",
+    "tokenizer train --training.dataset text --training.dataset_path corpus.txt --output bpe --vocab-size 280",
     "data tokenize --output tokens --workers 1 --parts 1 --training.dataset text --training.dataset_path corpus.txt",
     "recipe copy llama3_debug copied.toml",
 )

@@ -124,7 +124,6 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-launch/src/titan_launch/rendezvous.py", "getattr"): (1, OWN_NAMES),
     ("titan-launch/src/titan_launch/status_line.py", "getattr"): (3, OWN_NAMES),
     ("titan-launch/src/titan_launch/status_line.py", "setattr"): (3, OWN_NAMES),
-    ("titan-models-llama/src/titan_models_llama/tokenizer.py", "getattr"): (2, OWN_NAMES),
     ("titan-parallel/src/titan_parallel/activation_checkpoint.py", "getattr"): (
         3,
         "operators that a layout names",

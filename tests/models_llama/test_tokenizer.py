@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from harness.contexts import tokenizer_at
 from titan_core.api import UserError
 from titan_core.api.data.tokenizer import fingerprint
 from titan_core.data.byte_tokenizer import ByteTokenizer
-from titan_models_llama.tokenizer import LLAMA3_PATTERN, build as build_llama3, build_described
+from titan_models_llama.tokenizer import build as build_llama3
 
 BYTE = ByteTokenizer()
 
@@ -70,46 +69,8 @@ def test_the_fingerprint_depends_only_on_the_ids(tmp_path: Path) -> None:
     assert len({fingerprint(BYTE), made("one", [b"th", b"the"]), made("two", [b"th", b"qu"])}) == 3
 
 
-DESCRIPTION = {"pattern": LLAMA3_PATTERN, "begin": "<b>", "end": "<e>", "special_tokens": {"<b>": 300, "<e>": 301}}
-
-
-def described(folder: Path, **changes: object) -> Path:
-    path = rank_file(folder / "tokenizer.model", [b"he"])
-    (folder / "tokenizer.model.json").write_text(json.dumps({**DESCRIPTION, **changes}))
-    return path
-
-
-def test_a_rank_file_may_describe_its_own_special_tokens(tmp_path: Path) -> None:
-    path = described(tmp_path, pattern=r"\w|\W")  # one character a piece, so that nothing is merged
-    tokenizer = build_described(tokenizer_at(path))
-    assert tokenizer.vocab_size == 302
-    assert tokenizer.encode_document("he<e>").tolist() == [300, *b"he<e>", 301]
-    assert tokenizer.encode_with_special_tokens("<b>h") == [300, ord("h")]
-    assert tokenizer.decode([300, 256]) == "<b>he"
-    described(tmp_path)
-    assert build_described(tokenizer_at(tmp_path)).encode_document("he").tolist() == [300, 256, 301]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"begin": "<x>"}, "begin is '<x>', which is not in special_tokens"),
-        ({"special_tokens": {"<b>": 5, "<e>": 301}}, "has the id of another token"),
-        ({"special_tokens": {"<b>": 300, "<e>": 300}}, "has the id of another token"),
-        ({"special_tokens": {"<b>": -1, "<e>": 300}}, "or a negative one"),
-        ({"special_tokens": {"<b>": "x"}}, r'special_tokens.<b> is "x", and must be a valid integer'),
-        ({"pattern": "("}, "pattern is not a regular expression"),
-        ({"ends": []}, "ends is unknown"),
-    ],
-)
-def test_a_bad_description_is_refused(tmp_path: Path, changes: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=rf"tokenizer\.model\.json: .*{message}"):
-        build_described(tokenizer_at(described(tmp_path, **changes)))
-
-
 def test_llamas_special_tokens_are_never_confused_with_others(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r'is not Llama 3\'s: .* set model\.tokenizer = "tiktoken"'):
-        build_llama3(tokenizer_at(described(tmp_path)))
-    (tmp_path / "tokenizer.model.json").unlink()
-    with pytest.raises(UserError, match=r'has no description: .* for Llama 3\'s file, set model\.tokenizer = "llama3"'):
-        build_described(tokenizer_at(tmp_path))
+    path = rank_file(tmp_path / "tokenizer.model", [b"he"])
+    path.with_name("tokenizer.model.json").write_text("{}")
+    with pytest.raises(UserError, match=r'is not Llama 3\'s: .* set model\.tokenizer = "hf"'):
+        build_llama3(tokenizer_at(path))

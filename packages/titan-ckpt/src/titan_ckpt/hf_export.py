@@ -20,8 +20,6 @@ _BESIDE = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
-_RANKS_ABOUT = "tokenizer.model.json"
-"""Describes the ``tokenizer.model`` beside it, for tokenizer ``tiktoken``."""
 TOKENIZER_FIX = "pass a tokenizer.json, or a folder that contains one (`titan tokenizer download OWNER/NAME` makes one)"
 _IDS = {"bos_token_id": "begin", "eos_token_id": "end"}
 
@@ -77,12 +75,8 @@ def copy_tokenizer(given: Path, target: Path) -> bool:
     found = [folder / name for name in _TOKENIZER if (folder / name).is_file()] if given.is_dir() else []
     if given.is_file():
         found = [given]
-    if (folder / _RANKS_ABOUT).is_file() and {file.name for file in found} & set(_TOKENIZER):
-        # `titan tokenizer train` wrote one tokenizer in both formats, and transformers reads only the first.
-        found = [folder / name for name in (*_TOKENIZER, _RANKS_ABOUT) if (folder / name).is_file()]
     for file in found:
-        known = file.name in (*_TOKENIZER, _RANKS_ABOUT)
-        shutil.copy(file, target / (file.name if known or file.suffix != ".json" else _TOKENIZER[0]))
+        shutil.copy(file, target / (_TOKENIZER[0] if file.suffix == ".json" else file.name))
     if found:
         for name in _BESIDE:
             if (folder / name).is_file():
@@ -116,11 +110,7 @@ def write_tokenizer(about: Mapping[str, Any], target: Path, registry: Registry) 
 
 def tokenizer_in(folder: Path) -> dict[str, str]:
     """Return the keys of config section ``model`` that select the tokenizer in ``folder``; none if it has none."""
-    if (folder / _TOKENIZER[0]).is_file():
-        return {"tokenizer": "hf", "tokenizer_path": str(folder)}
-    if (folder / _RANKS_ABOUT).is_file():
-        return {"tokenizer": "tiktoken", "tokenizer_path": str(folder / _TOKENIZER[1])}
-    return {}
+    return {"tokenizer": "hf", "tokenizer_path": str(folder)} if (folder / _TOKENIZER[0]).is_file() else {}
 
 
 def complete_tokenizer(target: Path, about: Mapping[str, Any]) -> None:

@@ -45,10 +45,8 @@ def titan_models() -> list[Model]:
 
 @hookimpl
 def titan_tokenizers() -> list[Tokenizer]:
-    summary = "a file of tiktoken's ranks and its description (`titan tokenizer train`)"
     return [
         Tokenizer(name="llama3", summary="Llama 3's tokenizer.model", build=Ref("titan_models_llama.tokenizer:build")),
-        Tokenizer(name="tiktoken", summary=summary, build=Ref("titan_models_llama.tokenizer:build_described")),
     ]
 
 

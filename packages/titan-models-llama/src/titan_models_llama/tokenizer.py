@@ -1,10 +1,4 @@
-"""Llama 3's tokenizer and others in its format, based on ``tiktoken``.
-
-A rank file contains neither the pattern that splits a text nor the special tokens. Llama 3's are built in. Those of other
-files are described beside them, in ``FILE.json`` (``titan tokenizer train`` writes one)::
-
-    {"pattern": "...", "begin": "<s>", "end": "</s>", "special_tokens": {"<s>": 32000, "</s>": 32001}}
-"""
+"""Llama 3's tokenizer, based on ``tiktoken``. Its file lacks the pattern that splits a text, and the special tokens."""
 
 from __future__ import annotations
 
@@ -16,12 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tiktoken
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from titan_core.api import TokenizerContext, UserError
 from titan_core.toolkit.byte_level import tokenizer_files
-from titan_core.toolkit.plain_json import read_object
-from titan_core.toolkit.text import show_mistakes
 from titan_core.toolkit.tokenizers import without_surrogates
 
 if TYPE_CHECKING:
@@ -55,7 +46,6 @@ _DOWNLOAD_LLAMA3 = (
     "run `titan tokenizer download meta-llama/Llama-3.1-8B`, "
     'and set model.tokenizer_path = "assets/tokenizer/tokenizer.model"'
 )
-_BYTES = {bytes([byte]): byte for byte in range(256)}
 
 _LONGEST_RUN = 25_000
 _LONG_RUN = re.compile(rf"\s{{{_LONGEST_RUN}}}|\S{{{_LONGEST_RUN}}}")
@@ -151,9 +141,9 @@ def build(context: TokenizerContext[None]) -> TiktokenTokenizer:
     if context.path is None:
         raise UserError.one("model.tokenizer_path", "tokenizer 'llama3' needs Llama 3's tokenizer.model", _DOWNLOAD_LLAMA3)
     path = _file_at(context.path)
-    if (about := _description_of(path)).exists():
+    if (about := path.with_name(f"{path.name}.json")).exists():
         why = f"is not Llama 3's: {about.name} beside it describes other special tokens"
-        raise UserError.one(str(path), why, 'set model.tokenizer = "tiktoken"')
+        raise UserError.one(str(path), why, 'set model.tokenizer = "hf" and model.tokenizer_path to its tokenizer.json')
     ranks = read_rank_file(path, _DOWNLOAD_LLAMA3)
     first = max(ranks.values()) + 1
     reserved = iter(range(_LLAMA3_NUM_SPECIAL))
@@ -165,79 +155,10 @@ def build(context: TokenizerContext[None]) -> TiktokenTokenizer:
     return TiktokenTokenizer(encoding, LLAMA3_PATTERN, BEGIN_OF_TEXT, END_OF_TEXT)
 
 
-def build_described(context: TokenizerContext[None]) -> TiktokenTokenizer:
-    """Return the tokenizer of a rank file and the description beside it.
-
-    Raises:
-        UserError: No path is set, or one of the two files is missing or invalid.
-    """
-    if context.path is None:
-        why = "tokenizer 'tiktoken' needs a file with tiktoken's ranks"
-        raise UserError.one("model.tokenizer_path", why, "set it to the file; `titan tokenizer train` writes one")
-    path = _file_at(context.path)
-    ranks = read_rank_file(path, "check the path, or train one (`titan tokenizer train`)")
-    about = _description_of(path)
-    if not about.exists():
-        why = f"has no description: {about.name} must name the pattern and the special tokens of {path.name}"
-        raise UserError.one(str(about), why, 'for Llama 3\'s file, set model.tokenizer = "llama3"')
-    description = _read_description(about, ranks)
-    encoding = tiktoken.Encoding(
-        path.name,
-        pat_str=description.pattern,
-        mergeable_ranks=ranks,
-        special_tokens=description.special_tokens,
-    )
-    return TiktokenTokenizer(encoding, description.pattern, description.begin, description.end)
-
-
-class _Description(BaseModel):
-    """What a rank file leaves out."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    pattern: str
-    """The regular expression that splits a text before bytes are merged."""
-    begin: str
-    """The special token that begins a document."""
-    end: str
-    """The special token that ends a document."""
-    special_tokens: dict[str, int]
-    """Id of each special token."""
-
-
 def _file_at(path: str) -> Path:
     """Return the rank file at ``path``, a file or the folder that contains a ``tokenizer.model``."""
     file = Path(path).expanduser()
     return file / "tokenizer.model" if file.is_dir() else file
-
-
-def _description_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}.json")
-
-
-def _read_description(file: Path, ranks: dict[bytes, int]) -> _Description:
-    """Read and check the description of a rank file.
-
-    Raises:
-        UserError: It is not one, or does not fit the ranks.
-    """
-    fix = "write the tokenizer again"
-    try:
-        found = _Description.model_validate(read_object(file, fix))
-    except ValidationError as error:
-        raise UserError.one(str(file), show_mistakes(error), fix) from None
-    ids = list(found.special_tokens.values())
-    for name in ("begin", "end"):
-        if getattr(found, name) not in found.special_tokens:
-            raise UserError.one(str(file), f"{name} is {getattr(found, name)!r}, which is not in special_tokens", fix)
-    if len(set(ids)) != len(ids) or min(ids) < 0 or not set(ids).isdisjoint(ranks.values()):
-        why = "a special token has the id of another token, or a negative one"
-        raise UserError.one(str(file), why, fix)
-    try:
-        tiktoken.Encoding("pattern", pat_str=found.pattern, mergeable_ranks=_BYTES, special_tokens={}).encode_ordinary("a b")
-    except ValueError as error:
-        raise UserError.one(str(file), f"pattern is not a regular expression: {error}", fix) from None
-    return found
 
 
 def read_rank_file(path: Path, fix: str) -> dict[bytes, int]:

@@ -64,11 +64,9 @@ def keys_for(folder: Path, registry: Registry) -> dict[str, str]:
     Raises:
         UserError: no installed tokenizer reads it.
     """
-    ranks, json_file, about = (folder / name for name in ("tokenizer.model", "tokenizer.json", "tokenizer.model.json"))
-    if about.is_file() and not json_file.is_file():
-        return {"tokenizer": "tiktoken", "tokenizer_path": str(ranks)}
+    ranks, json_file = folder / "tokenizer.model", folder / "tokenizer.json"
     llama3 = "llama3" in registry.names(Tokenizer) or not json_file.is_file()
-    if llama3 and not about.is_file() and _num_ranks(ranks) == _LLAMA3_RANKS:
+    if llama3 and _num_ranks(ranks) == _LLAMA3_RANKS:
         return {"tokenizer": "llama3", "tokenizer_path": str(ranks)}
     if json_file.is_file():
         return {"tokenizer": "hf", "tokenizer_path": str(folder)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -30,14 +29,13 @@ _MOST_BYTES = 10 * 10**9
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``titan tokenizer train``."""
     recipe_arguments(parser)
+    parser.epilog = (
+        "The text is that of the recipe's dataset: --training.dataset and --training.dataset_path select your files."
+    )
     parser.add_argument("--output", required=True, metavar="FOLDER", help="output folder")
     parser.add_argument(
         "--vocab-size", type=integer(1, 10_000_000), required=True, metavar="N",
         help="number of tokens in all: 256 bytes, the special tokens, and the tokens to learn",
-    )  # fmt: skip
-    parser.add_argument(
-        "--corpus", action="append", default=[], metavar="PATH",
-        help="file, folder or glob of text, JSON lines, Parquet or Arrow; may be repeated (default: the recipe's dataset)",
     )  # fmt: skip
     parser.add_argument(
         "--special-token", action="append", default=[], metavar="TOKEN",
@@ -56,11 +54,8 @@ def run(context: CommandContext) -> int:
     arguments = context.arguments
     from titan_core.toolkit.folder_lock import FolderLock
     from titan_data.hub import TOKENIZER_FILES
-
-    try:
-        from titan_data.tokenizers import bpe
-    except ImportError as error:
-        raise UserError.one("package tokenizers", f"cannot be used: {error}", "run `pip install tokenizers`") from None
+    from titan_data.tokenizers import bpe
+    from titan_data.tokenizers.corpus import Corpus
 
     folder = Path(arguments.output).expanduser()
     with FolderLock.beside(folder.resolve(), f"--output {arguments.output}"):
@@ -71,13 +66,14 @@ def run(context: CommandContext) -> int:
         if arguments.vocab_size < least:
             why = f"is less than {least}, the {bpe.NUM_BYTES} bytes and {len(special)} special tokens of every vocabulary"
             raise UserError.one(f"--vocab-size {arguments.vocab_size}", why, "raise it")
-        corpus = _corpus(context)
+        stream = context.job(more=_NO_TOKENIZER).data
+        corpus = Corpus(stream.datasets, stream.policy, arguments.max_bytes)
         with show_status(context.registry), phase("training the tokenizer", lambda: _progress(corpus)):
             tokenizer = _interruptible(lambda: bpe.train(iter(corpus), arguments.vocab_size - len(special), special))
         _require_enough(corpus, tokenizer.get_vocab_size(), arguments.vocab_size)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            bpe.write(tokenizer, special, folder)
+            bpe.write(tokenizer, folder)
         except OSError as error:
             why = f"cannot be written: {error.strerror or error}"
             raise UserError.one(str(folder), why, "name another folder with --output") from None
@@ -100,8 +96,6 @@ def run(context: CommandContext) -> int:
         print(f"{name}: not read to its end, because --max-bytes is {arguments.max_bytes:,}")
     print(f"on average, a token is {per_token:.2f} bytes of this text")
     print_keys(keys)
-    ranks = json.dumps(str(folder / "tokenizer.model"), ensure_ascii=False)
-    print(f'\nor, for the same ids through tiktoken: tokenizer = "tiktoken", tokenizer_path = {ranks}')
     print("the model's vocabulary must have at least as many tokens (model.args.vocab_size)")
     return 0
 
@@ -128,31 +122,10 @@ def _check_special_tokens(tokens: Sequence[str], num_default: int) -> None:
             raise UserError.one(where, why, "drop it")
 
 
-def _corpus(context: CommandContext) -> Corpus:
-    """Return the text of ``--corpus``, or else that of the recipe's dataset."""
-    from titan_core.toolkit.reading import ReadPolicy
-    from titan_core.toolkit.record_format import format_of
-    from titan_core.toolkit.sections import DataSection
-    from titan_data.tokenizers.corpus import Corpus, datasets_of
-
-    arguments = context.arguments
-    if not arguments.corpus:
-        stream = context.job(more=_NO_TOKENIZER).data
-        return Corpus(stream.datasets, stream.policy, arguments.max_bytes)
-    for override in context.overrides:
-        if override.key.startswith("training.dataset") or override.key == "data.mixture":
-            raise UserError.one(f"--{override.key}", "conflicts with --corpus, which names the text", "drop one of them")
-    config = context.config()
-    data = config.section(DataSection)
-    form = format_of(config, context.registry, "data.format", data.format)
-    datasets = datasets_of(arguments.corpus, data.text_field, form, data.on_corrupt == "skip")
-    return Corpus(datasets, ReadPolicy(data.on_corrupt, data.retries, data.retry_seconds), arguments.max_bytes)
-
-
 def _require_enough(corpus: Corpus, got: int, requested: int) -> None:
     """Refuse a vocabulary that is smaller than requested, because the text does not contain enough pairs of tokens."""
     if not corpus.bytes:
-        raise UserError.one("the corpus", "contains no text", "name another dataset, or files with --corpus")
+        raise UserError.one("the corpus", "contains no text", "set --training.dataset and --training.dataset_path")
     if got < requested:
         why = f"is too small for {requested:,} tokens: its {corpus.bytes:,} bytes yield only {got:,}"
         raise UserError.one("the corpus", why, f"add text, or set --vocab-size {got}")

@@ -1,15 +1,7 @@
-"""Trains a byte-level BPE tokenizer and writes it for ``tokenizers`` and for ``tiktoken``, with the same ids in both.
-
-Both split a text by the same regular expression and merge bytes within each piece, but by different rules: ``tokenizers``
-applies a list of pairs in its order, ``tiktoken`` joins whichever neighbours form the token of lowest rank. The rules agree
-if the n-th merge creates the n-th token after the bytes, which :func:`ranks_of` checks. A token then always forms from the
-same two parts, those that it forms from on its own, because no merge has crossed its ends before. So ``tiktoken`` never
-finds a pair that the list lacks.
-"""
+"""Trains a byte-level BPE tokenizer and writes it for ``tokenizers`` and ``transformers``."""
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,9 +10,9 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from titan_core.toolkit.atomic_write import atomic_write
-from titan_core.toolkit.byte_level import byte_characters
-from titan_data.hub import TOKENIZER_FILES
+from titan_data.hub import TOKENIZER_FILES, TOKENIZER_JSON
 
+CONFIG = "tokenizer_config.json"
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 PAD = "<|finetune_right_pad_id|>"
 SPECIAL_TOKENS = (BEGIN, END, PAD, "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
@@ -63,28 +55,9 @@ def train(texts: Iterable[str], num_tokens: int, special_tokens: Sequence[str]) 
     return tokenizer
 
 
-def ranks_of(tokenizer: Tokenizer) -> list[bytes]:
-    """Return the bytes of each token of ``tokenizer`` but the special ones, by id.
-
-    Raises:
-        RuntimeError: ``tiktoken`` would merge in another order.
-    """
-    model = json.loads(tokenizer.to_str())["model"]
-    to_byte = _bytes_by_character()
-    ids: dict[str, int] = model["vocab"]
-    tokens = sorted(ids, key=ids.__getitem__)
-    made = [left + right for left, right in map(_pair, model["merges"])]
-    if made != tokens[NUM_BYTES:] or list(map(ids.__getitem__, tokens)) != list(range(len(tokens))):
-        raise RuntimeError("tokenizers trained a vocabulary whose order is not the order of its merges")
-    return [bytes(to_byte[character] for character in token) for token in tokens]
-
-
-def write(tokenizer: Tokenizer, special_tokens: Sequence[str], folder: Path) -> None:
-    """Write ``tokenizer`` to ``folder``, replacing the tokenizer in it: ``tokenizer.json`` and its config for ``tokenizers``
-    and ``transformers``; ``tokenizer.model`` and a description of what its format leaves out for ``tiktoken``."""
-    ranks = b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(ranks_of(tokenizer)))
-    special = {token: tokenizer.token_to_id(token) for token in special_tokens}
-    about = {"pattern": PATTERN, "begin": BEGIN, "end": END, "special_tokens": special}
+def write(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write ``tokenizer`` to ``folder``, replacing the tokenizer in it: ``tokenizer.json``, and the names of its begin, end
+    and padding tokens in ``tokenizer_config.json``."""
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BEGIN,
@@ -92,28 +65,9 @@ def write(tokenizer: Tokenizer, special_tokens: Sequence[str], folder: Path) -> 
         "pad_token": PAD,
         "clean_up_tokenization_spaces": False,
     }
-    contents = {
-        "tokenizer_config.json": _json(config),
-        "tokenizer.model.json": _json(about),
-        "tokenizer.model": ranks,
-        "tokenizer.json": tokenizer.to_str(pretty=True).encode(),
-    }
-    for name in TOKENIZER_FILES:
-        if name not in contents:
-            (folder / name).unlink(missing_ok=True)
+    contents = {CONFIG: json.dumps(config, indent=2) + "\n", TOKENIZER_JSON: tokenizer.to_str(pretty=True)}
+    for name in {*TOKENIZER_FILES, "tokenizer.model.json"} - contents.keys():
+        (folder / name).unlink(missing_ok=True)
     for name, content in contents.items():
         with atomic_write(folder / name) as part:
-            part.write_bytes(content)
-
-
-def _bytes_by_character() -> dict[str, int]:
-    """Return the byte that each character of a byte-level token stands for."""
-    return {character: byte for byte, character in enumerate(byte_characters())}
-
-
-def _pair(merge: str | Sequence[str]) -> Sequence[str]:
-    return merge.split(" ") if isinstance(merge, str) else merge
-
-
-def _json(value: object) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+            part.write_text(content, encoding="utf-8")
