@@ -12,11 +12,12 @@ from harness.small_gpt import LAYOUT
 from titan_core.api import Batch, ModelPart, UserError, Vocabulary
 from titan_core.model.next_token import NextToken
 from titan_core.model.part_guard import PartGuard
+from titan_core.plugins.registry import Components
 
 
 def apply_all(*names: str) -> ModelPart:
-    (part,) = parts = [ModelPart(nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(1, 1)])}), LAYOUT, NextToken())]
-    guard = PartGuard(part)
+    parts = [ModelPart(nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(1, 1)])}), LAYOUT, NextToken())]
+    guard = PartGuard(Components.from_installed())
     for name in names:
         function = getattr(transforms, name)
         parts = guard.apply(name, lambda part, function=function: function(part, None), parts[0])

@@ -16,7 +16,6 @@ from titan_core.model.next_token import NextToken
 from titan_float8 import float8, hardware, mx, planning
 from titan_float8.config import AUTO_FILTER, Float8Section, MXSection
 from titan_float8.gathered_inputs import cast_gathered_inputs
-from titan_float8.slots import FLOPS, REGION_CASTS
 
 LAYOUT = ModelLayout(
     num_blocks=1,
@@ -82,9 +81,9 @@ def test_the_options_reach_the_layers(emulate: bool, shards: int) -> None:
 @pytest.mark.parametrize(("recipe", "share"), [("tensorwise", 1.0), ("rowwise", 1.0), ("rowwise_with_gw_hp", 2 / 3)])
 def test_the_share_of_matmuls_in_float8_is_recorded(recipe: Any, share: float) -> None:
     part = float8.apply(part_of(w1=(64, 32)), context_of(Float8Section(recipe_name=recipe)))
-    assert part.entries(FLOPS) == {"blocks.0.w1": (torch.float8_e4m3fn, pytest.approx(6 * 64 * 32 * share))}
+    assert part.slots["titan_debug.flops"] == {"blocks.0.w1": (torch.float8_e4m3fn, pytest.approx(6 * 64 * 32 * share))}
     emulated = float8.apply(part_of(w1=(64, 32)), context_of(Float8Section(recipe_name=recipe, emulate=True)))
-    assert not emulated.entries(FLOPS)  # they run in high precision
+    assert "titan_debug.flops" not in emulated.slots  # they run in high precision
 
 
 @pytest.mark.parametrize("filters", [["blocks"], [AUTO_FILTER]], ids=["all filtered", "all too small to gain"])
@@ -107,7 +106,7 @@ def test_a_regions_input_is_cast_if_all_its_columns_are_float8(names: list[str],
     if names:
         float8.apply(part, context_of(Float8Section(emulate=True, filter_fqns=others)))
     cast_gathered_inputs(part, converted(part), config, ranks=None)  # type: ignore[arg-type]
-    assert list(part.entries(REGION_CASTS)) == (["blocks.0"] if cast else [])
+    assert list(part.slots.get("titan_parallel.region_casts", {})) == (["blocks.0"] if cast else [])
 
 
 def test_scales_are_computed_at_the_start_and_after_each_step(monkeypatch: pytest.MonkeyPatch) -> None:

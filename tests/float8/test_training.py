@@ -105,14 +105,13 @@ def test_filters(filters: list[str], convert_head: bool, expected: set[str]) -> 
 def test_compiled_code_rounds_as_eager_code_if_rows_have_scales(recipe: str) -> None:
     from titan_core.model.build import build_parts
     from titan_core.train.world import join_world
-    from titan_float8.slots import COMPILER_OPTIONS
 
     job = make_job(
         "tiny", {"float8.enable": "true", "float8.emulate": "true", "float8.recipe_name": recipe, "job.device": "cpu"}
     )
     with join_world(job) as world:
         (part,) = build_parts(job, world.mesh, world.device)
-    entries = part.entries(COMPILER_OPTIONS)
+    entries = part.slots.get("titan_parallel.compiler_options", {})
     assert all(options == {"emulate_precision_casts": True} for options in entries.values())
     assert len({name.split(".")[1] for name in entries}) == (0 if recipe == "tensorwise" else len(part.blocks()))
 

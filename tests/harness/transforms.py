@@ -10,8 +10,8 @@ from torch import Tensor
 from titan_core.api import Batch, ModelPart, ObjectiveFunction, Phase, Ref, Slot, TrainingContext, Transform, Vocabulary
 from titan_core.model.next_token import NextToken
 
-NOTES: Slot[str] = Slot("tests.notes")
-CASTS: Slot[Callable[[Tensor], Tensor]] = Slot("tests.casts")
+NOTES: Slot[str] = Slot(name="tests.notes", summary="")
+CASTS: Slot[Callable[[Tensor], Tensor]] = Slot(name="tests.casts", summary="")
 
 
 class Smoothed(ObjectiveFunction):
@@ -65,7 +65,7 @@ def evaluation(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
 
 
 def accounts(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
-    part.entries(NOTES)["blocks.0"] = "noted"
+    part.fill(NOTES.name, "blocks.0", "noted")
     return part
 
 
@@ -75,7 +75,7 @@ def no_accounts(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
 
 
 def casts(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
-    part.entries(CASTS)["blocks.0"] = lambda tensor: tensor
+    part.fill(CASTS.name, "blocks.0", lambda tensor: tensor)
     return part
 
 
@@ -84,20 +84,34 @@ def saves_silu(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     return part
 
 
-SAVE_POLICIES: Slot[Callable[[object, int], bool | None]] = Slot("titan_parallel.save_policies")
-
-
 def policies(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     """Blocks 1 and 3 save what SiLU returns, and decide nothing else."""
     for name in list(part.blocks())[1::2]:
-        part.entries(SAVE_POLICIES)[name] = lambda operator, number: (
-            True if operator is torch.ops.aten.silu.default else None
+        part.fill(
+            "titan_parallel.save_policies",
+            name,
+            lambda operator, number: True if operator is torch.ops.aten.silu.default else None,
         )
     return part
 
 
+def flops_in_float8(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
+    part.fill("titan_debug.flops", "blocks.0", (torch.float8_e4m3fn, 6.0))
+    return part
+
+
+def unknown_slot(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
+    part.fill("titan_debug.flop", "blocks.0", 1.0)
+    return part
+
+
+def wrong_value(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
+    part.fill("titan_debug.flops", "blocks.0", 1.0)
+    return part
+
+
 def misplaced_policy(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
-    part.entries(SAVE_POLICIES)["tok_embeddings"] = lambda operator, number: None
+    part.fill("titan_parallel.save_policies", "tok_embeddings", lambda operator, number: None)
     return part
 
 

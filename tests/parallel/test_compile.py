@@ -17,7 +17,7 @@ from titan_parallel.config import ActivationCheckpointSection, CompileSection
 
 def options_of_blocks(backend: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     part = ModelPart(SmallGPT(), LAYOUT, NextToken())
-    part.entries(compiler.COMPILER_OPTIONS)["blocks.1.mlp"] = {"emulate_precision_casts": True}
+    part.fill("titan_parallel.compiler_options", "blocks.1.mlp", {"emulate_precision_casts": True})
     found: list[Any] = []
     monkeypatch.setattr(nn.Module, "compile", lambda module, **keywords: found.append(keywords["options"]))
     job = SimpleNamespace(section=lambda cls: ActivationCheckpointSection())

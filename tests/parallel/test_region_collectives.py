@@ -15,7 +15,8 @@ from harness.fake_ranks import Operators, build_on_fake_ranks, fake_ranks
 from harness.objectives import first_step
 from titan_core.api import Batch, ModelPart
 from titan_parallel import region_collectives
-from titan_parallel.partial_gradients import PARTIAL_GRADIENTS, observe
+from titan_parallel.partial_gradients import observe
+from titan_parallel.slots import PARTIAL_GRADIENTS
 
 SIZES = "{{dim = 32, n_layers = {}, n_heads = 4, n_kv_heads = 2, ffn_dim = 64}}"
 SEQ = 16

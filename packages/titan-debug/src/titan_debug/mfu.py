@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from titan_core.api import JobContext, ModelPart, Record, Run, Slot, World, hookimpl
+from titan_core.api import JobContext, ModelPart, Record, Run, World, hookimpl
 from titan_core.toolkit.sections import TrainingSection
 from titan_debug.peak_flops import IdealTime, ideal_time_per_token, peak_flops
+from titan_debug.slots import FLOPS
 
 log = logging.getLogger(__name__)
 
@@ -71,11 +72,6 @@ def slow_precision(device: torch.device, training: TrainingSection) -> str | Non
         f"fp32 matmuls run {how}{reaches}, and fp32 activations take twice the memory: set "
         'training.mixed_precision_param = "bfloat16" (the optimizer keeps fp32 weights)'
     )
-
-
-FLOPS: Slot[tuple[torch.dtype, float]] = Slot("titan_debug.flops")
-"""The matmul type of a layer if it differs from the job's, and the layer's matmul FLOPs per token, forward and backward. The
-count covers the whole layer, however ranks shard it later."""
 
 
 def flops_by_type(parts: Sequence[ModelPart], world: World) -> dict[torch.dtype, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from titan_core.api import Command, Debugger, HealthCheck, Ref, hookimpl
 from titan_debug.config import CommTraceSection, NumericsSection, ProfilingSection
+from titan_debug.slots import FLOPS
 
 api = (1, 0)
 
@@ -27,6 +28,7 @@ def titan_debuggers() -> list[Debugger]:
         ),
         Debugger(
             name="mfu",
+            reads=(FLOPS,),
             summary="adds model FLOPs utilisation to the metrics",
             active=lambda context: True,
             build=Ref("titan_debug.mfu:Mfu"),

@@ -13,7 +13,6 @@ from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
 from torchao.float8.float8_training_tensor import GemmInputRole
 
 from titan_core.api import Column, ModelPart, matches
-from titan_float8.slots import REGION_CASTS
 
 
 def cast_gathered_inputs(part: ModelPart, converted: Collection[str], config: Float8LinearConfig, ranks: DeviceMesh) -> None:
@@ -31,7 +30,7 @@ def cast_gathered_inputs(part: ModelPart, converted: Collection[str], config: Fl
         if columns and all(name in converted for name in columns):
             layer = part.module.get_submodule(columns[0])
             assert isinstance(layer, Float8Linear)
-            part.entries(REGION_CASTS)[region] = _cast(layer, config, ranks)
+            part.fill("titan_parallel.region_casts", region, _cast(layer, config, ranks))
 
 
 def _cast(layer: Float8Linear, config: Float8LinearConfig, ranks: DeviceMesh) -> Callable[[Tensor], Tensor]:

@@ -44,7 +44,7 @@ from titan_ft.run_state import apply as apply_state, collect, persistent_buffers
 
 log = logging.getLogger(__name__)
 
-_STEP: Slot[SharedStep] = Slot("titan_ft.step")
+_STEP: Slot[SharedStep] = Slot(name="titan_ft.step", summary="the step runner, for its observer")
 
 
 def apply(part: ModelPart, context: TrainingContext[FaultToleranceSection]) -> ModelPart:
@@ -76,7 +76,7 @@ class SharedStep:
         self._joined = self._warm = self._checked = False
         self._participants = 0
         self._repeated = 0
-        parts[0].entries(_STEP)[""] = self
+        parts[0].fill(_STEP.name, "", self)
 
     @hookimpl
     def titan_train_start(self, run: Run) -> None:

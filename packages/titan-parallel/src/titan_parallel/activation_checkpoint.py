@@ -13,19 +13,17 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from titan_core.api import ModelPart, Slot, TrainingContext, UserError, current_microbatch
+from titan_core.api import ModelPart, TrainingContext, UserError, current_microbatch
 from titan_core.toolkit.models import is_shape_inference, microbatch_scope, shape_inference
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
 from titan_parallel.pipeline_plan import splits_backward
+from titan_parallel.slots import SAVE_POLICIES
 from titan_parallel.split_backward_contexts import contexts
 from titan_parallel.torch_private import MATMULS, SAVED_OPERATORS
 
 SavePolicy = Callable[[Any, int], bool | None]
 """(operator, number of calls of it before this one in the forward pass of the block) -> whether to save its result for the
 backward pass; ``None``: decide as without a policy."""
-
-SAVE_POLICIES: Slot[SavePolicy] = Slot("titan_parallel.save_policies")
-"""Block name -> policy of ``selective_ac_option = "op"`` for the block."""
 
 
 def apply(part: ModelPart, context: TrainingContext[ActivationCheckpointSection]) -> ModelPart:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from titan_core.api import Batch, ModelPart, ObjectiveFunction, Slot, TrainingContext, UserError, Vocabulary
+from titan_core.api import Batch, ModelPart, ObjectiveFunction, TrainingContext, UserError, Vocabulary
 from titan_core.toolkit.errors import nearest
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
+from titan_parallel.slots import COMPILER_OPTIONS
 from titan_parallel.torch_private import set_activation_memory_budget
-
-COMPILER_OPTIONS: Slot[Mapping[str, Any]] = Slot("titan_parallel.compiler_options")
-"""Module name -> options of inductor (:func:`torch.compile`) for the block that contains the module."""
 
 
 def apply(part: ModelPart, context: TrainingContext[CompileSection]) -> ModelPart:

@@ -15,13 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from titan_core.api import ModelPart, Slot, TrainingContext, hookimpl
+from titan_core.api import ModelPart, TrainingContext, hookimpl
 from titan_parallel.config import TensorParallelKeys
+from titan_parallel.slots import PARTIAL_GRADIENTS
 from titan_parallel.torch_private import copy_each, local_tensor, registered_parameter
-
-PARTIAL_GRADIENTS: Slot[tuple[str, ...]] = Slot("titan_parallel.partial_gradients")
-"""Module name -> its own parameters that are replicated over ``tp``, but whose gradients are addends until the gradients of
-the step are complete."""
 
 
 def observe(parts: Sequence[ModelPart], context: TrainingContext[TensorParallelKeys]) -> object:

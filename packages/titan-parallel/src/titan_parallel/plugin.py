@@ -12,6 +12,7 @@ from titan_parallel.config import (
     PipelineKeys,
     TensorParallelKeys,
 )
+from titan_parallel.slots import COMPILER_OPTIONS, PARTIAL_GRADIENTS, REGION_CASTS, SAVE_POLICIES
 
 api = (1, 0)
 
@@ -74,6 +75,7 @@ def titan_parallelisms() -> list[Transform]:
             phase=Phase.TENSOR,
             active=lambda context: context.job.mesh.degree("tp") > 1,
             serves=("parallelism.tensor_parallel_degree",),
+            reads=(REGION_CASTS, PARTIAL_GRADIENTS),
             check=Ref("titan_parallel.tensor_parallel_check:check"),
             checks=Checks(model=Ref("titan_parallel.model_checks:check_tensor")),
             apply=Ref("titan_parallel.tensor_parallel:apply"),
@@ -102,6 +104,7 @@ def titan_parallelisms() -> list[Transform]:
             config=ActivationCheckpointSection,
             phase=Phase.RECOMPUTE,
             active=lambda context: context.section.mode != "none",
+            reads=(SAVE_POLICIES,),
             check=Ref("titan_parallel.activation_checkpoint_check:check"),
             apply=Ref("titan_parallel.activation_checkpoint:apply"),
             planning=Planning(
@@ -115,6 +118,7 @@ def titan_parallelisms() -> list[Transform]:
             config=CompileSection,
             phase=Phase.COMPILE,
             active=lambda context: context.section.enable,
+            reads=(COMPILER_OPTIONS,),
             apply=Ref("titan_parallel.compile:apply"),
             steps=StepUse(observer=Ref("titan_parallel.compile_cache:observe")),
             planning=Planning(

@@ -27,7 +27,6 @@ from titan_core.api import (
     Row,
     Rule,
     Shard as ShardRule,
-    Slot,
     TrainingContext,
     UserError,
     Vocabulary,
@@ -36,13 +35,10 @@ from titan_core.api import (
 from titan_core.toolkit.models import divide_streams, with_positions
 from titan_parallel.config import TensorParallelKeys
 from titan_parallel.local_parameters import divide_parameters, local_shard
-from titan_parallel.partial_gradients import PARTIAL_GRADIENTS
 from titan_parallel.region_collectives import Positions, Ranks, ReplicatedPositions, ShardedPositions, gather_columns
+from titan_parallel.slots import PARTIAL_GRADIENTS, REGION_CASTS
 from titan_parallel.torch_private import overlap_tensor_parallel, registered_parameter
 from titan_parallel.vocabulary_shards import divide_embedding
-
-REGION_CASTS: Slot[Callable[[Tensor], Tensor]] = Slot("titan_parallel.region_casts")
-"""Region name -> cast of the input that its layers share, applied to each rank's positions before the all-gather."""
 
 
 def apply(part: ModelPart, context: TrainingContext[TensorParallelKeys]) -> ModelPart:
@@ -104,7 +100,7 @@ def _divide_ruled(part: ModelPart, mesh: DeviceMesh, positions: Positions) -> No
             addends = [leaf for leaf in rules if positions.differ or (leaf not in late and _is_in_region(name, layout))]
             replicated = tuple(leaf for leaf in addends if placements[leaf].is_replicate())
             if replicated:
-                part.entries(PARTIAL_GRADIENTS)[name] = replicated
+                part.fill(PARTIAL_GRADIENTS.name, name, replicated)
         if sums:
             within = region is not None and name.startswith(f"{region[0]}.")
             _sum_output(module, region[1].sum if region is not None and within else partial(_sum, positions), *late)

@@ -64,7 +64,7 @@ def build_parts(
         try_division(model, job, world, loss_in_head)
     objective = job.objective.build.load()(job.objective.training_context(job, mesh, device))
     parts = [ModelPart(model, definition.layout, objective)]
-    guard = PartGuard(parts[0])
+    guard = PartGuard(job.registry)
     for transform in job.transforms:
         apply = partial(_apply, transform, transform.training_context(job, mesh, device))
         parts = [result for part in parts for result in guard.apply(transform.name, apply, part)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from titan_core.api import ModelPart, Problem, UserError
+from titan_core.api import Component, ModelPart, Problem, Registry, UserError
+from titan_core.toolkit.errors import nearest
 
 _REMEDY = "switch one of the two off, or make the later one extend the existing setting"
 
@@ -13,8 +14,10 @@ _REMEDY = "switch one of the two off, or make the later one extend the existing 
 class PartGuard:
     """Watches parts while transforms are applied to them."""
 
-    def __init__(self, part: ModelPart) -> None:
+    def __init__(self, registry: Registry) -> None:
         self._set_by: dict[str, str] = {}
+        self._slots = {slot.name: slot for component in registry.all(Component) for slot in component.reads}
+        self._packages = {module.__name__.partition(".")[0] for module, _ in registry.modules()}
 
     def apply(
         self, name: str, transform: Callable[[ModelPart], ModelPart | Sequence[ModelPart]], part: ModelPart
@@ -29,6 +32,7 @@ class PartGuard:
         parts = [result] if isinstance(result, ModelPart) else list(result)
         problems = {}
         for made in parts:
+            self._accept(name, made, before)
             after = _settings(made)
             for setting in before:
                 if not self._kept(setting, before[setting], after.get(setting), made):
@@ -39,6 +43,29 @@ class PartGuard:
         if problems:
             raise UserError(*problems.values())
         return parts
+
+    def _accept(self, name: str, part: ModelPart, before: Mapping[str, Any]) -> None:
+        """Let the readers of slots accept what transform ``name`` has added.
+
+        Raises:
+            UserError: a value is not what the slot is for, or nobody declares the slot.
+        """
+        where = f"transform {name!r}"
+        for slot, entries in part.slots.items():
+            known = before.get(_entries_of(slot), {})
+            added = [module for module, value in entries.items() if known.get(module) is not value]
+            declared, package = self._slots.get(slot), slot.partition(".")[0]
+            if added and declared is None and package in self._packages:
+                why = f"it fills the slot {slot!r}, which {package} does not have"
+                raise UserError.one(where, why, nearest(slot, [one for one in self._slots if one.startswith(f"{package}.")]))
+            if declared is None or declared.accepts is None:
+                continue
+            for module in added:
+                try:
+                    entries[module] = declared.accepts.load()(entries[module])
+                except TypeError as error:
+                    why = f"what it leaves in the slot {slot!r} for module {module!r} is wrong: {error}"
+                    raise UserError.one(where, why, "fix the plugin") from None
 
     def _kept(self, setting: str, before: Any, after: Any, part: ModelPart) -> bool:
         if after is before or not before:
@@ -69,5 +96,9 @@ def _settings(part: ModelPart) -> dict[str, Any]:
         "parameters_on": part.parameters_on,
         "saved_operators": part.saved_operators,
         "after_evaluation": part.after_evaluation,
-        **{f"entries of {name}": dict(entries) for name, entries in part.slots.items()},
+        **{_entries_of(slot): dict(entries) for slot, entries in part.slots.items()},
     }
+
+
+def _entries_of(slot: str) -> str:
+    return f"entries of {slot}"

@@ -22,6 +22,7 @@ from titan_core.api import (
     Planning,
     Ref,
     Section,
+    Slot,
     StepUse,
     WeightFormat,
 )
@@ -101,7 +102,7 @@ def with_origin(component: Component, origin: Origin) -> Component:
 
 
 def _guarded_fields(
-    holder: Component | Group | WeightFormat, origin: Origin, kind: type | None = None, prefix: str = ""
+    holder: Component | Group | WeightFormat | Slot[Any], origin: Origin, kind: type | None = None, prefix: str = ""
 ) -> dict[str, Any]:
     """Return the guarded values of the fields that have functions.
 
@@ -117,7 +118,7 @@ def _guarded_fields(
             guarded[field.name] = replace(value, **_guarded_fields(value, origin, type(holder), f"{field.name}."))
         elif str(field.type).startswith("Callable["):
             guarded[field.name] = origin.guard(field.name, value, RETURNS[row_of(type(holder), field.name)])
-        elif str(field.type).startswith("tuple[WeightFormat"):
+        elif str(field.type).startswith(("tuple[WeightFormat", "tuple[Slot")):
             guarded[field.name] = tuple(replace(one, **_guarded_fields(one, origin)) for one in value)
     return guarded
 
@@ -212,6 +213,7 @@ RULES: Final[dict[str, Callable[[object], str]]] = {
     "tuple[MeshDim": _all_of(MeshDim),
     "tuple[MeshView": _all_of(MeshView),
     "tuple[WeightFormat": _all_of(WeightFormat),
+    "tuple[Slot": _all_of(Slot),
     "Mapping[str, BaseModel]": _flavors,
 }
 """Annotation of a component's field (its beginning) -> function that returns what is wrong with a value."""

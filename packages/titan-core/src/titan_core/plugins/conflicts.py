@@ -42,6 +42,8 @@ def conflicts_of(plugins: Iterable[Plugin]) -> list[Conflict]:
         claim("plugin", plugin.name, plugin, plugin)
         for component in plugin.components:
             claim(component.kind, component.name, component, plugin)
+            for slot in component.reads:
+                claim("slot", slot.name, plugin, plugin)
         sections = [component.config for component in plugin.components if component.config is not None]
         for section in dict.fromkeys(sections):
             for key in section.model_fields:

@@ -30,6 +30,7 @@ PASSED_ON_BY: Mapping[str, tuple[type[BaseException], ...]] = {
     "run": (OSError, SystemExit),  # a command may exit, and works on files that the user names
     "find_model": (OSError,),
     "to_args": (ValueError,),
+    "accepts": (TypeError,),
     "__next__": (StopIteration,),
 }
 """Function -> exceptions that belong to its contract."""

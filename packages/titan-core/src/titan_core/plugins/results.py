@@ -367,6 +367,7 @@ RETURNS: Final[dict[str, Check]] = {
     "ModelDefinition.flops_per_token": _figure,
     "ModelLayout.buffers": _tensor,
     "Mixer.divided": _a(Callable, "return a function"),  # type: ignore[arg-type]
+    "Slot.accepts": _anything,
     "WeightFormat.tensors": _list_of(ForeignTensor),
     "WeightFormat.to_args": _a(BaseModel, "return the model's arguments"),
     "WeightFormat.notes": _list_of(str),

@@ -20,7 +20,7 @@ A parallelism or a precision is a transform: a function from a part of the model
 * ``JobMesh``: the process groups
 * ``World``: the ranks, with their collectives
 * ``ModelPart``: the modules of a rank
-* ``Slot``: a place for values of another plugin
+* ``Slot``: a declared place for values of other plugins
 * ``ModelTrial``: the small copy of the model that a check may run
 * ``ModuleCall``: one call in it
 * ``Around``: what replaces a module's call in a trial
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from titan_core.api.parallel.job_mesh import JobMesh as JobMesh
     from titan_core.api.parallel.mesh import MeshDim as MeshDim, MeshPlan as MeshPlan, MeshView as MeshView
     from titan_core.api.parallel.microbatch import Microbatch as Microbatch, current_microbatch as current_microbatch
-    from titan_core.api.parallel.model_part import ModelPart as ModelPart, Slot as Slot
+    from titan_core.api.parallel.model_part import ModelPart as ModelPart
     from titan_core.api.parallel.model_trial import (
         Around as Around,
         ModelTrial as ModelTrial,
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         Shares as Shares,
     )
     from titan_core.api.parallel.planning import Costs as Costs, PipelineCosts as PipelineCosts
+    from titan_core.api.parallel.slot import Slot as Slot
     from titan_core.api.parallel.step import StepAbandoned as StepAbandoned, StepInput as StepInput, StepRunner as StepRunner
     from titan_core.api.parallel.world import World as World
 else:

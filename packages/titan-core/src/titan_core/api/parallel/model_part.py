@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from titan_core.api.model.layout import ModelLayout
 from titan_core.api.model.layout_rules import CAUSAL_ATTENTION
 from titan_core.api.parallel.microbatch import Microbatch, microbatch_scope
+from titan_core.api.parallel.slot import Slot
 from titan_core.api.training.batch import Batch
 from titan_core.api.training.objective import ObjectiveFunction
 from titan_core.api.training.vocabulary import Vocabulary
@@ -26,14 +28,6 @@ class PrunedModule(nn.Module):
     def forward(self, hidden: Tensor, *arguments: object, **keywords: object) -> Tensor:
         """Return ``hidden`` unchanged."""
         return hidden
-
-
-@dataclass(frozen=True)
-class Slot(Generic[T]):
-    """A named place for values of type ``T``, one per module, that one plugin leaves for another. Plugins do not import each
-    other, so each declares the slot under the same name: ``PLUGIN.subject``, where PLUGIN is the plugin that reads it."""
-
-    name: str
 
 
 @dataclass
@@ -52,7 +46,7 @@ class ModelPart:
     parameters_on: torch.device | None = None
     """Device of parameters that are not in use; ``None``: the device that computes."""
     slots: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Values that plugins leave for each other, by slot and module: see :meth:`entries`."""
+    """Values that plugins leave for each other, by slot and module: see :meth:`fill` and :meth:`entries`."""
     saved_operators: tuple[Callable[..., object], ...] = ()
     """Operators (``torch.ops.aten.max.default``) whose results selective activation checkpointing saves because they are
     expensive to recompute for their size, or were communicated. A model lists the operators that it calls in its layout."""
@@ -73,10 +67,21 @@ class ModelPart:
         self.wrapped_objectives += (self.objective,)
         self.objective = wrapper(self.objective)
 
-    def entries(self, slot: Slot[T]) -> dict[str, T]:
-        """Return the entries of ``slot`` by the fully qualified name of the module that each describes. A transform may add
-        entries; one that drops or replaces another's entry is refused. A pipeline stage has the entries of its modules."""
-        return self.slots.setdefault(slot.name, {})
+    def fill(self, slot: str, module: str, value: object) -> None:
+        """Leave ``value`` in the slot of another plugin, for ``module``.
+
+        Args:
+            slot: the name of the slot. If the package before its dot is installed and declares no such slot, the job is
+                refused; if it is not installed, the value has no reader.
+            module: the fully qualified name of the module that the value describes. Only the transform that has filled an
+                entry may replace it.
+        """
+        self.slots.setdefault(slot, {})[module] = value
+
+    def entries(self, slot: Slot[T]) -> Mapping[str, T]:
+        """Return the values in ``slot`` by the fully qualified name of the module that each describes. A pipeline stage has
+        the entries of its modules."""
+        return MappingProxyType(self.slots.get(slot.name, {}))
 
     def transformed(self, batch: Batch) -> Batch:
         """Return ``batch`` after :attr:`batch_transforms`, as this part's model takes it."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from titan_core.api.config.resolved import Config
 from titan_core.api.config.section import Section
+from titan_core.api.parallel.slot import Slot
 from titan_core.api.plugins.contexts import JobContext, TrainingContext
 from titan_core.api.plugins.job import Job
 
@@ -37,6 +38,9 @@ class Component:
     """One line for ``titan plugins``."""
     config: type[Section] | None = None
     """The class of the component's config section. Components of one plugin may share a section."""
+
+    reads: tuple[Slot[Any], ...] = ()
+    """The slots that the component reads, and other plugins fill."""
 
     def section_in(self, config: Config) -> Any:
         """Return the component's section in ``config``, or ``None`` if the component has none."""
