@@ -3,8 +3,8 @@ specs::
 
     uv run python -m ci.contract
 
-The record (``packages/titan-core/contract.txt``) makes each change visible in review, and changes only together with
-``API_VERSION``: a change that breaks plugins needs a new major number, an addition a new minor number.
+The record (``packages/titan-core/contract.txt``) makes each change visible in review. From version 2.0 on it changes only
+together with ``API_VERSION``: a change that breaks plugins needs a new major number, an addition a new minor number.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ast
 import re
 import runpy
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ci.workspace import ROOT
@@ -115,9 +116,107 @@ def hook_names() -> set[str]:
     return set(re.findall(r"^def (titan_\w+)", (API / "hookspecs.py").read_text(encoding="utf-8"), re.MULTILINE))
 
 
+MADE_BY_TITAN = frozenset(
+    """
+    BatchPlan CheckpointContext CheckpointEvents CommandContext Config DataPosition DatasetContext Decoding HealthContext Job
+    JobContext JobMesh LRScheduleContext LoggerContext MeshPlan Microbatch ModelPart ModelTrial ModuleCall OptimizerContext
+    ParamGroup PendingUpdate Registry Run RunEnd Shares SharedRequest StepInput StepReport TokenizerContext TrainState
+    TrainedParameter TrainingContext ValidationReport WeightsContext World
+    """.split()  # noqa: SIM905
+)
+"""Classes and protocols that plugins receive and neither construct nor implement: a new member breaks none of them."""
+
+
+@dataclass
+class Changes:
+    """How the contract differs from its record, a line each."""
+
+    breaking: list[str]
+    added: list[str]
+
+
+def changes(before: str, after: str) -> Changes:
+    """Return how the record ``after`` differs from ``before``."""
+    old, new = _entries(before), _entries(after)
+    found = Changes(
+        [f"{name}: removed" for name in old.keys() - new.keys()], [f"{name}: new" for name in new.keys() - old.keys()]
+    )
+    for name in sorted(old.keys() & new.keys()):
+        was, now = old[name], new[name]
+        for member in was.keys() | now.keys():
+            where = f"{name}.{member}" if member else name
+            if member not in now:
+                found.breaking.append(f"{where}: removed")
+            elif member not in was:
+                required = name not in MADE_BY_TITAN and _is_required(now[member], now[""])
+                (found.breaking if required else found.added).append(f"{where}: new")
+            elif was[member] != now[member]:
+                accepts = _accepts_the_calls_of(was[member], now[member])
+                (found.added if accepts else found.breaking).append(f"{where}: {was[member]} -> {now[member]}")
+    return Changes(sorted(found.breaking), sorted(found.added))
+
+
+def _entries(record: str) -> dict[str, dict[str, str]]:
+    """Return name -> member -> its lines; the definition itself is the member ``""``."""
+    found: dict[str, dict[str, str]] = {}
+    decorators, name = "", ""
+    for line in record.splitlines():
+        text = line.strip()
+        if not line.startswith("    "):
+            continue
+        if text.startswith("@"):
+            decorators += f"{text} "
+            continue
+        own = re.split(r"\W", text.removeprefix("class ").removeprefix("async ").removeprefix("def "))[0]
+        if not line.startswith("     "):
+            name = own
+        found.setdefault(name, {})["" if own == name and not line.startswith("     ") else own] = decorators + text
+        decorators = ""
+    return found
+
+
+def _is_required(member: str, definition: str) -> bool:
+    """Whether a new member must be given by who constructs a dataclass, or implemented by who implements a protocol."""
+    if "@abstractmethod" in member or ("(Protocol" in definition and "def " in member):
+        return True
+    return definition.startswith("@dataclass") and "def " not in member and "=" not in member and "ClassVar" not in member
+
+
+def _accepts_the_calls_of(before: str, after: str) -> bool:
+    """Whether a function or hook spec has only new parameters that a caller, or an implementation, may leave out."""
+    try:
+        was, now = (ast.parse(f"{line[line.index('def ') :]}: ...").body[0] for line in (before, after))
+    except (SyntaxError, ValueError):
+        return False
+    if not (isinstance(was, ast.FunctionDef) and isinstance(now, ast.FunctionDef)) or _returns(was) != _returns(now):
+        return False
+    kept = now.args.args[: len(was.args.args)]
+    same = [ast.unparse(one) for one in kept] == [ast.unparse(one) for one in was.args.args]
+    more = now.args.args[len(was.args.args) :]
+    optional = now.name.startswith("titan_") or len(now.args.defaults) >= len(more) + len(was.args.defaults)
+    keywords = [ast.unparse(one) for one in was.args.kwonlyargs]
+    return same and optional and keywords == [ast.unparse(one) for one in now.args.kwonlyargs][: len(keywords)]
+
+
+def missing_bump(before: str, after: str) -> str:
+    """Return why ``API_VERSION`` does not fit the changes; empty if it does."""
+    was, now = (tuple(map(int, text.split()[1].split("."))) for text in (before, after))
+    found = changes(before, after)
+    if was < (2, 0):
+        return ""  # nothing is promised yet
+    if found.breaking and now[0] == was[0]:
+        return "\n".join(["these changes break plugins: raise the major number of API_VERSION", *found.breaking])
+    if found.added and now <= was:
+        return "\n".join(["these are additions: raise the minor number of API_VERSION", *found.added])
+    return ""
+
+
 def main() -> None:
-    """Write the record."""
-    FILE.write_text(render(), encoding="utf-8")
+    """Write the record, if the version fits the changes."""
+    before, after = FILE.read_text(encoding="utf-8"), render()
+    if why := missing_bump(before, after):
+        raise SystemExit(why)
+    FILE.write_text(after, encoding="utf-8")
     print(f"wrote {FILE.relative_to(ROOT)}")
 
 

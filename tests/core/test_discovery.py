@@ -71,6 +71,18 @@ def test_a_broken_plugin_is_listed_with_its_reason_and_others_work(
     assert Components(result).names(Dataset) == ["papers"]
 
 
+@pytest.mark.parametrize(("provided", "loads"), [((1, 1), True), ((2, 0), False)])
+def test_a_plugin_loads_under_later_minor_versions_of_the_contract(
+    provided: tuple[int, int], loads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "API_VERSION", provided)
+    write_distribution(tmp_path, "well", GOOD.format(name="papers"))
+    result = found(tmp_path, monkeypatch)
+    assert Components(result).names(Dataset) == (["papers"] if loads else [])
+    reasons = [broken.reason for broken in result.broken]
+    assert reasons == ([] if loads else ["it needs contract version 1.0, but this titan-core provides 2.0"])
+
+
 def test_a_job_that_needs_a_broken_plugin_fails_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_distribution(tmp_path, "sick", "raise RuntimeError('no licence')")
     registry = Components(found(tmp_path, monkeypatch))

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from titan_core.api.plugins import errors
+from titan_core.toolkit import errors
 from titan_launch.restart_policy import RestartLimits, RestartPolicy, patience
 
 

@@ -86,3 +86,6 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "commands.health": "HealthCheck HealthContext CheckResult",
     },
 }
+
+DEPRECATED: Final[Mapping[str, str]] = {}
+"""Promised name -> what to use instead. Importing such a name warns; it goes with the next minor version at the earliest."""

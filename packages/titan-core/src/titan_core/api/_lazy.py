@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from titan_core.api._contents import CONTENTS
+from titan_core.api._contents import CONTENTS, DEPRECATED
 
 
 def names_of(chapter: str | None = None) -> list[str]:
@@ -22,6 +23,10 @@ def getter(module: str, chapter: str | None = None) -> Callable[[str], Any]:
     def get(name: str) -> Any:
         if name not in files:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        if name in DEPRECATED:
+            warnings.warn(
+                f"titan_core.api.{name} goes with the next minor version: {DEPRECATED[name]}", DeprecationWarning, 2
+            )
         found = getattr(import_module(f"titan_core.api.{files[name]}"), name)
         setattr(sys.modules[module], name, found)
         return found
