@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -19,10 +18,9 @@ import pytest
 import yaml
 from hypothesis import example, given, settings, strategies as st
 
-from harness.fake_cluster import HOSTILE, FakeCluster, shellcheck
-from titan_cluster.bash import script_text
+from harness.fake_cluster import HOSTILE, FakeCluster
 from titan_cluster.pods import literal
-from titan_cluster.yaml_text import to_yaml
+from titan_cluster.rendering import script_text, to_yaml
 from titan_core.cli.main import main
 
 JOB = ["--nodes", "2", "--gpus-per-node", "2", "--image", "company/titan:1", "--volume", "runs:/runs",
@@ -31,10 +29,10 @@ SCHEMAS = Path(__file__).parent / "schemas"
 KUBERNETES = "1.33"
 
 
-def rendered(*arguments: str, kind: str = "jobset") -> list[dict[str, Any]]:
+def rendered(*arguments: str) -> list[dict[str, Any]]:
     """Return the manifests that the command writes, which match their schemas."""
     file = Path("job.yaml")
-    assert main(["launch", "kubernetes", *JOB, "--kind", kind, "--force", "--output", str(file), *arguments]) == 0
+    assert main(["launch", "kubernetes", *JOB, "--force", "--output", str(file), *arguments]) == 0
     manifests = list(yaml.safe_load_all(file.read_text()))
     for manifest in manifests:
         check(manifest)
@@ -48,10 +46,6 @@ def check(manifest: dict[str, Any]) -> None:
             jsonschema.validate(manifest, json.loads((SCHEMAS / "jobset.json").read_text()))
             for replicated in manifest["spec"]["replicatedJobs"]:
                 check({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, **replicated["template"]})
-        case "PyTorchJob":
-            jsonschema.validate(manifest, json.loads((SCHEMAS / "pytorchjob.json").read_text()))
-            for replica in manifest["spec"]["pytorchReplicaSpecs"].values():
-                check({"apiVersion": "v1", "kind": "Pod", **replica["template"]})
         case _:
             kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
 
@@ -164,74 +158,17 @@ def test_failed_pods_are_replaced_by_status(cluster: FakeCluster) -> None:
     assert 1 not in actions and 69 not in actions  # counts
 
 
-def test_elastic_jobs(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_elastic_jobs(cluster: FakeCluster) -> None:
     (job,) = rendered("tiny", "--nodes", "2:4", "--training.global_batch_size", "32")
     spec = job["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert spec["parallelism"] == 4 and spec["successPolicy"] == {"rules": [{"succeededCount": 2}]}
     arguments = pod_of(job)["containers"][0]["args"]
     assert arguments[arguments.index("--nnodes") + 1] == "2:4"
-    assert main(["launch", "kubernetes", "tiny", *JOB, "--nodes", "2:4", "--kind", "pytorchjob"]) == 2
-    assert "is an elastic range, which --kind pytorchjob does not support" in capsys.readouterr().err
 
 
 def test_one_machine_waits_for_no_other(cluster: FakeCluster) -> None:
-    for kind in ("jobset", "pytorchjob"):
-        (job,) = rendered("tiny", "--nodes", "1", kind=kind)
-        assert "rdzv" not in json.dumps(job) and "initContainers" not in json.dumps(job)
-
-
-STATE = Path("outputs/tiny/launch")
-
-
-@pytest.mark.parametrize(
-    ("status", "failures", "reported"),
-    [
-        (0, 1, 0), (2, 1, 2), (65, 1, 65), (130, 1, 1), (75, 3, 143), (143, 3, 143),
-        (1, None, 143), (1, 2, 143), (1, 3, 1), (137, 2, 143), (137, 3, 1),
-    ],
-)  # fmt: skip
-def test_pytorchjobs_map_statuses_to_those_that_its_operator_retries(
-    cluster: FakeCluster, status: int, failures: int | None, reported: int
-) -> None:
-    job = rendered("tiny", f"--job.description={HOSTILE[0]}", kind="pytorchjob")[-1]
-    replicas = job["spec"]["pytorchReplicaSpecs"]
-    assert replicas["Master"]["template"] == replicas["Worker"]["template"] and replicas["Worker"]["replicas"] == 1
-    (container,) = replicas["Master"]["template"]["spec"]["containers"]
-    assert container["name"] == "pytorch"
-    words = [expanded(word, {}) for word in [*container["command"], *container["args"]]]
-    if failures is not None:  # of earlier pods of this name
-        STATE.mkdir(parents=True)
-        (STATE / "failures-tiny-worker-0").write_text(f"{failures}\n")
-        (STATE / "failures-tiny-master-0").write_text("7\n")
-    pod = {"HOSTNAME": "tiny-worker-0", "RANK": "1", "WORLD_SIZE": "2", "FAKE_STATUS": str(status)}
-    done = subprocess.run(words, env={**os.environ, **pod}, check=False)
-    assert done.returncode == reported
-    (call,) = cluster.calls("titan")
-    assert f"--job.description={HOSTILE[0]}" in call and "tiny-master-0:29400" in call
-    if reported == 143:
-        counts = status not in (75, 143)
-        assert int((STATE / "failures-tiny-worker-0").read_text()) == (failures or 0) + counts
-    else:
-        assert not list(STATE.glob("failures-*"))  # a later job with this name begins anew
-
-
-@pytest.mark.parametrize("early", [False, True])
-def test_pytorchjobs_forward_the_signal_that_ends_a_pod(cluster: FakeCluster, early: bool) -> None:
-    """Also one that comes before the shell knows the number of the process."""
-    script = script_text("forward.sh", "pytorchjob.sh")
-    if early:
-        script = script.replace("child=$!\n", "while [ ! -e ready ]; do sleep 0.05; done\nkill -TERM $$\nchild=$!\n")
-    program = cluster.folder / "titan"
-    program.write_text(
-        "#!/bin/bash\ntrap 'exit 75' TERM\n"
-        f"[[ -z $RANK ]] && {'touch ready' if early else 'kill -TERM $PPID'}\nwhile true; do sleep 0.05; done\n"
-    )
-    done = subprocess.run(
-        ["/bin/sh", "-c", script, "sh", "2 65", "75 143", "3", "state", "titan"],
-        env={**os.environ, "RANK": "1"},
-        check=False,
-    )
-    assert done.returncode == 128 + signal.SIGTERM
+    (job,) = rendered("tiny", "--nodes", "1")
+    assert "rdzv" not in json.dumps(job) and "initContainers" not in json.dumps(job)
 
 
 def test_other_pods_wait_until_the_first_one_listens(tmp_path: Path) -> None:
@@ -246,13 +183,10 @@ def test_other_pods_wait_until_the_first_one_listens(tmp_path: Path) -> None:
             assert waiting.wait(60) == 0
 
 
-def test_the_script_of_a_pytorchjob_passes_shellcheck() -> None:
-    shellcheck(script_text("forward.sh", "pytorchjob.sh"), "sh")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--kind", "pytorchjob"], "--kind pytorchjob: is not supported: a job is a JobSet"),
         (["--name", "A"], "must be at most 40 lower-case letters"),
         (["--namespace", "a b"], "must be lower-case letters, digits and dashes"),
         (["--volume", "runs"], "must be the name of a claim, a colon and an absolute path"),
@@ -310,7 +244,7 @@ def test_submission(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) ->
     assert main(["launch", "kubernetes", "my.toml", *JOB, "--submit"]) == 0
     output = capsys.readouterr()
     assert cluster.calls("kubectl") == [["create", "--filename", "-"]] * 2
-    assert output.out.startswith("submitted: jobset my; `kubectl logs --follow ")
+    assert output.out.startswith("submitted: JobSet my; `kubectl logs --follow ")
     assert main(["launch", "kubernetes", "my.toml", *JOB]) == 0
     read, shown = cluster.text("kubectl.stdin"), capsys.readouterr().out
     assert list(yaml.safe_load_all(read)) == list(yaml.safe_load_all(shown))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from harness.fake_cluster import HOSTILE, FakeCluster, shellcheck
-from titan_cluster.bash import script
+from titan_cluster.rendering import script
 from titan_core.cli.main import main
 
 JOB = ["--nodes", "2", "--nproc-per-node", "1"]

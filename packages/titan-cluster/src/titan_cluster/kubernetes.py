@@ -1,30 +1,24 @@
-"""``titan launch kubernetes``: a job as a JobSet, or as a PyTorchJob of Kubeflow's training operator."""
+"""``titan launch kubernetes``: a job as a JobSet."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import PurePosixPath
 from typing import Any
 
 from titan_cluster import options, pods
-from titan_cluster.bash import script_text
 from titan_cluster.options import Machines, require_match
-from titan_cluster.retries import FINAL, PREEMPTED
-from titan_cluster.submission import failure, require_program, run_shown, write
-from titan_cluster.training import Training, no_option, training_of
-from titan_cluster.yaml_text import to_yaml
+from titan_cluster.rendering import FINAL, PREEMPTED, failure, require_program, run_shown, to_yaml, write
+from titan_cluster.training import Training, training_of
 from titan_core.api import CommandContext, UserError
+from titan_core.toolkit.text import shorten
 
-KINDS = ("jobset", "pytorchjob")
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``titan launch kubernetes``."""
     options.arguments(parser, image="container image with titan (required)")
-    parser.add_argument(
-        "--kind", choices=KINDS, default="jobset", metavar="KIND", help="jobset (default), or pytorchjob of Kubeflow"
-    )
+    parser.add_argument("--kind", default="jobset", help=argparse.SUPPRESS)
     parser.add_argument("--namespace", metavar="NAME", help="namespace (default: that of kubectl)")
     pods.arguments(parser)
     options.seconds_argument(parser, "after Kubernetes ends a pod")
@@ -44,9 +38,9 @@ def run(context: CommandContext) -> int:
         raise UserError.one("--image", "is missing", "name a container image in which titan is installed")
     if given.namespace is not None:
         require_match("--namespace", given.namespace, _LABEL, "lower-case letters, digits and dashes", "research")
-    if given.kind == "pytorchjob" and machines.elastic:
-        why = "is an elastic range, which --kind pytorchjob does not support"
-        raise UserError.one(f"--nodes {given.nodes}", why, "use --kind jobset, or give one number")
+    if given.kind != "jobset":
+        why = "is not supported: a job is a JobSet, which Kubeflow's trainer uses too"
+        raise UserError.one(f"--kind {shorten(given.kind)}", why, "drop it, and install JobSet (https://jobset.sigs.k8s.io)")
     pod = pods.read(given)
     training = training_of(context, machines, missing_ok=True)
     manifests = render(given, machines, training, pod)
@@ -58,7 +52,7 @@ def run(context: CommandContext) -> int:
         for manifest in manifests:
             _create(kubectl, manifest)
         see = " ".join([*kubectl, "logs", "--follow", f"--selector={pods.LABEL}={training.name}", "--all-pods"])
-        print(f"submitted: {given.kind} {training.name}; `{see}` follows its output")
+        print(f"submitted: JobSet {training.name}; `{see}` follows its output")
     return 0
 
 
@@ -85,9 +79,8 @@ def render(given: argparse.Namespace, machines: Machines, training: Training, po
     metadata = {"name": training.name, "labels": {pods.LABEL: training.name}}
     if given.namespace is not None:
         metadata["namespace"] = given.namespace
-    make = _job_set if given.kind == "jobset" else _pytorch_job
-    api, kind, spec = make(given, machines, training, pod)
-    job = {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec}
+    spec = _job_set(given, machines, training, pod)
+    job = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": metadata, "spec": spec}
     if training.recipe is None:
         return [job]
     recipe = {
@@ -100,12 +93,10 @@ def render(given: argparse.Namespace, machines: Machines, training: Training, po
     return [recipe, job]
 
 
-def _job_set(
-    given: argparse.Namespace, machines: Machines, training: Training, pod: pods.PodOptions
-) -> tuple[str, str, dict[str, Any]]:
-    """Return API version, kind and spec of a JobSet with one indexed Job: its pods keep their names when replaced."""
+def _job_set(given: argparse.Namespace, machines: Machines, training: Training, pod: pods.PodOptions) -> dict[str, Any]:
+    """Return the spec of a JobSet with one indexed Job: its pods keep their names when replaced."""
     host = f"{training.name}-node-0-0.{training.name}"  # JobSet's name for the first pod, in the headless service it makes
-    template = pods.template(given, machines, training, pod, host, "titan")
+    template = pods.template(given, machines, training, pod, host)
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {"action": "Ignore", "onExitCodes": {"containerName": "titan", "operator": "In", "values": sorted(PREEMPTED)}},
@@ -124,33 +115,8 @@ def _job_set(
     replicated = {"name": "node", "replicas": 1, "template": {"spec": job}}
     # A failure ends the Job, with all of its pods, and counts once, however many of them have failed.
     rule = {"name": "final", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
-    spec = {
+    return {
         "network": {"enableDNSHostnames": True, "subdomain": training.name},
         "failurePolicy": {"maxRestarts": given.max_retries, "rules": [rule]},
         "replicatedJobs": [replicated],
     }
-    return "jobset.x-k8s.io/v1alpha2", "JobSet", spec
-
-
-def _pytorch_job(
-    given: argparse.Namespace, machines: Machines, training: Training, pod: pods.PodOptions
-) -> tuple[str, str, dict[str, Any]]:
-    """Return API version, kind and spec of a PyTorchJob. Its operator makes a service for each pod."""
-    template = pods.template(given, machines, training, pod, f"{training.name}-master-0", "pytorch")
-    container = template["spec"]["containers"][0]
-    container["command"] = [
-        "/bin/sh",
-        "-c",
-        pods.literal(script_text("forward.sh", "pytorchjob.sh")),
-        "sh",
-        " ".join(map(str, sorted(FINAL))),
-        " ".join(map(str, sorted(PREEMPTED))),
-        str(given.max_retries),
-        pods.literal(no_option(PurePosixPath(training.run, "launch"))),
-        *container["command"],
-    ]
-    replica = {"restartPolicy": "ExitCode", "template": template}
-    replicas = {"Master": {"replicas": 1, **replica}}
-    if machines.most > 1:
-        replicas["Worker"] = {"replicas": machines.most - 1, **replica}
-    return "kubeflow.org/v1", "PyTorchJob", {"runPolicy": {"cleanPodPolicy": "None"}, "pytorchReplicaSpecs": replicas}

@@ -19,7 +19,7 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="launch kubernetes",
-            summary="write a job as a JobSet or PyTorchJob for Kubernetes, or submit it",
+            summary="write a job as a JobSet for Kubernetes, or submit it",
             arguments=Ref("titan_cluster.kubernetes:arguments"),
             run=Ref("titan_cluster.kubernetes:run"),
             overrides=True,

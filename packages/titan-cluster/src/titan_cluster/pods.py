@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from titan_cluster.bash import script_text
 from titan_cluster.options import Machines, grace_of_ranks, require_match
+from titan_cluster.rendering import script_text
 from titan_cluster.training import RecipeText, Training
 from titan_core.api import UserError
 from titan_core.toolkit.arguments import integer
@@ -136,13 +136,12 @@ def literal(text: str) -> str:
 
 
 def template(
-    given: argparse.Namespace, machines: Machines, training: Training, pod: PodOptions, host: str, container: str
+    given: argparse.Namespace, machines: Machines, training: Training, pod: PodOptions, host: str
 ) -> dict[str, Any]:
     """Return the template of a pod, with the agent that starts the ranks of one machine.
 
     Args:
         host: name of the first pod, where the others meet.
-        container: name of the container.
 
     Raises:
         UserError: there are several pods, and they share no key.
@@ -172,7 +171,7 @@ def template(
     if pod.memory is not None:
         limits["memory"] = pod.memory
     main: dict[str, Any] = {
-        "name": container,
+        "name": "titan",
         "image": given.image,
         "command": ["titan"],
         "args": [literal(argument) for argument in [*training.arguments(PurePosixPath(RECIPES)), *launch]],

@@ -11,12 +11,9 @@ from secrets import token_hex
 from typing import Any
 
 from titan_cluster import options
-from titan_cluster.bash import script, script_text
 from titan_cluster.options import Machines, require_match
-from titan_cluster.retries import PREEMPTED
-from titan_cluster.submission import require_program, submit, write
+from titan_cluster.rendering import PREEMPTED, require_program, script, script_text, submit, to_yaml, write
 from titan_cluster.training import Training, training_of
-from titan_cluster.yaml_text import to_yaml
 from titan_core.api import CommandContext, Problem, UserError
 from titan_core.toolkit.launching import JOB_KEY
 from titan_core.toolkit.text import shorten

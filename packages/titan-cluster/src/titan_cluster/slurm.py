@@ -8,11 +8,9 @@ import sys
 from pathlib import Path, PurePosixPath
 
 from titan_cluster import options
-from titan_cluster.bash import Value, script
 from titan_cluster.mounts import mounts
 from titan_cluster.options import Machines, require_match
-from titan_cluster.retries import FINAL, PREEMPTED
-from titan_cluster.submission import require_program, submit, write
+from titan_cluster.rendering import FINAL, PREEMPTED, Value, require_program, script, submit, write
 from titan_cluster.training import Training, no_option, training_of
 from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.arguments import integer
