@@ -30,8 +30,7 @@ TESTS = (
     "tests/core/test_discovery.py",
     "tests/core/test_command_line_help.py",
     "tests/core/test_taken_names.py",
-    # matplotlib, tensorboard, wandb, pyyaml, nvidia-ml-py
-    "tests/report/test_report.py::test_png",
+    # tensorboard, wandb, pyyaml, nvidia-ml-py
     "tests/integration/test_resumed_loggers.py",
     "tests/cluster/test_kubernetes.py::test_containers_receive_each_argument_as_it_was",
     "tests/debug/test_doctor.py::test_the_command",

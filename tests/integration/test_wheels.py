@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.wheels, pytest.mark.full]
 
 MODEL = "titan-models-llama"
 OTHERS = {
-    "aiohttp", "datasets", "huggingface-hub", "matplotlib", "multiprocess", "pandas", "plotly", "protobuf", "pyarrow",
+    "aiohttp", "datasets", "huggingface-hub", "multiprocess", "pandas", "plotly", "protobuf", "pyarrow",
     "safetensors", "tensorboard", "tokenizers", "torchao", "transformers", "wandb", "zstandard",
 }  # fmt: skip
 """Dependencies of other packages. tiktoken is not among them, because the model's tokenizer needs it."""

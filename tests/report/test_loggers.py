@@ -40,7 +40,7 @@ def test_a_fresh_start_is_a_new_wandb_run(in_tmp: Path, quiet_wandb: None) -> No
 
 
 def test_a_missing_library_is_reported_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("titan_report.loggers.libraries.find_spec", lambda name: None)
+    monkeypatch.setattr("titan_report.config.find_spec", lambda name: None)
     with pytest.raises(UserError) as caught:
         make_job("tiny", {"metrics.enable_wandb": "true", "metrics.enable_tensorboard": "true"})
     first, second = sorted(map(str, caught.value.problems))

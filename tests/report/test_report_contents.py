@@ -13,10 +13,10 @@ from harness.made_runs import BEGAN, end, start, write_eventful, write_lines, wr
 from titan_core.api import UserError
 from titan_core.cli.main import main
 from titan_core.toolkit.runs.run_log import RunLog
-from titan_report.names import distinct_names
+from titan_report.charts import extremes
 from titan_report.page import page
+from titan_report.shown import distinct_names
 from titan_report.summary import model_of, summary
-from titan_report.thinning import extremes
 from titan_report.timeline import timeline
 
 

@@ -1,5 +1,5 @@
-"""A rendered file: its scripts, whose values no shell interprets; its YAML, which every parser reads alike; the exit statuses
-that it tells apart; and what becomes of it."""
+"""A rendered file: its scripts, whose values no shell interprets; its YAML, which every parser reads alike; the exit
+statuses that it tells apart; and what becomes of it."""
 
 from __future__ import annotations
 

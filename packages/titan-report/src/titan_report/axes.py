@@ -9,7 +9,7 @@ from typing import Any
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_report.attempts import Attempt, attempts_of
 from titan_report.charts import Chart
-from titan_report.thinning import finite
+from titan_report.shown import finite
 
 Positions = dict[str, list[Any]]
 """``{"steps": [...], "tokens": [...], "hours": [...]}``, all of one length. A position that is unknown is ``None``."""

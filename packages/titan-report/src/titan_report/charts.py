@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from titan_core.toolkit.runs.run_log import RunLog
-from titan_report.thinning import extremes, finite
+from titan_report.shown import finite
+
+POINTS = 2000
+"""Largest number of points to draw of a curve."""
 
 Style = Literal["line", "faint", "dots"]
 
@@ -108,3 +111,20 @@ def _chart(
             if found is not None:
                 curves.append(found)
     return Chart(name, title, unit, form, tuple(curves), from_zero=from_zero, note=note)
+
+
+def extremes(values: Sequence[float | None], points: int = POINTS) -> list[int]:
+    """Return the indices of at most ``points`` of ``values``, in order. If there are more values, these are both ends and,
+    from each of several equal stretches, the smallest value, the largest value, and a gap (``None``) if there is one."""
+    if len(values) <= points:
+        return list(range(len(values)))
+    stretches = max(1, (points - 2) // 3)
+    kept = {0, len(values) - 1}
+    for number in range(stretches):
+        stretch = range(number * len(values) // stretches, (number + 1) * len(values) // stretches)
+        known = [(value, index) for index in stretch if (value := values[index]) is not None]
+        if known:
+            kept.update((min(known)[1], max(known)[1]))
+        if len(known) < len(stretch):
+            kept.add(next(index for index in stretch if values[index] is None))
+    return sorted(kept)

@@ -1,10 +1,12 @@
-"""The keys that titan-report adds to ``[metrics]``."""
+"""The keys that titan-report adds to ``[metrics]``, and whether their libraries are installed."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any, ClassVar, Literal
 
-from titan_core.api import ALL_KEYS, RunFolder, Section
+from titan_core.api import ALL_KEYS, JobContext, Problem, RunFolder, Section
 
 
 class TensorBoardKeys(Section):
@@ -31,3 +33,19 @@ class WandbKeys(Section):
     """Name of the W&B run. Default: the name of the run directory."""
     wandb_mode: Literal["online", "offline"] | None = None
     """"offline" writes to the run directory, for `wandb sync` later. Default: the environment variable WANDB_MODE."""
+
+
+def check_tensorboard(context: JobContext[TensorBoardKeys]) -> Iterator[Problem]:
+    """Check the library for ``metrics.enable_tensorboard``."""
+    return _check(context, "tensorboard")
+
+
+def check_wandb(context: JobContext[WandbKeys]) -> Iterator[Problem]:
+    """Check the library for ``metrics.enable_wandb``."""
+    return _check(context, "wandb")
+
+
+def _check(context: JobContext[Any], library: str) -> Iterator[Problem]:
+    if find_spec(library) is None:
+        why, fix = f"the package {library} is not installed", f"install titan-report[{library}]"
+        yield context.config.problem(f"metrics.enable_{library}", why, fix)

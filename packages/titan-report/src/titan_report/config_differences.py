@@ -8,8 +8,7 @@ from typing import Any
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.secrets import redact
 from titan_core.toolkit.text import show
-from titan_report.numbers import UNKNOWN
-from titan_report.table import Table
+from titan_report.shown import UNKNOWN, Table
 
 _IGNORED = frozenset({"job.dump_folder"})
 """Keys that always differ between runs."""

@@ -15,10 +15,9 @@ from titan_core.toolkit.text import format_mfu, is_estimated, printable
 from titan_report.attempts import State, describe_end
 from titan_report.braille import bounds, plot
 from titan_report.followed_run import FollowedRun
-from titan_report.numbers import UNKNOWN, duration, figure
+from titan_report.shown import UNKNOWN, duration, figure, finite
 from titan_report.stacks import TIME_PARTS
 from titan_report.summary import model_of
-from titan_report.thinning import finite
 from titan_report.timeline import Moment, moments_of
 
 _COLOURS: dict[State, str] = {

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from titan_report.charts import Chart, Curve
-from titan_report.numbers import clock
 from titan_report.palette import colour_of, dash_of, round_of, tint_of
+from titan_report.shown import clock
 from titan_report.timeline import Kind, Moment, Timeline
 
 Figure = dict[str, Any]

@@ -14,7 +14,7 @@ from titan_core.toolkit.runs.tail import Tail
 from titan_core.toolkit.runs.thinned import SignsOfLife, Thinned
 from titan_core.toolkit.toml import parse_toml
 from titan_report.attempts import Attempt, State, attempts_of, pace_of, state_of
-from titan_report.thinning import finite
+from titan_report.shown import finite
 
 _RECENT = 50
 """Number of latest metric lines that determine the pace of the run."""

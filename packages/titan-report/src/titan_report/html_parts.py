@@ -11,7 +11,7 @@ from typing import Any
 from titan_report.axes import Positions
 from titan_report.charts import Chart
 from titan_report.palette import DARK, LIGHT, colour_of, round_of, tint_of
-from titan_report.table import Table
+from titan_report.shown import Table
 
 _NUMBER = re.compile(r"~?[-+]?[\d,.]+([eE][-+]?\d+)?(%| GiB)?|–|not finite|[\d,]+ of [\d,]+")
 

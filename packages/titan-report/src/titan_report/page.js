@@ -69,7 +69,9 @@
     for (const [id, { data, layout }] of Object.entries(figures)) {
       if (document.getElementById(id).closest("[hidden]")) continue;
       const traces = data.map((trace) => ({ ...resolved(trace, style), visible: !hidden.has(trace.meta.run) }));
-      const config = { responsive: true, displayModeBar: false, doubleClick: "reset" };
+      const toImageButtonOptions = { filename: id, scale: 2 };
+      const save = { modeBarButtons: [["toImage"]], displaylogo: false, toImageButtonOptions };
+      const config = { responsive: true, doubleClick: "reset", ...save };
       const [drawn, around] = moved(traces, resolved(layout, style));
       Plotly.react(id, drawn, { ...around, dragmode }, config);
     }

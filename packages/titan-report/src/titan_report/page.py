@@ -18,11 +18,9 @@ from titan_report.axes import positions
 from titan_report.charts import line_charts
 from titan_report.config_differences import config_differences, version_differences
 from titan_report.figures import Figure, chart_figure, timeline_figure
-from titan_report.names import distinct_names
-from titan_report.numbers import clock, time_zone
+from titan_report.shown import Table, clock, distinct_names, time_zone
 from titan_report.stacks import stacks
 from titan_report.summary import summary
-from titan_report.table import Table
 from titan_report.timeline import Timeline, timelines
 
 

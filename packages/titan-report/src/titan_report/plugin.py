@@ -22,7 +22,7 @@ def titan_metric_loggers() -> list[MetricLogger]:
             config=TensorBoardKeys,
             build=Ref("titan_report.loggers.tensorboard:build"),
             active=lambda context: context.section.enable_tensorboard,
-            check=Ref("titan_report.loggers.libraries:check_tensorboard"),
+            check=Ref("titan_report.config:check_tensorboard"),
         ),
         MetricLogger(
             name="wandb",
@@ -30,7 +30,7 @@ def titan_metric_loggers() -> list[MetricLogger]:
             config=WandbKeys,
             build=Ref("titan_report.loggers.wandb:WandbLog"),
             active=lambda context: context.section.enable_wandb,
-            check=Ref("titan_report.loggers.libraries:check_wandb"),
+            check=Ref("titan_report.config:check_wandb"),
         ),
     ]
 

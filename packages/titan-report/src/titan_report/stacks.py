@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from titan_core.toolkit.runs.run_log import RunLog
-from titan_report.charts import Chart, Curve
-from titan_report.thinning import extremes, finite
+from titan_report.charts import Chart, Curve, extremes
+from titan_report.shown import finite
 
 TIME_PARTS = (
     ("forward and backward", "forward_backward_seconds"),

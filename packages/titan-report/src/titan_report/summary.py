@@ -10,9 +10,7 @@ from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.sections import LARGEST
 from titan_core.toolkit.text import describe_model, format_mfu, is_estimated
 from titan_report.attempts import attempts_of, describe_end, state_now
-from titan_report.numbers import UNKNOWN, duration, figure
-from titan_report.table import Table
-from titan_report.thinning import finite
+from titan_report.shown import UNKNOWN, Table, duration, figure, finite
 
 _HEADERS = (
     "run", "model", "steps", "last loss", "best validation", "last validation",

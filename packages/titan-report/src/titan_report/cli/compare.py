@@ -19,9 +19,8 @@ from titan_core.toolkit.text import describe_model, print_table
 from titan_report.compare.outcome import HEADERS, VariantOutcome, csv_rows_of, outcome_of, rows_of
 from titan_report.compare.purpose import SPEED_STEPS, Purpose, purpose_of
 from titan_report.compare.variants import Variant, folders_of, variants_of
-from titan_report.names import distinct_names
 from titan_report.page import write_report
-from titan_report.table import Table
+from titan_report.shown import Table, distinct_names
 
 WINDOWS = 8
 """Number of speed measurements of a run that compares speed."""

@@ -1,4 +1,4 @@
-"""``titan report``: writes an HTML page, and optionally PNG files, about runs."""
+"""``titan report``: writes an HTML page about runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from titan_core.api import CommandContext
+from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.runs.run_log import RunLog
 
 DEFAULT_FILE = "report.html"
@@ -21,12 +21,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"where to write the page (default: {DEFAULT_FILE} in the first run's directory)",
     )
-    parser.add_argument("--png", metavar="FOLDER", help="also write the charts as PNG files to FOLDER")
+    parser.add_argument("--png", help=argparse.SUPPRESS)
 
 
 def run(context: CommandContext) -> int:
-    """Write the page, and the PNG files if requested."""
+    """Write the page.
+
+    Raises:
+        UserError: a run cannot be read, or the page cannot be written.
+    """
     arguments = context.arguments
+    if arguments.png is not None:
+        fix = "open the page, and save a chart by the camera in its upper right corner"
+        raise UserError.one("--png", "is gone: the page's charts save themselves as PNG", fix)
     from titan_report.page import write_report
 
     folders = {Path(name).resolve(): Path(name) for name in arguments.runs}  # drops duplicates
@@ -37,9 +44,4 @@ def run(context: CommandContext) -> int:
     file = Path(arguments.output) if arguments.output else runs[0].path / DEFAULT_FILE
     write_report(runs, file)
     print(file)
-    if arguments.png:
-        from titan_report.plots import write_plots
-
-        for picture in write_plots(runs, Path(arguments.png)):
-            print(picture)
     return 0

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.text import format_mfu, is_estimated
 from titan_report.compare.purpose import Purpose
-from titan_report.numbers import UNKNOWN
-from titan_report.thinning import finite
+from titan_report.shown import UNKNOWN, finite
 
 HEADERS: dict[Purpose, tuple[str, ...]] = {
     "speed": ("variant", "tokens/s", "speed-up", "step, s", "MFU", "memory, GiB", "final loss"),
