@@ -85,8 +85,8 @@ def train(settings: dict[str, str], ranks: int) -> tuple[float, float]:
     """Train a job as one of its ranks; return the median CPU seconds and wall seconds of a step."""
     from titan_core.config.load import load_config
     from titan_core.job.assemble import assemble
+    from titan_core.loop import trainer
     from titan_core.plugins.registry import Components
-    from titan_core.train import trainer
 
     times = StepTimes()
     overrides = [Override(key, value) for key, value in settings.items()]

@@ -32,12 +32,12 @@ from titan_core.api import Batch, CheckpointContext, StepInput
 from titan_core.config.load import load_config
 from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
+from titan_core.loop.trainer import Trainer
+from titan_core.loop.world import join_world
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.plugins.registry import Components
 from titan_core.runlog.run_directory import RunDirectory
 from titan_core.toolkit.jobs import Override
-from titan_core.train.trainer import Trainer
-from titan_core.train.world import join_world
 
 MIB = 2**20
 

@@ -30,12 +30,12 @@ from titan_core.api import JobMesh, World
 from titan_core.config.load import load_config
 from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
+from titan_core.loop import trainer as trainer_module
+from titan_core.loop.trainer import Trainer
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.plugins.registry import Components
 from titan_core.runlog.run_directory import RunDirectory
 from titan_core.toolkit.jobs import Override
-from titan_core.train import trainer as trainer_module
-from titan_core.train.trainer import Trainer
 
 T = TypeVar("T")
 

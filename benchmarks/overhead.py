@@ -49,13 +49,13 @@ from titan_core.config.load import load_config
 from titan_core.data.loader import data_loader
 from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
+from titan_core.loop.trainer import Trainer
+from titan_core.loop.world import join_world
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.plugins.registry import Components
 from titan_core.runlog.run_directory import RunDirectory
 from titan_core.toolkit.jobs import Override
 from titan_core.toolkit.sections import TrainingSection
-from titan_core.train.trainer import Trainer
-from titan_core.train.world import join_world
 
 SHAPES = {"training.seq_len": "256", "training.local_batch_size": "16"}
 TINY = {

@@ -25,14 +25,14 @@ from titan_core.api import StepReport, World, hookimpl
 from titan_core.config.load import load_config
 from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
+from titan_core.loop.trainer import Trainer
+from titan_core.loop.world import join_world
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.plugins.registry import Components
 from titan_core.runlog.run_directory import RunDirectory
 from titan_core.toolkit.arguments import parse_overrides
 from titan_core.toolkit.device import synchronize
 from titan_core.toolkit.jobs import Override
-from titan_core.train.trainer import Trainer
-from titan_core.train.world import join_world
 from titan_debug.mfu import flops_by_type
 from titan_debug.peak_flops import ideal_time_per_token
 

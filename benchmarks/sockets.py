@@ -24,10 +24,10 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - register
 
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
+from titan_core.loop import world as joining
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.arguments import parse_overrides
 from titan_core.toolkit.jobs import AssembledJob
-from titan_core.train import world as joining
 
 FORK = multiprocessing.get_context("fork")
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"}

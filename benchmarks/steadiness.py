@@ -38,12 +38,12 @@ def one_job(mode: str, steps: int) -> None:
     from titan_core.config.load import load_config
     from titan_core.data.opened import OpenedData
     from titan_core.job.assemble import assemble
+    from titan_core.loop.trainer import Trainer
+    from titan_core.loop.world import join_world
     from titan_core.plugins.lifecycle import Lifecycle
     from titan_core.plugins.registry import Components
     from titan_core.runlog.run_directory import RunDirectory
     from titan_core.toolkit.jobs import Override
-    from titan_core.train.trainer import Trainer
-    from titan_core.train.world import join_world
 
     settings = {
         "job.dump_folder": tempfile.mkdtemp(),

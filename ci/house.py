@@ -24,7 +24,7 @@ from pathlib import Path
 from ci.contract import hook_names, importable_names
 from ci.workspace import packages
 
-_REFERENCE = re.compile(r"titan_core\.|titan_\w+[.\w]*:\w")  # "titan_core.train.trainer:train"; names of slots have no colon
+_REFERENCE = re.compile(r"titan_core\.|titan_\w+[.\w]*:\w")  # "titan_core.loop.trainer:train"; names of slots have no colon
 _LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 
@@ -53,13 +53,13 @@ def imported(file: Path, references: bool = True) -> Iterator[str]:
     """Yield the modules that ``file`` imports anywhere, also under ``TYPE_CHECKING``.
 
     Args:
-        references: whether to yield those that its strings name too, such as ``"titan_core.train.trainer:train"``.
+        references: whether to yield those that its strings name too, such as ``"titan_core.loop.trainer:train"``.
     """
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            # `from titan_core import train` imports a module too.
+            # `from titan_core import loop` imports a module too.
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif references and isinstance(node, ast.Constant) and isinstance(node.value, str) and _REFERENCE.match(node.value):
             yield node.value.partition(":")[0]

@@ -39,9 +39,9 @@ from titan_core.api import CheckpointContext, Ref, UserError
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
+from titan_core.loop import trainer
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.jobs import Override
-from titan_core.train import trainer
 
 SECONDS = 10.0
 STEP = 2

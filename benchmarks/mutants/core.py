@@ -29,8 +29,8 @@ OPTIM = "tests/core/test_optim.py"
 VALUES = "tests/core/test_random_values.py"
 TRAINER = "tests/core/test_trainer.py"
 
-STEP, NORM, TRAIN = "core/api/parallel/step.py", "core/train/grad_norm.py", "core/train/trainer.py"
-LOOKAHEAD, WORLD, GUARD = "core/train/lookahead.py", "core/api/parallel/world.py", "core/train/finite_guard.py"
+STEP, NORM, TRAIN = "core/api/parallel/step.py", "core/loop/grad_norm.py", "core/loop/trainer.py"
+LOOKAHEAD, WORLD, GUARD = "core/loop/lookahead.py", "core/api/parallel/world.py", "core/loop/finite_guard.py"
 ADAM, SCHEDULE, GROUPS = "core/optim/adam.py", "core/optim/lr_schedule.py", "core/api/training/optimizer.py"
 ATTENTION, PART = "core/api/model/attention.py", "core/api/parallel/model_part.py"
 MASK, BLOCKS = "core/api/model/document_mask.py", "tests/core/test_document_mask.py"
@@ -57,9 +57,9 @@ MUTANTS = (
            equivalent="is_shard treats strided shards the same on every mesh used here (torch 2.15); see the comment there"),
     Mutant("redistributed-gradient-dropped", NORM, "parameter.grad = gradient = gradient.redistribute(", "gradient = gradient.redistribute(", (GRAD_NORM + "::test_the_norm_of_dtensors_is_that_of_the_whole_gradients",)),
     # -- the loop
-    Mutant("skipped-update-done-anyway", "core/train/guarded_steps.py", "        if not skip:\n", "        if True:\n", (SKIPPED,)),
+    Mutant("skipped-update-done-anyway", "core/loop/guarded_steps.py", "        if not skip:\n", "        if True:\n", (SKIPPED,)),
     Mutant("the-device-skips-nothing", "core/torch_private.py", "None, skip.float()", "None, 0 * skip.float()", (LATE,)),
-    Mutant("the-device-skips-the-good-steps", "core/train/finite_guard.py", "return ~finite(", "return finite(", (LATE,)),
+    Mutant("the-device-skips-the-good-steps", "core/loop/finite_guard.py", "return ~finite(", "return finite(", (LATE,)),
     Mutant("gradients-kept-after-a-skip", TRAIN, "            state.optimizer.zero_grad()\n", "            if not skipped:\n                state.optimizer.zero_grad()\n", (SKIPPED,)),
     Mutant("gradients-never-zeroed", TRAIN, "            state.optimizer.zero_grad()\n", "", (ORACLE,)),
     Mutant("schedule-stands-still", TRAIN, "            advance(state.lr_scheduler, updated=skipped is not True)\n", "", (ORACLE,)),
@@ -67,7 +67,7 @@ MUTANTS = (
     Mutant("reported-rate-of-the-next-step", TRAIN, "            lr=lr,\n", '            lr=float(state.optimizer.param_groups[0]["lr"]),\n', (ORACLE,)),
     Mutant("reported-rate-of-the-last-group", TRAIN, "        return rates[0]\n", "        return rates[-1]\n", (ORACLE,)),
     Mutant("tokens-of-the-copy-seen", TRAIN, "state.tokens_seen += totals.num_targets", "state.tokens_seen = totals.num_targets", (TRAINER + "::test_a_run_from_start_to_end",)),
-    Mutant("loss-counted-on-every-tp-rank", "core/train/losses.py", 'self._first = world.is_first_along("weights")', "self._first = True", (MESH + "[TP]",)),
+    Mutant("loss-counted-on-every-tp-rank", "core/loop/losses.py", 'self._first = world.is_first_along("weights")', "self._first = True", (MESH + "[TP]",)),
     Mutant("copy-not-made-before-update", TRAIN, "self.checkpoints.before_update()", "pass", ("tests/ckpt/test_saving.py",)),
     Mutant("stop-at-step-ignored", TRAIN, "self.training.steps if stop is None else min(self.training.steps, stop)", "self.training.steps", ("tests/ckpt/test_saving.py",)),
     Mutant("microbatches-not-divided", STEP, "/ inputs.target_weight", "/ microbatch.batch.target_weights().sum()", (ORACLE,)),
@@ -96,11 +96,11 @@ MUTANTS = (
     Mutant("gradients-of-the-last-chunk", "core/model/loss_gradients.py", "self.value.add_(gradient)", "self.value = gradient", (HEAD,)),
     Mutant("auxiliary-losses-of-each-microbatch", "core/api/model/auxiliary_loss.py", "ctx.losses.scale * ctx.share", "ctx.share", (AUXILIARY,)),
     # -- seeds
-    Mutant("one-seed-for-all-ranks", "core/train/seeds.py", "* 1_000_003 + world.data_rank", "* 1_000_003", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
-    Mutant("a-seed-for-each-rank", "core/train/seeds.py", "+ world.data_rank", "+ world.rank", (NOISY + "::test_ranks_that_see_the_same_tokens_draw_the_same",)),
-    Mutant("seed-ignored", "core/train/seeds.py", "(training.seed * 1_000_003", "(0 * 1_000_003", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
-    Mutant("python-not-seeded", "core/train/seeds.py", "    random.seed(seed)\n", "", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
-    Mutant("not-deterministic", "core/train/seeds.py", "torch.use_deterministic_algorithms(True)", "torch.use_deterministic_algorithms(False)", (PARTS + "::test_numerics_are_set_as_the_config_says",)),
+    Mutant("one-seed-for-all-ranks", "core/loop/seeds.py", "* 1_000_003 + world.data_rank", "* 1_000_003", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
+    Mutant("a-seed-for-each-rank", "core/loop/seeds.py", "+ world.data_rank", "+ world.rank", (NOISY + "::test_ranks_that_see_the_same_tokens_draw_the_same",)),
+    Mutant("seed-ignored", "core/loop/seeds.py", "(training.seed * 1_000_003", "(0 * 1_000_003", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
+    Mutant("python-not-seeded", "core/loop/seeds.py", "    random.seed(seed)\n", "", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
+    Mutant("not-deterministic", "core/loop/seeds.py", "torch.use_deterministic_algorithms(True)", "torch.use_deterministic_algorithms(False)", (PARTS + "::test_numerics_are_set_as_the_config_says",)),
     # -- what ranks agree on
     Mutant("targets-counted-per-tp-rank", LOOKAHEAD, 'world.is_first_along("layers", "sequence", "weights")', 'world.is_first_along("layers", "sequence")', (AHEAD + "::test_ranks_that_see_the_same_tokens_count_them_once",)),
     Mutant("targets-counted-per-cp-rank", LOOKAHEAD, 'world.is_first_along("layers", "sequence", "weights")', 'world.is_first_along("layers", "weights")', (AHEAD + "::test_ranks_that_see_the_same_tokens_count_them_once",)),
@@ -113,7 +113,7 @@ MUTANTS = (
     Mutant("a-request-made-again", "core/api/observe/shared_request.py", "            self.pending = False\n", "            pass\n", (AHEAD + "::test_a_request_is_taken_once_and_may_be_made_again_meanwhile",)),
     Mutant("a-request-forgotten", "core/api/observe/shared_request.py", "self.agreed = self.agreed or anywhere", "self.agreed = anywhere", (AHEAD + "::test_a_request_is_taken_once_and_may_be_made_again_meanwhile",)),
     Mutant("other-plugin-versions-accepted", "core/api/plugins/assembled_job.py", "plugin[\"version\"] for plugin in self.plugin_versions()", "\"\" for plugin in self.plugin_versions()", (RANKS + "::test_ranks_with_different_plugin_versions_are_refused", RANKS + "::test_a_jobs_identity_depends_on_every_plugin_version")),
-    Mutant("other-configs-accepted", "core/train/world.py", "if digest != digests[0]]", "if digest is None]", (RANKS + "::test_ranks_with_different_plugin_versions_are_refused",)),
+    Mutant("other-configs-accepted", "core/loop/world.py", "if digest != digests[0]]", "if digest is None]", (RANKS + "::test_ranks_with_different_plugin_versions_are_refused",)),
     Mutant("data-rank-by-the-wrong-stride", WORLD, "index = index * self.plan.degrees[dim.name] + self.coordinate(dim.name)", "index = index + self.coordinate(dim.name)", (RANKS + "::test_coordinates_of_ranks_that_see_the_same_data",)),
     Mutant("maximum-is-a-sum", WORLD, "dist.ReduceOp.MAX", "dist.ReduceOp.SUM", (RANKS + "::test_the_collectives_of_a_world",)),
     Mutant("copies-share-their-sums", WORLD, "dist.all_reduce(tensor, group=self.replica_group)", "dist.all_reduce(tensor)", (RANKS + "::test_the_collectives_of_a_world",)),
@@ -122,11 +122,11 @@ MUTANTS = (
     Mutant("eleven-bad-steps", GUARD, "if self._skipped == MOST_SKIPPED:", "if self._skipped > MOST_SKIPPED:", (FINITE + "::test_too_many_successive_bad_steps_end_the_run_across_restarts",)),
     Mutant("bad-steps-forgotten-at-restart", GUARD, "self._skipped = state.get(STATE, 0)", "self._skipped = 0", (FINITE + "::test_too_many_successive_bad_steps_end_the_run_across_restarts",)),
     # -- validation
-    Mutant("validation-with-dropout", "core/train/validation.py", "part.module.eval()", "part.module.train()", (NOISY + "::test_validation_is_without_dropout",)),
-    Mutant("validation-at-every-step", "core/train/validation.py", "step % self._section.freq == 0", "step % self._section.freq >= 0", (PARTS + "::test_validation_is_due_at_its_frequency_and_at_the_end_once",)),
-    Mutant("validation-of-one-batch", "core/train/validation.py", "while batches != most:", "while batches < 1:", (VALIDATED,)),
-    Mutant("validation-of-the-last-batch", "core/train/validation.py", "loss += self._run.evaluate", "loss = self._run.evaluate", (VALIDATED,)),
-    Mutant("validation-per-batch", "core/train/validation.py", "float(self._world.sum(loss)) / weight", "float(self._world.sum(loss)) / batches", (VALIDATED,)),
+    Mutant("validation-with-dropout", "core/loop/validation.py", "part.module.eval()", "part.module.train()", (NOISY + "::test_validation_is_without_dropout",)),
+    Mutant("validation-at-every-step", "core/loop/validation.py", "step % self._section.freq == 0", "step % self._section.freq >= 0", (PARTS + "::test_validation_is_due_at_its_frequency_and_at_the_end_once",)),
+    Mutant("validation-of-one-batch", "core/loop/validation.py", "while batches != most:", "while batches < 1:", (VALIDATED,)),
+    Mutant("validation-of-the-last-batch", "core/loop/validation.py", "loss += self._run.evaluate", "loss = self._run.evaluate", (VALIDATED,)),
+    Mutant("validation-per-batch", "core/loop/validation.py", "float(self._world.sum(loss)) / weight", "float(self._world.sum(loss)) / batches", (VALIDATED,)),
     # -- optimizer
     Mutant("betas-swapped", ADAM, "betas=(section.beta1, section.beta2)", "betas=(section.beta2, section.beta1)", (ORACLE,)),
     Mutant("adam-for-adamw", ADAM, "return _build(AdamW, FusedAdamW, context)", "return _build(Adam, FusedAdam, context)", (ORACLE,)),

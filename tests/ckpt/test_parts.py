@@ -28,7 +28,7 @@ from titan_ckpt.stored import NAME, UNFINISHED, BrokenCheckpoint, chunk_digest
 from titan_ckpt.tensors import model_tensors
 from titan_ckpt.writer import Writer
 from titan_core.api import ModelPart, hookimpl
-from titan_core.train import trainer
+from titan_core.loop import trainer
 
 CPU = torch.device("cpu")
 

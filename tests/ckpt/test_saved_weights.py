@@ -16,7 +16,7 @@ from titan_ckpt.resume_command import with_overrides
 from titan_core.api import RunEnd, hookimpl
 from titan_core.api.observe.events import EndedRun
 from titan_core.cli.main import main
-from titan_core.train.trainer import train
+from titan_core.loop.trainer import train
 
 SAVED: dict[str, object] = {**TINY, "checkpoint.enable": "true", "training.steps": 5}
 ENDS: dict[str, tuple[dict[str, object], int]] = {

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from titan_core.api import RunEnd
+from titan_core.loop.results import end_of_run
 from titan_core.runlog.console import ConsoleLog
-from titan_core.train.results import end_of_run
 
 
 @pytest.mark.parametrize(("step", "reason"), [(0, "SIGTERM: stopped, to be started again"), (1, "SIGTERM: stopped after a")])

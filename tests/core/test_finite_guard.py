@@ -16,7 +16,7 @@ from harness.one_of_many import OneOfMany
 from titan_core.api import DeferredReports, Finding, StepReport
 from titan_core.api.config.sections import TrainingSection
 from titan_core.api.observe import deferred_reports
-from titan_core.train.finite_guard import MOST_SKIPPED, FiniteGuard, NonFiniteError
+from titan_core.loop.finite_guard import MOST_SKIPPED, FiniteGuard, NonFiniteError
 
 
 def report(step: int, loss: float = 1.0, norm: float = 1.0) -> StepReport:

@@ -13,8 +13,8 @@ from torch import nn
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job
 from harness.one_of_many import ISLANDS, OneOfMany
-from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
-from titan_core.train.world import join_world
+from titan_core.loop.grad_norm import clip_gradients, global_norm, local_gradients
+from titan_core.loop.world import join_world
 
 
 @pytest.mark.parametrize(("norm", "factor"), [(0.0, 1.0), (0.5, 1.0), (1.0, 1.0), (2.0, 0.5), (80.0, 1 / 80)])

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from harness.jobs import make_job
-from titan_core.train.world import join_world
+from titan_core.loop.world import join_world
 
 LARGE = torch.ones(1 << 20)
 

@@ -10,9 +10,9 @@ import torch
 
 from harness.jobs import TINY, Recorder, make_job
 from titan_core.api import hookimpl
+from titan_core.loop.trainer import train
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.toolkit.jobs import JobFact
-from titan_core.train.trainer import train
 
 
 class Keeps:

@@ -11,7 +11,7 @@ from harness.one_of_many import ISLANDS, OneOfMany
 from titan_core.api import SharedRequest, UserError, World
 from titan_core.api.observe.shared_request import SharedRequests
 from titan_core.data.loader import StepData
-from titan_core.train.lookahead import Lookahead
+from titan_core.loop.lookahead import Lookahead
 
 
 class Loader:

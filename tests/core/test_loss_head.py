@@ -18,12 +18,12 @@ from titan_core.api.parallel.microbatch import AuxiliaryLosses
 from titan_core.api.parallel.step import GradientAccumulation
 from titan_core.api.training import vocabulary
 from titan_core.api.training.batch import IGNORE
+from titan_core.loop.world import join_world
 from titan_core.model import loss_head
 from titan_core.model.build import build_parts
 from titan_core.model.loss_head import attach
 from titan_core.model.next_token import NextToken
 from titan_core.model.streams import begin_streams
-from titan_core.train.world import join_world
 
 
 def batch() -> Batch:

@@ -17,9 +17,9 @@ from titan_core.api.config.resolved import Override
 from titan_core.api.parallel.mesh import STANDARD_DIMS, sound_views
 from titan_core.config.load import load_config
 from titan_core.job.mesh_plan import plan_mesh
+from titan_core.loop.grad_norm import global_norm, local_gradients
+from titan_core.loop.world import join_world
 from titan_core.plugins.registry import Components
-from titan_core.train.grad_norm import global_norm, local_gradients
-from titan_core.train.world import join_world
 
 # The views use the keys of other dimensions: these tests know no plugin.
 EP = MeshView("ep", "parallelism.tensor_parallel_degree", borrows=("dp_shard", "cp"))

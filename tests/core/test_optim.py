@@ -19,11 +19,11 @@ from harness.small_gpt import LAYOUT, SmallGPT
 from titan_core.api import MeshPlan, ModelPart, OptimizerSection, ParamGroup, UserError, World
 from titan_core.api.config.sections import LRSchedulerSection, ParamGroupSpec
 from titan_core.api.training.optimizer import param_groups, trained_parameters
+from titan_core.loop.grad_norm import clip_gradients, global_norm, local_gradients
 from titan_core.model.next_token import NextToken
 from titan_core.optim.adam import build_adam, build_adamw
 from titan_core.optim.lr_schedule import build_wsd, wsd_factor
 from titan_core.plugin import titan_optimizers
-from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
 
 
 def factors(steps: int, **section: Any) -> list[float]:

@@ -14,10 +14,10 @@ from titan_core.api import RunStopped, UserError
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.cli import train as command
 from titan_core.cli.main import main
+from titan_core.loop import trainer
+from titan_core.loop.finite_guard import NonFiniteError
+from titan_core.loop.outcome import OutcomeRecorder
 from titan_core.toolkit.launching import OUTCOMES
-from titan_core.train import trainer
-from titan_core.train.finite_guard import NonFiniteError
-from titan_core.train.outcome import OutcomeRecorder
 
 
 def burn() -> None:

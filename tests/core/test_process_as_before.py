@@ -11,7 +11,7 @@ import torch
 
 from harness.jobs import TINY, run_recipe
 from titan_core.api import hookimpl
-from titan_core.train.collector import collector_as_before
+from titan_core.loop.collector import collector_as_before
 
 SETTINGS: dict[str, object] = {
     **TINY,

@@ -16,9 +16,9 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import make_job
 from titan_core.api import JobMesh, MeshDim, MeshPlan, MeshView, UserError
 from titan_core.api.parallel.mesh import STANDARD_DIMS
+from titan_core.loop.world import _replica_group, join_world, require_own_gpu
 from titan_core.toolkit.device import attention_kernels, choose_device
 from titan_core.torch_private import process_groups
-from titan_core.train.world import _replica_group, join_world, require_own_gpu
 
 
 def groups(degrees: dict[str, int], ep: int) -> tuple[list[list[int]], str]:
@@ -179,7 +179,7 @@ def test_joining_leaves_the_choice_of_when_gloo_connects(monkeypatch: pytest.Mon
 
 def test_nccl_is_bound_to_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL then connects at once, and the groups of a mesh are split from that of all ranks."""
-    from titan_core.train import world as joining
+    from titan_core.loop import world as joining
 
     class Stop(Exception):
         pass

@@ -12,10 +12,10 @@ from harness.jobs import TINY, make_job
 from titan_core.api import RunEnd, hookimpl
 from titan_core.api._shown import printable
 from titan_core.api.observe.events import EndedRun, NextCommand
+from titan_core.loop.results import last_checkpoint, print_next_commands
+from titan_core.loop.trainer import train
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.toolkit.launching import COMMAND, shell_command, user_command
-from titan_core.train.results import last_checkpoint, print_next_commands
-from titan_core.train.trainer import train
 
 
 def test_without_a_checkpoint_plugin_the_start_says_that_no_weights_are_saved(

@@ -14,7 +14,7 @@ import torch
 from harness.jobs import TINY, run_recipe
 from titan_core.api import StepAbandoned, StepInput, StepRunner, hookimpl
 from titan_core.data.loader import DataLoader
-from titan_core.train import trainer
+from titan_core.loop import trainer
 
 
 class LosesGradients:

@@ -20,12 +20,12 @@ from titan_core.api.config.sections import TrainingSection, ValidationSection
 from titan_core.api.parallel.step import GradientAccumulation
 from titan_core.api.training.batch import IGNORE
 from titan_core.data.loader import StepData
+from titan_core.loop.seeds import prepare_numerics
+from titan_core.loop.validation import Validation
 from titan_core.model.next_token import NextToken
 from titan_core.runlog import stopwatch
 from titan_core.runlog.stopwatch import Stopwatch
 from titan_core.toolkit.device import backend_for, choose_device
-from titan_core.train.seeds import prepare_numerics
-from titan_core.train.validation import Validation
 
 
 def test_the_loss_is_a_sum_in_fp32_over_what_is_a_target() -> None:

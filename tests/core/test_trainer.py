@@ -18,10 +18,10 @@ from titan_core.api import Batch, UserError, hookimpl
 from titan_core.api.training.batch import IGNORE
 from titan_core.cli.main import main
 from titan_core.data import loader
+from titan_core.loop.finite_guard import NonFiniteError
+from titan_core.loop.lookahead import Lookahead
+from titan_core.loop.trainer import train
 from titan_core.toolkit.errors import EXIT_NUMERICS
-from titan_core.train.finite_guard import NonFiniteError
-from titan_core.train.lookahead import Lookahead
-from titan_core.train.trainer import train
 
 
 def test_a_run_from_start_to_end(in_tmp: Path) -> None:

@@ -24,8 +24,8 @@ from titan_core.api import MeshDim, MeshPlan, UserError
 from titan_core.api.parallel.mesh import STANDARD_DIMS
 from titan_core.api.parallel.world import gather_objects
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.loop.world import join_world, require_same_job
 from titan_core.toolkit.open_files import allow_open_files
-from titan_core.train.world import join_world, require_same_job
 
 
 def test_coordinates_of_ranks_that_see_the_same_data() -> None:
@@ -187,7 +187,7 @@ def test_the_limit_on_open_files_is_raised_and_checked() -> None:
 
 def test_a_rank_checks_the_limit_before_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 is connected to all ranks; the others, unless gloo connects all at once, to few."""
-    from titan_core.train import world as joining
+    from titan_core.loop import world as joining
 
     class Stop(Exception):
         pass

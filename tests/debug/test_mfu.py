@@ -13,9 +13,9 @@ import torch
 
 from harness.jobs import TINY, make_job
 from titan_core.api.config.sections import TrainingSection
+from titan_core.loop import trainer
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.text import format_mfu
-from titan_core.train import trainer
 from titan_debug import mfu, peak_flops
 from titan_debug.peak_flops import IdealTime, ideal_time_per_token, measured_flops
 

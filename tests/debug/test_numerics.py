@@ -17,9 +17,9 @@ from harness.jobs import RunRecord, run_recipe
 from harness.planting import SETTINGS, SPIKES, Plant, Spike, findings, planted, planted_late
 from harness.quick import rows
 from titan_core.api import hookimpl
+from titan_core.loop.finite_guard import MOST_SKIPPED, NonFiniteError
 from titan_core.toolkit.errors import EXIT_NUMERICS
 from titan_core.toolkit.json_lines import read_lines
-from titan_core.train.finite_guard import MOST_SKIPPED, NonFiniteError
 from titan_debug.numerics.loss_spike import DeviceSpikeDetector, LossSpikeError, SpikeDetector
 from titan_debug.torch_private import uncompiled
 
@@ -208,7 +208,7 @@ def test_the_command_line_reports_a_nan_without_a_traceback(
     in_tmp: Path, capsys: pytest.CaptureFixture[str], plant: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from titan_core.cli.main import main
-    from titan_core.train import trainer
+    from titan_core.loop import trainer
 
     original: Callable[..., Any] = trainer.train
     monkeypatch.setattr(

@@ -10,8 +10,8 @@ import torch
 from harness.jobs import make_job
 from harness.transforms import transform
 from titan_core.api import ModelPart, UserError
+from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts
-from titan_core.train.world import join_world
 from titan_debug.slots import FLOPS
 
 

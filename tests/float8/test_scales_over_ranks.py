@@ -14,8 +14,8 @@ from torchao.float8 import convert_to_float8_training
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job
 from titan_core.api import Column, ModelLayout, ModelPart, Row
+from titan_core.loop.world import join_world
 from titan_core.model.next_token import NextToken
-from titan_core.train.world import join_world
 from titan_float8.config import Float8Section
 from titan_float8.float8 import linear_config
 from titan_float8.scales_over_ranks import scale_over_ranks

@@ -103,8 +103,8 @@ def test_filters(filters: list[str], convert_head: bool, expected: set[str]) -> 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
 def test_compiled_code_rounds_as_eager_code_if_rows_have_scales(recipe: str) -> None:
+    from titan_core.loop.world import join_world
     from titan_core.model.build import build_parts
-    from titan_core.train.world import join_world
 
     job = make_job(
         "tiny", {"float8.enable": "true", "float8.emulate": "true", "float8.recipe_name": recipe, "job.device": "cpu"}

@@ -15,10 +15,10 @@ from harness.jobs import make_job, whole
 from harness.objectives import first_step
 from harness.on_device import BF16, SMALL, relative_error, train_on
 from titan_core.api import Batch, ModelPart
+from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts
 from titan_core.toolkit.device import memory
 from titan_core.toolkit.json_lines import read_lines
-from titan_core.train.world import join_world
 
 pytestmark = pytest.mark.gpu
 

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from harness.on_device import BF16, train_on
 from harness.planting import Plant, findings
 from titan_core.api import HealthContext, hookimpl
+from titan_core.loop.finite_guard import NonFiniteError
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.json_lines import read_lines
-from titan_core.train.finite_guard import NonFiniteError
 from titan_debug.doctor import computing
 from titan_debug.peak_flops import measured_flops, peak_flops
 from titan_debug.torch_private import flight_recorder_entries

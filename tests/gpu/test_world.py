@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from harness.jobs import make_job
 from harness.on_device import SMALL
-from titan_core.train.world import join_world
+from titan_core.loop.world import join_world
 
 pytestmark = pytest.mark.gpu
 

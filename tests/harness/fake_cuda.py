@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PRELOADED = ("titan_core.train.trainer", "harness.fake_cuda")
+PRELOADED = ("titan_core.loop.trainer", "harness.fake_cuda")
 
 
 class FakeCuda:
@@ -91,7 +91,7 @@ def train_simulated(
     site: str | None = None,
 ) -> SimulatedRank:
     """See :meth:`FakeCuda.train`."""
-    from titan_core.train.trainer import train
+    from titan_core.loop.trainer import train
     from titan_simulate.engine.simulate import SETTINGS, simulate
     from titan_simulate.engine.stub_libraries import DEVICES
 

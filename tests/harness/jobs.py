@@ -150,7 +150,7 @@ def run_recipe(
 
 def run_job(job: AssembledJob, weights: bool = False, observers: Iterable[object] = ()) -> RunRecord:
     """Train ``job``; return its record."""
-    from titan_core.train import trainer
+    from titan_core.loop import trainer
 
     recorder = Recorder(weights)
 

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from harness.gloo_pool import pool_processes, restore_environment
+from titan_core.loop.collector import collector_as_before
+from titan_core.loop.seeds import numerics_as_before
 from titan_core.toolkit.status import hide_all
-from titan_core.train.collector import collector_as_before
-from titan_core.train.seeds import numerics_as_before
 
 GRACE = 30.0
 """Seconds that what is already ending may take. Only a test that fails waits for so long."""

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler
 
 from harness.jobs import Recorder, RunRecord, make_job
 from titan_core.api import LRScheduleContext, OptimizerContext, Ref
-from titan_core.train import trainer
+from titan_core.loop import trainer
 
 
 class Odd(Optimizer):

@@ -10,7 +10,7 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
 from harness.planting import SETTINGS, SPIKES, Plant, Spike, findings, planted
 from harness.quick import rows
-from titan_core.train.finite_guard import MOST_SKIPPED, NonFiniteError
+from titan_core.loop.finite_guard import MOST_SKIPPED, NonFiniteError
 
 TP, PP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline"))
 

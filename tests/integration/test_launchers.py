@@ -13,11 +13,11 @@ from harness.distributions import entry_points_in, write_distribution
 from titan_core.api import RunEnd
 from titan_core.cli import main as command_line
 from titan_core.cli.main import main
+from titan_core.loop import trainer
 from titan_core.plugins.discovery import Discovery, discover
 from titan_core.plugins.installing import how_to_install
 from titan_core.plugins.providers import index
 from titan_core.plugins.registry import Components
-from titan_core.train import trainer
 
 _FOUND = discover()
 INSTALLED = replace(_FOUND, plugins=tuple(one for one in _FOUND.plugins if one.distribution != "titan-harness"))

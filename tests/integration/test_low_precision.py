@@ -23,8 +23,8 @@ from harness.low_precision import FAST, RECIPES, WHOLE
 from harness.objectives import first_step
 from titan_core.api import Batch
 from titan_core.cli.main import main
+from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts
-from titan_core.train.world import join_world
 
 
 def run_in(folder: str, overrides: dict[str, object]) -> RunRecord:

@@ -40,7 +40,7 @@ def test_every_mutant_is_python_and_names_tests_that_exist() -> None:
 SOURCE = "def larger(a, b):\n    return a if a > b else b\n"
 TEST = """
 import runpy
-larger = runpy.run_path("packages/titan-core/src/titan_core/train/larger.py")["larger"]
+larger = runpy.run_path("packages/titan-core/src/titan_core/loop/larger.py")["larger"]
 
 def test_larger():
     assert larger(1, 2) == 2
@@ -61,7 +61,7 @@ def test_waits():
     ],
 )
 def test_a_mutant_is_killed_where_a_test_fails(tmp_path: Path, old: str, new: str, killed_by: str) -> None:
-    mutant = Mutant("m", "core/train/larger.py", old, new, ("tests/test_larger.py",))
+    mutant = Mutant("m", "core/loop/larger.py", old, new, ("tests/test_larger.py",))
     file = tmp_path / mutant.path
     for path, text in ((file, SOURCE), (tmp_path / "tests/test_larger.py", TEST)):
         path.parent.mkdir(parents=True)
@@ -80,8 +80,8 @@ def test_missing_tests_are_an_error(tmp_path: Path) -> None:
 
 
 def test_a_mutant_of_other_sources_is_refused(tmp_path: Path) -> None:
-    mutant = Mutant("m", "core/train/larger.py", "a", "b", ())
-    assert mutant.flaw(tmp_path) == "packages/titan-core/src/titan_core/train/larger.py does not exist"
+    mutant = Mutant("m", "core/loop/larger.py", "a", "b", ())
+    assert mutant.flaw(tmp_path) == "packages/titan-core/src/titan_core/loop/larger.py does not exist"
     (tmp_path / mutant.path).parent.mkdir(parents=True)
     (tmp_path / mutant.path).write_text(SOURCE)
     assert "occurs" in mutant.flaw(tmp_path)

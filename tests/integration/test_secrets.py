@@ -19,8 +19,8 @@ from titan_core.api.config.resolved import Override
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
 from titan_core.config.render import to_toml
+from titan_core.loop.world import require_same_job
 from titan_core.plugins.registry import Components
-from titan_core.train.world import require_same_job
 
 SECRETS = {
     "job.description": "data of https://user:s3cret-a@host/data?token=s3cret-b&part=2, Authorization: Bearer s3cret-c",

@@ -21,7 +21,7 @@ from titan_ckpt.chunks import read_whole
 from titan_ckpt.foreign_files import SafetensorsFiles, our_rows
 from titan_core.api import UserError, hookimpl
 from titan_core.cli.main import main
-from titan_core.train import trainer
+from titan_core.loop import trainer
 from titan_models_llama.config import LlamaArgs, RopeScaling
 from titan_models_llama.formats import hf_tensors, meta_tensors
 

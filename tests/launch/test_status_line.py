@@ -15,9 +15,9 @@ from rich.console import Console
 
 from harness.jobs import TINY, make_job
 from harness.terminal import Screen, Terminal, python
+from titan_core.loop.trainer import train
 from titan_core.toolkit import status as phases
 from titan_core.toolkit.status import RunProgress, current_phase, phase
-from titan_core.train.trainer import train
 from titan_launch import status_line
 from titan_launch.status_line import StatusLine, _bar, _Pace
 

@@ -18,9 +18,9 @@ from harness.transforms import transform
 from titan_core.api import Batch, ModelPart, UserError
 from titan_core.api.model.attention import flex_attend
 from titan_core.api.model.document_mask import block_mask
+from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts
 from titan_core.model.next_token import NextToken
-from titan_core.train.world import join_world
 from titan_parallel.activation_checkpoint import Selection, _contexts, saved_operators
 from titan_parallel.split_backward_contexts import contexts
 

@@ -20,8 +20,8 @@ from titan_core.api.model.document_mask import block_mask
 from titan_core.api.parallel import microbatch
 from titan_core.api.parallel.model_part import arguments_of
 from titan_core.api.training.batch import IGNORE
+from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts
-from titan_core.train.world import join_world
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job
+from titan_core.loop import trainer
+from titan_core.loop.world import join_world
 from titan_core.model import build
 from titan_core.model.build import build_parts
-from titan_core.train import trainer
-from titan_core.train.world import join_world
 
 STEP: dict[str, object] = {"training.steps": 1, "training.seq_len": 64, "job.device": "cpu"}
 

@@ -17,8 +17,8 @@ from harness.jobs import make_job, whole
 from harness.objectives import first_step
 from titan_core.api import Batch, UserError, World
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts
-from titan_core.train.world import join_world
 from titan_parallel import region_collectives
 from titan_parallel.local_parameters import divide_parameters
 from titan_parallel.region_collectives import Ranks, ReplicatedPositions, ShardedPositions, gather_columns

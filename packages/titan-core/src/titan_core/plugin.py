@@ -105,7 +105,7 @@ def titan_debuggers() -> list[Debugger]:
             name="finite_guard",
             summary="stops the run, or skips the update, when the loss or gradient norm is not finite",
             config=TrainingSection,
-            build=Ref("titan_core.train.finite_guard:FiniteGuard"),
+            build=Ref("titan_core.loop.finite_guard:FiniteGuard"),
             active=lambda context: context.section.on_nan != "ignore",
         ),
     ]

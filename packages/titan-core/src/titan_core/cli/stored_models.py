@@ -67,7 +67,7 @@ class InstalledModels:
 
     def validate(self, loaded: LoadedModel) -> ValidationReport:
         """See :meth:`titan_core.api.checkpoint.stored_model.StoredModels.validate`."""
-        from titan_core.train.stored_models import validate
+        from titan_core.loop.stored_models import validate
 
         return validate(loaded)
 
@@ -79,7 +79,7 @@ class InstalledModels:
                 show_status(self.registry) if os.environ.get("RANK", "0") == "0" else nullcontext(),
                 phase("loading the model"),
             ):
-                from titan_core.train.stored_models import open_model  # imports torch
+                from titan_core.loop.stored_models import open_model  # imports torch
 
                 loaded = stack.enter_context(open_model(job, stored))
             yield loaded

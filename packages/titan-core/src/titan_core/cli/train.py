@@ -16,6 +16,7 @@ from titan_core.api._secrets import redact_text
 from titan_core.api._shown import printable
 from titan_core.api.config.numbers import MOST_RANKS
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.loop.collector import collector_as_before
 from titan_core.plugins.registry import Components
 from titan_core.runlog.run_directory import early_lock
 from titan_core.toolkit.arguments import parse_integer
@@ -23,7 +24,6 @@ from titan_core.toolkit.errors import EXIT_DATA_ENDED, EXIT_FAILURE, EXIT_INTERR
 from titan_core.toolkit.launching import Launcher, RankJob, interrupted_line, own_command, reported_by_launcher, resume_line
 from titan_core.toolkit.processes import end_with_parent
 from titan_core.toolkit.status import phase, show_status
-from titan_core.train.collector import collector_as_before
 
 if TYPE_CHECKING:
     from titan_core.api import RunEnd
@@ -57,7 +57,7 @@ def run(context: CommandContext) -> int:
             with phase("importing torch"):
                 gc.disable()  # loading modules leaves no garbage
                 first = "torch" not in sys.modules
-                import titan_core.train.trainer  # noqa: F401
+                import titan_core.loop.trainer  # noqa: F401
 
                 if first:  # otherwise, what is left of an earlier job of this process would never be freed
                     gc.freeze()  # collections skip the modules
@@ -91,7 +91,7 @@ def _early_lock(job: AssembledJob, rank: int) -> Iterator[None]:
             stack.enter_context(early_lock(job.dump_folder))
         except UserError as error:
             if reported_by_launcher():
-                from titan_core.train.outcome import OutcomeRecorder
+                from titan_core.loop.outcome import OutcomeRecorder
 
                 OutcomeRecorder(rank, job.dump_folder).failed(error)
             raise
@@ -100,8 +100,8 @@ def _early_lock(job: AssembledJob, rank: int) -> Iterator[None]:
 
 def _train_alone(job: AssembledJob) -> int:
     """Train in one process without a launcher. Unexpected errors end in a traceback."""
-    from titan_core.train.outcome import OutcomeRecorder
-    from titan_core.train.trainer import train
+    from titan_core.loop.outcome import OutcomeRecorder
+    from titan_core.loop.trainer import train
 
     recorder = OutcomeRecorder(0, job.dump_folder, keeps_log=False)
     try:
@@ -127,8 +127,8 @@ def _train_rank(job: AssembledJob, rank: int) -> int:
     """Train as one of several ranks. Errors go to the rank's log, and as one line to the launcher."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    from titan_core.train.outcome import OutcomeRecorder
-    from titan_core.train.trainer import train
+    from titan_core.loop.outcome import OutcomeRecorder
+    from titan_core.loop.trainer import train
 
     recorder = OutcomeRecorder(rank, job.dump_folder)
     # ``record`` writes the error for torchrun.

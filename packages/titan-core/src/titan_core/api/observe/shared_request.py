@@ -9,7 +9,7 @@ from titan_core.api.parallel.world import World
 
 class SharedRequest:
     """A request that may reach any rank at any time, by a signal, a file or a person. All ranks serve it at the same step.
-    It is exchanged together with other values that ranks exchange before each step (:mod:`titan_core.train.lookahead`)."""
+    It is exchanged together with other values that ranks exchange before each step (:mod:`titan_core.loop.lookahead`)."""
 
     def __init__(self) -> None:
         self.pending = False

@@ -25,7 +25,7 @@ from titan_core.api.training.components import LRSchedule, Objective, Optimizer
 
 @dataclass(frozen=True, kw_only=True)
 class AssembledJob(Job):
-    """A valid job, ready for :func:`titan_core.train.trainer.train`."""
+    """A valid job, ready for :func:`titan_core.loop.trainer.train`."""
 
     registry: Registry
     family: Model

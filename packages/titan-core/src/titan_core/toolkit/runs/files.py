@@ -20,4 +20,4 @@ DEBUG = "debug"
 
 
 LOGS = "logs"
-"""Folder for the files of metric loggers, and for the log of each rank (:mod:`titan_core.train.outcome`)."""
+"""Folder for the files of metric loggers, and for the log of each rank (:mod:`titan_core.loop.outcome`)."""

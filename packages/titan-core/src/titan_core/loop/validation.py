@@ -23,10 +23,10 @@ from titan_core.api.data.dataset import StreamSpec
 from titan_core.api.observe.shared_request import SharedRequests
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.loader import DataLoader
+from titan_core.loop.lookahead import Lookahead
 from titan_core.model.preserved import preserved_state
 from titan_core.toolkit.device import synchronize
 from titan_core.toolkit.status import phase
-from titan_core.train.lookahead import Lookahead
 
 
 class Validation:

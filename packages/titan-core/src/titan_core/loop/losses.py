@@ -10,7 +10,7 @@ from torch import Tensor
 
 from titan_core.api import ModelPart, World
 from titan_core.api.parallel.microbatch import AuxiliaryLosses
-from titan_core.train.lookahead import StepTotals
+from titan_core.loop.lookahead import StepTotals
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,26 @@ from titan_core.api.parallel.microbatch import AuxiliaryLosses
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.loader import StepData, data_loader
 from titan_core.data.opened import OpenedData
+from titan_core.loop.build import (
+    build_checkpoint_store,
+    build_lr_scheduler,
+    build_optimizer,
+    build_step_runner,
+    register_transform_observers,
+)
+from titan_core.loop.collector import collector_as_before
+from titan_core.loop.grad_norm import clip_gradients, global_norm, local_gradients
+from titan_core.loop.guarded_steps import GuardedSteps
+from titan_core.loop.interruption import Interruption
+from titan_core.loop.lookahead import Lookahead, StepTotals
+from titan_core.loop.losses import LossSums
+from titan_core.loop.missing_gradients import MissingGradients
+from titan_core.loop.results import end_of_run, last_checkpoint, print_next_commands, warn_if_unsaved
+from titan_core.loop.seeds import numerics_as_before, prepare_numerics
+from titan_core.loop.stored_models import load_pretrained
+from titan_core.loop.timeouts import CollectiveTimeouts
+from titan_core.loop.validation import Validation
+from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts, build_whole
 from titan_core.model.preserved import evaluation, repeat_backward, repeat_forward
 from titan_core.model.size import size_of
@@ -40,26 +60,6 @@ from titan_core.runlog.run_directory import RunDirectory, run_lock
 from titan_core.runlog.stopwatch import Stopwatch
 from titan_core.toolkit.launching import user_command
 from titan_core.toolkit.status import phase
-from titan_core.train.build import (
-    build_checkpoint_store,
-    build_lr_scheduler,
-    build_optimizer,
-    build_step_runner,
-    register_transform_observers,
-)
-from titan_core.train.collector import collector_as_before
-from titan_core.train.grad_norm import clip_gradients, global_norm, local_gradients
-from titan_core.train.guarded_steps import GuardedSteps
-from titan_core.train.interruption import Interruption
-from titan_core.train.lookahead import Lookahead, StepTotals
-from titan_core.train.losses import LossSums
-from titan_core.train.missing_gradients import MissingGradients
-from titan_core.train.results import end_of_run, last_checkpoint, print_next_commands, warn_if_unsaved
-from titan_core.train.seeds import numerics_as_before, prepare_numerics
-from titan_core.train.stored_models import load_pretrained
-from titan_core.train.timeouts import CollectiveTimeouts
-from titan_core.train.validation import Validation
-from titan_core.train.world import join_world
 
 log = logging.getLogger(__name__)
 

@@ -19,13 +19,13 @@ from titan_core.api import JobMesh, MeshPlan, Problem, UserError, World
 from titan_core.api.config.sections import CommSection, JobSection, TrainingSection
 from titan_core.api.parallel.world import gather_objects
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.loop.intraop_threads import only_this_thread_has_a_team
 from titan_core.toolkit.device import attention_kernels, backend_for, choose_device
 from titan_core.toolkit.launching import LISTENER
 from titan_core.toolkit.open_files import allow_open_files
 from titan_core.toolkit.simulation import current_simulation
 from titan_core.toolkit.text import ranks
 from titan_core.torch_private import forget_meshes, process_groups, reset_compiler
-from titan_core.train.intraop_threads import only_this_thread_has_a_team
 
 _LAZY = "TORCH_GLOO_LAZY_INIT"
 _MEANING = {**dict.fromkeys(("1", "t", "true", "y", "yes"), True), **dict.fromkeys(("0", "f", "false", "n", "no"), False)}

@@ -8,8 +8,8 @@ import sys
 from titan_core.api import Checkpoint, CheckpointStore, RunEnd
 from titan_core.api.observe.events import NextCommand
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.loop.interruption import Interruption
 from titan_core.toolkit.launching import shell_command
-from titan_core.train.interruption import Interruption
 
 log = logging.getLogger(__name__)
 
