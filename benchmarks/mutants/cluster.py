@@ -15,12 +15,12 @@ SLURM, KUBERNETES, MOUNTS, SECRETS, SKYPILOT = (
 )
 
 MUTANTS = (
-    Mutant("values-not-quoted", "cluster/bash.py", 'f"{name}={shlex.quote(str(value))}"', 'f"{name}={value}"', (SLURM,)),
-    Mutant("items-not-quoted", "cluster/bash.py", 'f"    {shlex.quote(item)}"', 'f"    {item}"', (SLURM,)),
-    Mutant("words-that-are-booleans", "cluster/yaml_text.py", " and text.lower() not in _WORDS", "", (KUBERNETES,)),
-    Mutant("line-breaks-of-yaml-1.1", "cluster/yaml_text.py", " and _BREAKS.search(text) is None", "", (KUBERNETES,)),
-    Mutant("bad-numbers-are-retried", "cluster/retries.py", "(EXIT_USER_ERROR, EXIT_NUMERICS, ", "(EXIT_USER_ERROR, ", (SLURM, KUBERNETES, SKYPILOT)),
-    Mutant("preemption-is-a-failure", "cluster/retries.py", "(EXIT_PREEMPTED, 128 + signal.SIGTERM)", "(128 + signal.SIGTERM,)", (SLURM, KUBERNETES, SKYPILOT)),
+    Mutant("values-not-quoted", "cluster/rendering.py", 'f"{name}={shlex.quote(str(value))}"', 'f"{name}={value}"', (SLURM,)),
+    Mutant("items-not-quoted", "cluster/rendering.py", 'f"    {shlex.quote(item)}"', 'f"    {item}"', (SLURM,)),
+    Mutant("words-that-are-booleans", "cluster/rendering.py", " and text.lower() not in _WORDS", "", (KUBERNETES,)),
+    Mutant("line-breaks-of-yaml-1.1", "cluster/rendering.py", " and _BREAKS.search(text) is None", "", (KUBERNETES,)),
+    Mutant("bad-numbers-are-retried", "cluster/rendering.py", "(EXIT_USER_ERROR, EXIT_NUMERICS, ", "(EXIT_USER_ERROR, ", (SLURM, KUBERNETES, SKYPILOT)),
+    Mutant("preemption-is-a-failure", "cluster/rendering.py", "(EXIT_PREEMPTED, 128 + signal.SIGTERM)", "(128 + signal.SIGTERM,)", (SLURM, KUBERNETES, SKYPILOT)),
     Mutant("links-not-mounted", "cluster/mounts.py", "[os.path.normpath(self._place(value)), os.path.realpath(self._place(value))]", "[os.path.normpath(self._place(value))]", (MOUNTS,)),
     Mutant("separators-mounted", "cluster/mounts.py", "    if _SEPARATOR.search(path):\n", "    if False:\n", (MOUNTS,)),
     Mutant("inputs-mounted-twice", "cluster/mounts.py", "                self.targets.append(path)\n", "                pass\n", (MOUNTS,)),
@@ -38,5 +38,5 @@ MUTANTS = (
     Mutant("claims-mounted-twice", "cluster/pods.py", "if len(set(values)) < len(values):", "if False:", (KUBERNETES,)),
     Mutant("options-of-ours-overridden", "cluster/slurm.py", "if any(own.startswith(name) for own in _OWN):", "if name in _OWN:", (SLURM,)),
     Mutant("lost-machines-end-elastic-jobs", "cluster/slurm.py", '*(["--no-kill"] if machines.elastic else []),', "", (SLURM,)),
-    Mutant("existing-files-overwritten", "cluster/submission.py", '"w" if given.force else "x"', '"w"', (SLURM, KUBERNETES)),
+    Mutant("existing-files-overwritten", "cluster/rendering.py", '"w" if given.force else "x"', '"w"', (SLURM, KUBERNETES)),
 )  # fmt: skip
