@@ -20,10 +20,9 @@ from titan_core.cli.main import main
 from titan_core.plugins.discovery import discover
 from titan_core.plugins.registry import Components
 from titan_debug.cli.doctor import _results
-from titan_debug.doctor.communication import communication
 from titan_debug.doctor.gpus import gpus
 from titan_debug.doctor.machine import Machine, cgroup_limit, cpu_quota, disk, file_system, limits, shared_memory
-from titan_debug.doctor.network import choice, host_name, infiniband, variables
+from titan_debug.doctor.network import choice, communication, host_name, infiniband, variables
 from titan_debug.doctor.software import compilers, torch_build
 
 

@@ -9,7 +9,7 @@ import pytest
 from harness.made_runs import write_lines, write_run
 from titan_core.cli.main import main
 from titan_debug.flight.dump import dump_folder
-from titan_debug.profiling.trace_files import trace_files
+from titan_debug.profiling.traces import trace_files
 
 
 @pytest.fixture

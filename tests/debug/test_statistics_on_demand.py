@@ -18,9 +18,9 @@ from titan_core.api import hookimpl
 from titan_core.cli.main import main
 from titan_core.toolkit.json_lines import read_lines
 from titan_core.toolkit.processes import pid_namespace
+from titan_debug.numerics import statistics_recorder as recorder
+from titan_debug.numerics.statistics import AddedStatistics, read_statistics
 from titan_debug.request import send_request
-from titan_debug.statistics import recorder
-from titan_debug.statistics.read import AddedStatistics, read_statistics
 
 FOLDER = Path("run/debug/statistics")
 

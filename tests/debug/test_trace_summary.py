@@ -17,10 +17,8 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, run_recipe
 from titan_core.api import UserError
 from titan_core.cli.main import main
-from titan_debug.profiling.intervals import difference, intersection, length, union
-from titan_debug.profiling.trace_events import TraceEvents
-from titan_debug.profiling.trace_files import trace_files
-from titan_debug.profiling.trace_summary import TraceSummary, summarise
+from titan_debug.profiling.trace_summary import TraceSummary, difference, intersection, length, summarise, union
+from titan_debug.profiling.traces import TraceEvents, trace_files
 
 RUN: dict[str, object] = {
     **TINY,

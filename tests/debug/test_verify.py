@@ -13,8 +13,7 @@ from harness.jobs import run_recipe
 from titan_core.api import UserError
 from titan_core.api.parallel.mesh import STANDARD_DIMS
 from titan_core.cli.main import main
-from titan_debug.statistics.moments import Moments
-from titan_debug.statistics.read import StepStatistics, read_statistics
+from titan_debug.numerics.statistics import Moments, StepStatistics, read_statistics
 from titan_debug.verify.curves import Curve, compare
 from titan_debug.verify.meshes import parse_mesh
 

@@ -64,7 +64,7 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-core/src/titan_core/toolkit/runs/child_runs.py", "subprocess.Popen"): (1, CHILD),
     ("titan-cluster/src/titan_cluster/rendering.py", "subprocess.run"): (1, CHILD),
     ("titan-launch/src/titan_launch/rank_processes.py", "subprocess.Popen"): (1, CHILD),
-    ("titan-debug/src/titan_debug/doctor/computing.py", "subprocess.Popen"): (1, CHILD),
+    ("titan-debug/src/titan_debug/doctor/software.py", "subprocess.Popen"): (1, CHILD),
     ("titan-simulate/src/titan_simulate/engine/fork_server.py", "subprocess.Popen"): (1, CHILD),
     ("titan-simulate/src/titan_simulate/engine/stub_libraries.py", "subprocess.run"): (1, CHILD),
     # Pickles

@@ -10,7 +10,7 @@ import pytest
 
 from harness.distributions import write_distribution
 from titan_core.cli.main import main
-from titan_debug.statistics.read import read_statistics
+from titan_debug.numerics.statistics import read_statistics
 
 TINY = [
     "--model.args", "{dim = 32, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 64}",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from titan_core.api import ALL_KEYS, Count, Factor, Ranks, RunFolder, Section, Steps
-from titan_core.toolkit.sections import FewSteps, Seconds
+from titan_core.api import ALL_KEYS, Count, Factor, JobContext, Problem, Ranks, RunFolder, Section, Steps, UserError
+from titan_core.toolkit.sections import FewSteps, JobSection, Seconds
 
+_RANKS = "profiling.ranks"
 LEAST_WATCHED_SECONDS = 1.0
 """Smallest limit of the watchdog. Its timer dumps the stacks of all threads, which is safe only if they are stuck: a timer
 that expires between two polls of the watchdog crashes the process."""
@@ -96,3 +98,39 @@ class NumericsSection(Section):
     `titan statistics RUN --now`. Statistics cost an additional forward pass."""
     save_statistics_folder: RunFolder = "debug/statistics"
     """Folder for statistics, relative to the run's directory."""
+
+
+def check(context: JobContext[ProfilingSection]) -> Iterator[Problem]:
+    """Yield a problem if no rank would write a trace, or if ``profile_freq`` is too small for warmup and trace."""
+    section = context.section
+    if section.ranks == [] and (section.enable_profiling or section.enable_memory_snapshot):
+        yield context.config.problem(
+            _RANKS, "no rank would write anything", "list some ranks, or omit the key for all ranks"
+        )
+    needed = section.profiler_warmup + section.profiler_active
+    if section.enable_profiling and section.profile_freq < needed:
+        warmup, active = section.profiler_warmup, section.profiler_active
+        why = f"is too small: a trace takes {needed} steps ({warmup} of warmup, {active} recorded)"
+        fix = f"set it to at least {needed}, or lower profiling.profiler_warmup or profiling.profiler_active"
+        yield context.config.problem("profiling.profile_freq", why, fix)
+
+
+def require_ranks(context: JobContext[ProfilingSection]) -> None:
+    """Check ``profiling.ranks`` against the number of ranks, which is known when the job starts.
+
+    Raises:
+        UserError: the job has no such rank.
+    """
+    size = context.job.mesh.world_size
+    outside = [rank for rank in context.section.ranks or [] if not 0 <= rank < size]
+    if outside:
+        why = f"rank {outside[0]} does not exist: this job has {size} rank(s), numbered from 0"
+        fix = "list existing ranks, omit the key for all ranks, or start more processes"
+        raise UserError(context.config.problem(_RANKS, why, fix))
+
+
+def check_memory(context: JobContext[ProfilingSection]) -> Iterator[Problem]:
+    """Yield a problem if the job has no CUDA memory. With ``job.device = "auto"``, this is unknown until the job starts."""
+    if context.job.section(JobSection).device == "cpu":
+        why = 'records GPU allocations, but job.device is "cpu"'
+        yield context.config.problem("profiling.enable_memory_snapshot", why, "set it to false, or train on GPUs")

@@ -38,7 +38,7 @@ def titan_debuggers() -> list[Debugger]:
             summary="mean, rms and largest element of outputs and gradients, periodically or on request",
             config=NumericsSection,
             active=lambda context: True,
-            build=Ref("titan_debug.statistics.recorder:StatisticsRecorder"),
+            build=Ref("titan_debug.numerics.statistics_recorder:StatisticsRecorder"),
         ),
         Debugger(
             name="profiler",
@@ -46,7 +46,7 @@ def titan_debuggers() -> list[Debugger]:
             config=ProfilingSection,
             active=lambda context: True,
             build=Ref("titan_debug.profiling.profiler:Profiler"),
-            check=Ref("titan_debug.profiling.check:check"),
+            check=Ref("titan_debug.config:check"),
         ),
         Debugger(
             name="memory_snapshots",
@@ -54,7 +54,7 @@ def titan_debuggers() -> list[Debugger]:
             config=ProfilingSection,
             active=lambda context: context.section.enable_memory_snapshot,
             build=Ref("titan_debug.profiling.memory_snapshots:MemorySnapshots"),
-            check=Ref("titan_debug.profiling.check:check_memory"),
+            check=Ref("titan_debug.config:check_memory"),
         ),
         Debugger(
             name="flight_recorder",
@@ -112,7 +112,7 @@ def titan_health_checks() -> list[HealthCheck]:
         HealthCheck(
             name="computing",
             summary="a matmul on each device, a compiled function, an all-reduce",
-            check=Ref("titan_debug.doctor.computing:check"),
+            check=Ref("titan_debug.doctor.software:compute"),
             slow=True,
         ),
     ]

@@ -16,8 +16,7 @@ from titan_core.toolkit.sections import MOST_STEPS
 from titan_core.toolkit.text import print_json, print_table, ranks, spans
 from titan_debug.cli.running import request_and_wait, world_size
 from titan_debug.config import NumericsSection
-from titan_debug.statistics.moments import Moments
-from titan_debug.statistics.read import AddedStatistics, StepStatistics, read_statistics
+from titan_debug.numerics.statistics import AddedStatistics, Moments, StepStatistics, read_statistics
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -33,9 +33,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(context: CommandContext) -> int:
     """Print where the time of a step went on each rank, and the operators that took the most time on the slowest rank."""
     arguments = context.arguments
-    from titan_debug.profiling.trace_events import TraceEvents
-    from titan_debug.profiling.trace_files import trace_files
     from titan_debug.profiling.trace_summary import most_waiting, slowest, summarise
+    from titan_debug.profiling.traces import TraceEvents, trace_files
 
     # One trace at a time, to save memory.
     summaries = [summarise(TraceEvents.read(file)) for file in trace_files(Path(arguments.path))]

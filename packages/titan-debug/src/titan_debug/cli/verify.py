@@ -17,7 +17,7 @@ from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.sections import JobSection, TrainingSection
 from titan_core.toolkit.text import print_json, print_table
 from titan_debug.config import NumericsSection
-from titan_debug.statistics.read import read_statistics
+from titan_debug.numerics.statistics import read_statistics
 from titan_debug.verify.curves import Curve, Verdict, compare
 from titan_debug.verify.meshes import Mesh, job_on, mesh_dims, overrides_for, parse_mesh, same_batch
 

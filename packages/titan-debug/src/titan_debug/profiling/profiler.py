@@ -17,8 +17,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from titan_core.api import Finding, JobContext, Run, StepReport, hookimpl
 from titan_core.toolkit.atomic_write import atomic_write
-from titan_debug.config import ProfilingSection
-from titan_debug.profiling.check import require_ranks
+from titan_debug.config import ProfilingSection, require_ranks
 
 log = logging.getLogger(__name__)
 

@@ -31,8 +31,7 @@ from pathlib import Path
 import numpy
 from numpy.typing import NDArray
 
-from titan_debug.profiling.intervals import Intervals, difference, intersection, length, union
-from titan_debug.profiling.trace_events import TraceEvents
+from titan_debug.profiling.traces import Intervals, TraceEvents
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _GPU = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -43,6 +42,7 @@ _COMPUTE = re.compile(rf"(?!autograd::|torch::autograd::)\w+::|{_COMPILED}")
 _ANNOTATED = re.compile(rf"{_BACKEND}|{_COMPILED}")
 """Operators in the category of user annotations."""
 _KERNEL_OF_COMMUNICATION = re.compile(r"nccl|nvshmem|multimem_|(one|two)_shot_", re.IGNORECASE)
+_Mask = NDArray[numpy.bool_]
 
 
 @dataclass(frozen=True)
@@ -224,3 +224,46 @@ def _kind_of_operator(name: str) -> str:
 
 def _kind_of_kernel(name: str) -> str:
     return "communication" if _KERNEL_OF_COMMUNICATION.search(name) else "compute"
+
+
+def union(one: Intervals, other: Intervals | None = None) -> Intervals:
+    """Return the union of ``one`` and ``other`` as sorted, disjoint intervals."""
+    return _select(one, _none() if other is None else other, numpy.logical_or)
+
+
+def intersection(one: Intervals, other: Intervals) -> Intervals:
+    """Return the intersection of ``one`` and ``other`` as sorted, disjoint intervals."""
+    return _select(one, other, numpy.logical_and)
+
+
+def difference(one: Intervals, other: Intervals) -> Intervals:
+    """Return ``one`` without ``other`` as sorted, disjoint intervals."""
+    return _select(one, other, lambda in_one, in_other: in_one & ~in_other)
+
+
+def length(intervals: Intervals) -> float:
+    """Return the total length of the union."""
+    merged = union(intervals)
+    return float((merged[:, 1] - merged[:, 0]).sum())
+
+
+def _select(one: Intervals, other: Intervals, keep: Callable[[_Mask, _Mask], _Mask]) -> Intervals:
+    """Select pieces by their membership in ``one`` and ``other``. A piece lies between two neighbouring edges of all
+    intervals, so membership is constant within it."""
+    edges = numpy.unique(numpy.concatenate([one.ravel(), other.ravel()]))
+    kept = keep(_covered(one, edges[:-1]), _covered(other, edges[:-1]))
+    # The start and end of each run of selected pieces.
+    changes = numpy.diff(kept, prepend=False, append=False)
+    return edges[numpy.flatnonzero(changes)].reshape(-1, 2)
+
+
+def _covered(intervals: Intervals, at: NDArray[numpy.float64]) -> _Mask:
+    """Return whether each time lies in an interval: more intervals have begun by then than have ended. Intervals may
+    overlap."""
+    begun = numpy.searchsorted(numpy.sort(intervals[:, 0]), at, side="right")
+    ended = numpy.searchsorted(numpy.sort(intervals[:, 1]), at, side="right")
+    return begun > ended
+
+
+def _none() -> Intervals:
+    return numpy.empty((0, 2))

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from titan_debug.statistics.moments import Moments
-from titan_debug.statistics.read import StepStatistics
+from titan_debug.numerics.statistics import Moments, StepStatistics
 
 MODULES_WITHIN = 10.0
 """Tolerance for a module's statistics, as a multiple of the loss tolerance. The loss, a mean over many tokens, is more

@@ -14,8 +14,8 @@ from titan_core.api import Finding, JobContext, PendingUpdate, Run, SharedReques
 from titan_core.toolkit.json_lines import LineFile
 from titan_debug.config import NumericsSection
 from titan_debug.numerics.replay import named_gradients, place_in_model, replay
+from titan_debug.numerics.statistics import RANK_FILE
 from titan_debug.request import Requests
-from titan_debug.statistics.read import RANK_FILE
 
 POLL_SECONDS = 1.0
 """Shortest interval between two polls for a request."""
@@ -23,7 +23,7 @@ POLL_SECONDS = 1.0
 
 class StatisticsRecorder:
     """Records statistics every ``statistics_freq`` steps and on request. Each rank writes its local statistics without
-    communication; :mod:`.read` combines them."""
+    communication; :mod:`.statistics` combines them."""
 
     def __init__(self, context: JobContext[NumericsSection]) -> None:
         section = context.section

@@ -1,4 +1,4 @@
-"""Reads a torch profiler trace into columns, so that a trace of hundreds of megabytes fits into memory."""
+"""Finds the traces of torch's profiler, and reads one into columns: a trace of hundreds of megabytes fits into memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ import numpy
 from numpy.typing import NDArray
 
 from titan_core.api import UserError
-from titan_debug.profiling.intervals import Intervals
+from titan_core.toolkit.runs.files import CONFIG
+from titan_core.toolkit.runs.run_log import RunLog
+from titan_debug.config import ProfilingSection
 
+Intervals = NDArray[numpy.float64]
+"""Sets of times: arrays of shape ``[n, 2]`` whose rows are half-open intervals ``[start, end)``."""
+_STEP = re.compile(r"step-(\d+)")
+_FILE = re.compile(r"[^.].*\.json(\.gz)?")
+_DEFAULT: str = ProfilingSection.model_fields["save_traces_folder"].default
 _RANK = re.compile(r"rank-(\d+)\.")
 
 
@@ -138,3 +145,44 @@ def _whole(path: Path, value: object, otherwise: int) -> int:
 
 def _unusable(path: Path, why: str) -> UserError:
     return UserError.one(f"trace {str(path)!r}", why, "pass a complete trace of torch's profiler (.json or .json.gz)")
+
+
+def trace_files(path: Path) -> list[Path]:
+    """Return the traces for ``path``, sorted by rank. ``path`` may be a trace, a folder of traces, or a run's directory or
+    its folder of traces. The last two stand for the last step with traces.
+
+    Raises:
+        UserError: there are no traces.
+    """
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise UserError.one(str(path), "no such file or folder", "pass a trace, a folder of traces, or a run's directory")
+    if (path / CONFIG).exists():
+        return _newest(RunLog.read_folder(path, "profiling.save_traces_folder", _DEFAULT), f"run {str(path)!r}")
+    return _in_folder(path) or _newest(path, str(path))
+
+
+def _newest(folder: Path, where: str) -> list[Path]:
+    steps = sorted(
+        (step for step in folder.glob("step-*") if _STEP.fullmatch(step.name)),
+        key=lambda step: _number(step.name),
+        reverse=True,
+    )
+    for step in steps:
+        files = _in_folder(step)
+        if files:
+            return files
+    fix = "train with --profiling.enable_profiling true, or send SIGUSR2 to a running rank's process"
+    raise UserError.one(where, f"no traces in {folder}", fix)
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    """Return the traces in ``folder``. Omits hidden files, which are incomplete."""
+    files = (file for file in folder.iterdir() if file.is_file() and _FILE.fullmatch(file.name))
+    return sorted(files, key=lambda file: (_number(file.name), file.name))
+
+
+def _number(name: str) -> int:
+    found = re.search(r"\d+", name)
+    return int(found[0]) if found else 0
