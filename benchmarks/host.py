@@ -80,7 +80,7 @@ class Variant:
         job = assemble(config, registry, ranks)
         device, plan = torch.device("cpu"), job.mesh
         world = FirstOfEqualRanks(0, device, plan, JobMesh(plan, device.type))
-        lifecycle = Lifecycle([debugger.build.load()(debugger.context(job)) for debugger in job.debuggers])
+        lifecycle = Lifecycle([debugger.build.load()(debugger.context(job)) for debugger in job.observers])
         self.seconds: defaultdict[str, list[float]] = defaultdict(list)
         self._spent: defaultdict[str, float] = defaultdict(float)
         self._timed = False

@@ -49,7 +49,7 @@ def make_job(plugins: str) -> AssembledJob:
 
 def make_trainer(job: AssembledJob, world: World) -> Trainer:
     """Build a trainer with the observers of the job."""
-    lifecycle = Lifecycle([debugger.build.load()(debugger.context(job)) for debugger in job.debuggers])
+    lifecycle = Lifecycle([debugger.build.load()(debugger.context(job)) for debugger in job.observers])
     trainer = Trainer(job, world, OpenedData.of(job), lifecycle, RunDirectory.create(job.dump_folder))
     if not job.loggers:
         lifecycle.unregister(trainer.metrics)

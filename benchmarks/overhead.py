@@ -184,7 +184,7 @@ def contenders(settings: dict[str, str], steps: int, folder: str) -> Iterator[Co
     job = assemble(*load_config("llama3_debug", given, Components.from_installed()), ranks)
     with join_world(job) as world:
         opened = OpenedData.of(job)
-        lifecycle = Lifecycle([debugger.build.load()(debugger.context(job)) for debugger in job.debuggers])
+        lifecycle = Lifecycle([debugger.build.load()(debugger.context(job)) for debugger in job.observers])
         trainer = Trainer(job, world, opened, lifecycle, RunDirectory.create(folder))
         try:
             yield Contenders(trainer, opened, steps)

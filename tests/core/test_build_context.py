@@ -18,9 +18,9 @@ from titan_core.api import (
     Checks, StepUse,
     Checkpoint,
     Dataset,
-    Debugger,
+    Observer,
     LRSchedule,
-    MetricLogger,
+    Observer,
     Objective,
     Optimizer,
     Phase,
@@ -67,7 +67,7 @@ def titan_objectives():
     return [Objective(**named("objective"), check=ref("check_objective"), build=ref("objective"))]
 @hookimpl
 def titan_debuggers():
-    return [Debugger(**named("debugger"), active=active("debugger"), check=ref("check_debugger"), build=ref("debugger"))]
+    return [Observer(**named("debugger"), active=active("debugger"), check=ref("check_debugger"), build=ref("debugger"))]
 @hookimpl
 def titan_datasets():
     return [Dataset(**named("dataset"), check=ref("check_dataset"), build=ref("dataset"))]
@@ -85,7 +85,8 @@ def titan_checkpoints():
     return [Checkpoint(**named("checkpoint"), active=active("checkpoint"), build=ref("checkpoint"))]
 @hookimpl
 def titan_metric_loggers():
-    return [MetricLogger(**named("logger"), active=active("logger"), check=ref("check_logger"), build=ref("logger"))]
+    return [Observer(**{**named("logger"), "name": "my_logger"}, active=active("logger"), check=ref("check_logger"),
+        build=ref("logger"))]
 """
 
 CODE = """
@@ -158,5 +159,5 @@ def test_every_function_of_every_kind_receives_its_own_section(in_tmp: Path, mon
         ("checkpoint", "build"): "CheckpointContext",
         ("logger", "active"): "JobContext",
         ("logger", "check"): "JobContext",
-        ("logger", "build"): "LoggerContext",
+        ("logger", "build"): "JobContext",
     }

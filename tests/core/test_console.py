@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from harness.jobs import TINY, make_job
-from titan_core.api import UserError, hookimpl
+from titan_core.api import JobContext, UserError, hookimpl
 from titan_core.loop.trainer import train
 from titan_core.runlog.console import ConsoleLog, format_line
 from titan_core.toolkit.status import current_progress, hide_all
@@ -93,9 +93,8 @@ class ConsoleRun:
 
     @hookimpl
     def titan_train_start(self, run: Any) -> None:
-        from titan_core.api import LoggerContext
-
-        self.log = ConsoleLog(LoggerContext(section=None, job=run.job, run=run, device_name="CPU"), self.console)
+        self.log = ConsoleLog(JobContext(section=None, job=run.job), self.console)
+        self.log.titan_train_start(run)
 
     @hookimpl
     def titan_step_end(self, report: Any) -> None:
@@ -104,7 +103,7 @@ class ConsoleRun:
         assert progress is not None
         self.progress.append((progress.name, progress.total, progress.done))
         if report.step == 4:
-            self.log.log({
+            self.log.titan_metrics({
                 "step": 4, "loss": report.loss.item(), "grad_norm": 1.0, "lr": 0.1,
                 "tokens_per_second": 1e4, "mfu": 0.5, "memory_peak_gib": 1.0,
             })  # fmt: skip

@@ -145,10 +145,10 @@ COMPONENTS = {
         "Transform(name='{name}', summary='', phase=Phase.DATA, apply=Ref('{module}:apply'), "
         "active=lambda context: {active})",
     ),
-    "debug": ("titan_debuggers", "Debugger(name='{name}', summary='', build=Ref('a:b'), active=lambda context: {active})"),
+    "debug": ("titan_debuggers", "Observer(name='{name}', summary='', build=Ref('a:b'), active=lambda context: {active})"),
 }
 IMPORTS = """
-from titan_core.api import Command, Debugger, Phase, Recipe, Ref, Transform, hookimpl
+from titan_core.api import Command, Observer, Phase, Recipe, Ref, Transform, hookimpl
 api = (1, 0)
 def hello(context):
     print("hello")

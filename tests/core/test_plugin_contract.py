@@ -264,15 +264,16 @@ class Delegates:
     """Has only what another object has."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("log", "close"):
+        if name in ("step_unless",):
             return raises(RuntimeError("late"))
         raise AttributeError(name)
 
 
 def test_methods_of_an_instance_are_guarded_too() -> None:
-    logger = guarded_object(ORIGIN, Delegates(), OBJECTS["titan_core.api.observe.metric_log:MetricLog"], "MetricLog", {})
-    with pytest.raises(PluginFailure, match=f"{NAMED}log raised RuntimeError: late"):
-        logger.log({})
+    members = OBJECTS["titan_core.api.training.optimizer:SkipsOnDevice"]
+    made = guarded_object(ORIGIN, Delegates(), members, "SkipsOnDevice", {})
+    with pytest.raises(PluginFailure, match=f"{NAMED}step_unless raised RuntimeError: late"):
+        made.step_unless(None)
 
 
 class Source:
@@ -318,7 +319,7 @@ NONSENSE: list[tuple[str, Any, str]] = [
                                                               alive=(-1.0,), idle=0.0)), r"returned alive = \(-1.0,\)"),
     ("Transform.steps.runner", Bare(), "has no '__call__'; it must return a StepRunner"),
     ("Transform.steps.observer", Bare, "returned the class Bare; it must return an instance"),
-    ("Debugger.build", None, "returned None"),
+    ("Observer.build", None, "returned None"),
     ("Dataset.build", Bare(), "has no 'num_documents'; it must return a DocumentSource"),
     ("Dataset.build", with_value(Source, num_documents=-1), "num_documents is -1; it must be a whole number, at least 0"),
     ("Dataset.build", with_value(Source, num_documents=1.5), "num_documents is 1.5"),
@@ -329,7 +330,7 @@ NONSENSE: list[tuple[str, Any, str]] = [
     ("Optimizer.build", Bare(), "must return a Optimizer"),
     ("Objective.build", end, "must return a ObjectiveFunction"),
     ("LRSchedule.build", 0.1, "must return a LRScheduler"),
-    ("MetricLogger.build", Bare(), "has no 'log'; it must return a MetricLog"),
+    ("Observer.build", Bare, "returned the class Bare; it must return an instance"),
     ("Checkpoint.build", None, "returned None"),
     ("Checkpoint.find_model", "path", "must return a StoredModel"),
     ("Command.run", None, "returned None; it must return the exit status"),
@@ -410,7 +411,7 @@ def test_a_stored_model_is_loaded_by_guarded_code() -> None:
 
 
 PLUGIN = """
-from titan_core.api import Dataset, Debugger, LRSchedule, Ref, hookimpl
+from titan_core.api import Dataset, Observer, LRSchedule, Ref, hookimpl
 api = (1, 0)
 class Shard:
     def __iter__(self): return self
@@ -421,7 +422,7 @@ class Source:
     num_documents = 64
     def shard(self, index, count, epoch): return Shard()
 def open_source(context): return Source()
-class Observer:
+class Watcher:
     answers = {}
     @hookimpl
     def titan_figures(self, record): return self.answers.get("titan_figures")
@@ -429,24 +430,24 @@ class Observer:
     def titan_save_state(self): return self.answers.get("titan_save_state")
     @hookimpl
     def titan_before_update(self): return self.answers.get("titan_before_update")
-def observe(context): return Observer()
+def observe(context): return Watcher()
 def schedule(context):
     from torch.optim.lr_scheduler import LambdaLR
     return LambdaLR(context.optimizer, lambda step: float("nan"))
 @hookimpl
 def titan_datasets(): return [Dataset(name="odd", summary="", build=Ref("odd:open_source"))]
 @hookimpl
-def titan_debuggers(): return [Debugger(name="odd", summary="", build=Ref("odd:observe"), active=lambda context: True)]
+def titan_debuggers(): return [Observer(name="odd", summary="", build=Ref("odd:observe"), active=lambda context: True)]
 @hookimpl
 def titan_lr_schedules(): return [LRSchedule(name="odd", summary="", build=Ref("odd:schedule"))]
 """
 JOBS: dict[str, tuple[dict[str, Any], list[str], int]] = {
     "dataset 'odd': __next__ raised KeyError: 'text'": ({}, ["--training.dataset", "odd"], 1),
     "lr schedule 'odd': set the learning rates [nan": ({}, ["--lr_scheduler.name", "odd"], 2),
-    "debug 'odd': titan_figures returned 3": ({"titan_figures": 3}, [], 2),
-    "debug 'odd': titan_figures returned 'x': nan": ({"titan_figures": {"x": float("nan")}}, [], 2),
-    "debug 'odd': titan_save_state returned ['mine']": ({"titan_save_state": ["mine"]}, [], 2),
-    "debug 'odd': titan_before_update returned 1": ({"titan_before_update": 1}, [], 2),
+    "observer 'odd': titan_figures returned 3": ({"titan_figures": 3}, [], 2),
+    "observer 'odd': titan_figures returned 'x': nan": ({"titan_figures": {"x": float("nan")}}, [], 2),
+    "observer 'odd': titan_save_state returned ['mine']": ({"titan_save_state": ["mine"]}, [], 2),
+    "observer 'odd': titan_before_update returned 1": ({"titan_before_update": 1}, [], 2),
 }
 
 
@@ -463,7 +464,7 @@ def test_a_job_ends_with_one_line(
     monkeypatch.setattr(command_line.Components, "from_installed", lambda: registry)
     import odd  # type: ignore[import-not-found]
 
-    monkeypatch.setattr(odd.Observer, "answers", answers)
+    monkeypatch.setattr(odd.Watcher, "answers", answers)
     assert main(["train", "tiny", "--training.steps", "2", *arguments]) == status
     errors = [line for line in capsys.readouterr().err.splitlines() if "warning" not in line]
     (line,) = [line for line in errors if line.startswith("titan: error: ")]

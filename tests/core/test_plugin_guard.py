@@ -78,8 +78,8 @@ def registry_with(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch, na
 TRANSFORM = "Transform(name='odd', summary='', phase=Phase.DATA, apply=Ref('odd:raises'), active={active}{more})"
 KIND_OF = {
     "titan_parallelisms": TRANSFORM,
-    "titan_debuggers": "Debugger(name='odd', summary='', build=Ref('odd:raises'), active={active}{more})",
-    "titan_metric_loggers": "MetricLogger(name='odd', summary='', build=Ref('odd:raises'), active={active}{more})",
+    "titan_debuggers": "Observer(name='odd', summary='', build=Ref('odd:raises'), active={active}{more})",
+    "titan_metric_loggers": "Observer(name='odd', summary='', build=Ref('odd:raises'), active={active}{more})",
     "titan_checkpoints": "Checkpoint(name='odd', summary='', build=Ref('odd:raises'), active={active})",
     "titan_models": "Model(name='odd', summary='', flavors=dict(one=Args()), define=Ref('odd:{active}'))",
     "titan_tokenizers": "Tokenizer(name='odd', summary='', build=Ref('odd:{active}'))",

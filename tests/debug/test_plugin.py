@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titan_core.api import Command, Debugger
+from titan_core.api import Command, Observer
 from titan_core.plugins.registry import Components
 
 
@@ -11,7 +11,7 @@ def test_its_debuggers_and_commands_are_registered() -> None:
     (plugin,) = (plugin for plugin in registry.found.plugins if plugin.distribution == "titan-debug")
     assert plugin.name == "debug"
     assert {"flight_recorder", "crash_recorder"} <= {
-        component.name for component in plugin.components if isinstance(component, Debugger)
+        component.name for component in plugin.components if isinstance(component, Observer)
     }
     assert {"analyse", "analyze", "flight dump"} <= {
         component.name for component in plugin.components if isinstance(component, Command)

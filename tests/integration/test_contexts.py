@@ -22,13 +22,12 @@ CONTEXTS = {
     ("health check", "check"): "HealthContext",
     "check": "JobContext",
     ("dataset", "build"): "DatasetContext",
-    ("debug", "build"): "JobContext",
+    ("observer", "build"): "JobContext",
     ("objective", "build"): "TrainingContext",
     ("tokenizer", "build"): "TokenizerContext",
     ("optimizer", "build"): "OptimizerContext",
     ("lr schedule", "build"): "LRScheduleContext",
     ("checkpoint", "build"): "CheckpointContext",
-    ("metric logger", "build"): "LoggerContext",
 }
 """The expected context, by a component's field or by its kind and field."""
 

@@ -16,7 +16,7 @@ import torch
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job
 from harness.meshes import CASES, PP, SCHEDULE, TINY, Case, run_in
-from titan_core.api import Debugger, MetricLogger
+from titan_core.api import Observer
 
 SETTINGS: dict[str, object] = {**TINY, "training.steps": 3, "training.global_batch_size": 8}
 OBSERVED: dict[str, object] = {
@@ -63,8 +63,8 @@ def table() -> list[Any]:
 def test_every_observer_takes_part() -> None:
     """Add new observers to :data:`OBSERVED`."""
     job = make_job("llama3_debug", {**SETTINGS, **OBSERVED}, world_size=1)
-    taking_part = {one.name for one in (*job.debuggers, *job.loggers)}
-    everyone = {one.name for kind in (Debugger, MetricLogger) for one in job.registry.all(kind)}
+    taking_part = {one.name for one in job.observers}
+    everyone = {one.name for one in job.registry.all(Observer)}
     assert everyone == taking_part | NOT_HERE.keys()
 
 

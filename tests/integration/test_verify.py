@@ -20,7 +20,7 @@ TINY = [
 
 
 WRONG = """
-from titan_core.api import Debugger, Ref, hookimpl
+from titan_core.api import Observer, Ref, hookimpl
 
 api = (1, 0)
 
@@ -39,7 +39,7 @@ class Wrong:
 
 @hookimpl
 def titan_debuggers():
-    return [Debugger(name="wrong", summary="", active=lambda context: True, build=Ref("wrong_plugin:build"))]
+    return [Observer(name="wrong", summary="", active=lambda context: True, build=Ref("wrong_plugin:build"))]
 
 def build(context):
     return Wrong()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from titan_core.api import (
     Command,
     Dataset,
-    Debugger,
     HealthCheck,
     LRSchedule,
-    MetricLogger,
     Objective,
+    Observer,
     Optimizer,
     OptimizerSection,
     Ref,
@@ -81,27 +80,31 @@ def titan_lr_schedules() -> list[LRSchedule]:
 
 
 @hookimpl
-def titan_metric_loggers() -> list[MetricLogger]:
+def titan_metric_loggers() -> list[Observer]:
     return [
-        MetricLogger(
+        Observer(
+            first_rank=True,
+            may_fail=True,
             name="console",
             summary="lines and a progress bar",
             build=Ref("titan_core.runlog.console:ConsoleLog"),
             active=lambda context: True,
         ),
-        MetricLogger(
+        Observer(
+            first_rank=True,
+            may_fail=True,
             name="jsonl",
             summary="metrics.jsonl in the run's directory",
-            build=Ref("titan_core.runlog.jsonl:build"),
+            build=Ref("titan_core.runlog.jsonl:MetricsFile"),
             active=lambda context: True,
         ),
     ]
 
 
 @hookimpl
-def titan_debuggers() -> list[Debugger]:
+def titan_debuggers() -> list[Observer]:
     return [
-        Debugger(
+        Observer(
             name="finite_guard",
             summary="stops the run, or skips the update, when the loss or gradient norm is not finite",
             config=TrainingSection,

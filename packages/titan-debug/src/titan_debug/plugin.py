@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titan_core.api import Command, Debugger, HealthCheck, Ref, hookimpl
+from titan_core.api import Command, HealthCheck, Observer, Ref, hookimpl
 from titan_debug.config import CommTraceSection, NumericsSection, ProfilingSection
 from titan_debug.slots import FLOPS
 
@@ -10,37 +10,37 @@ api = (1, 0)
 
 
 @hookimpl
-def titan_debuggers() -> list[Debugger]:
+def titan_debuggers() -> list[Observer]:
     return [
-        Debugger(
+        Observer(
             name="locate_nan",
             summary="names the first module whose output is not finite if the loss is not",
             config=NumericsSection,
             active=lambda context: context.section.locate_nan,
             build=Ref("titan_debug.numerics.locate_nan:NanLocator"),
         ),
-        Debugger(
+        Observer(
             name="loss_spike",
             summary="on a loss far above the preceding ones, warns, skips the update or stops",
             config=NumericsSection,
             active=lambda context: context.section.spike_action != "off",
             build=Ref("titan_debug.numerics.loss_spike:LossSpikes"),
         ),
-        Debugger(
+        Observer(
             name="mfu",
             reads=(FLOPS,),
             summary="adds model FLOPs utilisation to the metrics",
             active=lambda context: True,
             build=Ref("titan_debug.mfu:Mfu"),
         ),
-        Debugger(
+        Observer(
             name="statistics",
             summary="mean, rms and largest element of outputs and gradients, periodically or on request",
             config=NumericsSection,
             active=lambda context: True,
             build=Ref("titan_debug.numerics.statistics_recorder:StatisticsRecorder"),
         ),
-        Debugger(
+        Observer(
             name="profiler",
             summary="torch profiler traces, periodically and on SIGUSR2",
             config=ProfilingSection,
@@ -48,7 +48,7 @@ def titan_debuggers() -> list[Debugger]:
             build=Ref("titan_debug.profiling.profiler:Profiler"),
             check=Ref("titan_debug.config:check"),
         ),
-        Debugger(
+        Observer(
             name="memory_snapshots",
             summary="CUDA memory with its allocation history, periodically and when memory runs out",
             config=ProfilingSection,
@@ -56,21 +56,21 @@ def titan_debuggers() -> list[Debugger]:
             build=Ref("titan_debug.profiling.memory_snapshots:MemorySnapshots"),
             check=Ref("titan_debug.config:check_memory"),
         ),
-        Debugger(
+        Observer(
             name="flight_recorder",
             summary="dumps every rank's collectives and stacks when a step takes too long or a rank is lost",
             config=CommTraceSection,
             active=lambda context: context.section.flight_recorder,
             build=Ref("titan_debug.flight.recorder:FlightRecorder"),
         ),
-        Debugger(
+        Observer(
             name="stragglers",
             summary="names ranks that are persistently slower than others, and their hosts",
             config=CommTraceSection,
             active=lambda context: context.section.straggler_ratio > 0 and context.job.mesh.world_size > 1,
             build=Ref("titan_debug.stragglers:Stragglers"),
         ),
-        Debugger(
+        Observer(
             name="crash_recorder",
             summary="records why a rank failed: exception, place in the mesh, environment; read by `titan analyse`",
             active=lambda context: True,

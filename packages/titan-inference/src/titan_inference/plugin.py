@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from titan_core.api import Command, Debugger, Ref, hookimpl
+from titan_core.api import Command, Observer, Ref, hookimpl
 from titan_inference.config import SampleSection
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ PROMPT = "Once upon a time"
 
 
 @hookimpl
-def titan_debuggers() -> list[Debugger]:
+def titan_debuggers() -> list[Observer]:
     return [
-        Debugger(
+        Observer(
             name="sample",
             summary="lets the model write at the end of a run, and at intervals",
             config=SampleSection,

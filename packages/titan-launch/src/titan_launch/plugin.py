@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from titan_core.api import Command, Debugger, HealthCheck, Ref, hookimpl
+from titan_core.api import Command, HealthCheck, Observer, Ref, hookimpl
 from titan_core.toolkit.jobs import AssembledJob
 from titan_core.toolkit.launching import RESTART, Launcher, reported_by_launcher
 from titan_core.toolkit.status import StatusDisplay
@@ -25,22 +25,22 @@ def titan_health_checks() -> list[HealthCheck]:
 
 
 @hookimpl
-def titan_debuggers() -> list[Debugger]:
+def titan_debuggers() -> list[Observer]:
     return [
-        Debugger(
+        Observer(
             name="garbage_collection",
             summary="collects Python's garbage at the same steps on all ranks",
             config=GarbageKeys,
             active=lambda context: context.section.gc_freq > 0,
             build=Ref("titan_launch.garbage:GarbageCollection"),
         ),
-        Debugger(
+        Observer(
             name="progress",
             summary="lets the launcher see how far each rank is",
             active=lambda context: reported_by_launcher(),
             build=Ref("titan_launch.progress:ProgressFile"),
         ),
-        Debugger(
+        Observer(
             name="recovery",
             summary="reports what a restart cost",
             active=lambda context: RESTART in os.environ,

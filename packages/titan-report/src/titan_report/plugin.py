@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from titan_core.api import Command, MetricLogger, Ref, hookimpl
+from titan_core.api import Command, Observer, Ref, hookimpl
 from titan_report.config import TensorBoardKeys, WandbKeys
 
 if TYPE_CHECKING:
@@ -14,17 +14,21 @@ api = (1, 0)
 
 
 @hookimpl
-def titan_metric_loggers() -> list[MetricLogger]:
+def titan_metric_loggers() -> list[Observer]:
     return [
-        MetricLogger(
+        Observer(
+            first_rank=True,
+            may_fail=True,
             name="tensorboard",
             summary="TensorBoard event files in the run directory",
             config=TensorBoardKeys,
-            build=Ref("titan_report.loggers.tensorboard:build"),
+            build=Ref("titan_report.loggers.tensorboard:TensorBoardLog"),
             active=lambda context: context.section.enable_tensorboard,
             check=Ref("titan_report.config:check_tensorboard"),
         ),
-        MetricLogger(
+        Observer(
+            first_rank=True,
+            may_fail=True,
             name="wandb",
             summary="Weights & Biases, online or offline",
             config=WandbKeys,

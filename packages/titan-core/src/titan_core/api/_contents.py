@@ -58,8 +58,8 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "config.sections": "OptimizerSection",
     },
     "observe": {
-        "observe.components": "Debugger",
-        "observe.metric_log": "MetricLog MetricLogger LoggerContext Record",
+        "observe.components": "Observer",
+        "observe.metric_log": "Record",
         "observe.events": "Run StepReport PendingUpdate ValidationReport RunEnd Finding",
         "observe.shared_request": "SharedRequest",
         "observe.deferred_reports": "DeferredReports",

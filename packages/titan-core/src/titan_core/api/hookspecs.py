@@ -29,8 +29,8 @@ from titan_core.api.commands.command import Command
 from titan_core.api.commands.health import HealthCheck
 from titan_core.api.data.components import Dataset, ModelHub, RecordFormat, Tokenizer
 from titan_core.api.model.components import Model
-from titan_core.api.observe.components import Debugger
-from titan_core.api.observe.metric_log import MetricLogger, Record
+from titan_core.api.observe.components import Observer
+from titan_core.api.observe.metric_log import Record
 from titan_core.api.parallel.components import Transform
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.api.plugins.component import Recipe
@@ -76,8 +76,8 @@ def titan_checkpoints() -> Sequence[Checkpoint]:  # type: ignore[empty-body]
 
 
 @hookspec
-def titan_debuggers() -> Sequence[Debugger]:  # type: ignore[empty-body]
-    """Debug stage: observers that a job can select. They implement the lifecycle hooks below."""
+def titan_debuggers() -> Sequence[Observer]:  # type: ignore[empty-body]
+    """Debug stage: observers of a run that a job can select. They implement the lifecycle hooks below."""
 
 
 @hookspec
@@ -116,8 +116,8 @@ def titan_lr_schedules() -> Sequence[LRSchedule]:  # type: ignore[empty-body]
 
 
 @hookspec
-def titan_metric_loggers() -> Sequence[MetricLogger]:  # type: ignore[empty-body]
-    """Destinations of a run's metrics."""
+def titan_metric_loggers() -> Sequence[Observer]:  # type: ignore[empty-body]
+    """Observers that write a run's metrics (:func:`titan_metrics`), by convention with ``first_rank`` and ``may_fail``."""
 
 
 @hookspec
@@ -136,7 +136,7 @@ def titan_health_checks() -> Sequence[HealthCheck]:  # type: ignore[empty-body]
 
 
 # ---- Lifecycle: called while a job runs, on every rank, in this order. Hooks of a plugin module are called in every job;
-# ---- hooks of the object that a Debugger builds are called in the jobs that select it. A hook that raises ends the job.
+# ---- hooks of the object that an Observer builds are called in the jobs that select it. A hook that raises ends the job.
 # ---- Hooks fire per step, never per layer, and a call costs microseconds.
 
 
@@ -197,6 +197,11 @@ def titan_figures(record: Record) -> Mapping[str, float | int | None] | None:
 
 
 @hookspec
+def titan_metrics(record: Record) -> None:
+    """The metrics of a logged step, or of a validation. Called on rank 0 only."""
+
+
+@hookspec
 def titan_validation_end(report: ValidationReport) -> None:
     """The validation loss was measured."""
 
@@ -226,7 +231,7 @@ def titan_state_tensors() -> Mapping[str, Tensor] | None:
 
     A checkpoint saves them with the model's tensors. A resumed run loads into these same tensors before it calls
     :func:`titan_restore_state`, so they must exist once the observer is constructed and keep their names, shapes and types.
-    A metric logger is built after the restore and therefore cannot have any. A tensor that is sharded over ranks must be a
+    An observer with ``first_rank`` cannot have any. A tensor that is sharded over ranks must be a
     DTensor; any other tensor must be the same on all ranks that train the same replica."""
 
 

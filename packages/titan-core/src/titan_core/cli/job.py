@@ -58,8 +58,7 @@ def describe(job: AssembledJob) -> dict[str, Any]:
     if job.validation is not None:
         components["validation"] = job.validation.datasets[0].name
     components["checkpoint"] = job.checkpoint.name if job.checkpoint is not None else "none"
-    components["metric loggers"] = ", ".join(logger.name for logger in job.loggers) or "none"
-    components["debug"] = ", ".join(debugger.name for debugger in job.debuggers) or "none"
+    components["observers"] = ", ".join(observer.name for observer in job.observers)
     return {
         "source": job.config.source,
         "digest": job.digest(),

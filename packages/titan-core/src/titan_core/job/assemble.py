@@ -14,16 +14,15 @@ from titan_core.api import (
     Checkpoint,
     Component,
     Config,
-    Debugger,
     Job,
     LRSchedule,
     MeshDim,
     MeshPlan,
     MeshView,
-    MetricLogger,
     Model,
     ModelDefinition,
     Objective,
+    Observer,
     Optimizer,
     OptimizerSection,  # fmt: skip
     Problem,
@@ -113,12 +112,11 @@ def assemble(
     active = [transform for transform in registry.all(Transform) if transform.active(transform.context(job))]
     problems += check_served(job, active, registry)
     problems += check_reduced(job, active)
-    loggers = [logger for logger in registry.all(MetricLogger) if logger.active(logger.context(job))]
-    debuggers = [debugger for debugger in registry.all(Debugger) if debugger.active(debugger.context(job))]
+    observers = [observer for observer in registry.all(Observer) if observer.active(observer.context(job))]
     checkpoints = [checkpoint for checkpoint in registry.all(Checkpoint) if checkpoint.active(checkpoint.context(job))]
     objectives = [] if objective is None else [objective]
-    checked: list[Transform | MetricLogger | Debugger | Objective | Checkpoint]
-    checked = [*active, *loggers, *debuggers, *objectives, *checkpoints]
+    checked: list[Transform | Observer | Objective | Checkpoint]
+    checked = [*active, *observers, *objectives, *checkpoints]
     for component in checked:
         problems += registry.claims(component.kind, component.name)
         if component.check is not None:
@@ -148,8 +146,7 @@ def assemble(
         optimizer=optimizer,
         lr_schedule=lr_schedule,
         checkpoint=checkpoints[0] if checkpoints else None,
-        loggers=tuple(loggers),
-        debuggers=tuple(debuggers),
+        observers=tuple(observers),
         notes=(
             *config.notes,
             *(pretrained_notes(stored, definition, text_tokenizer) if stored is not None else ()),

@@ -54,6 +54,7 @@ from titan_core.model.size import size_of
 from titan_core.optim.lr_schedule import advance
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.runlog.event_log import EventLog
+from titan_core.runlog.forgiven import register_late_observers
 from titan_core.runlog.other_runs import require_own_run
 from titan_core.runlog.reporter import MetricsReporter
 from titan_core.runlog.run_directory import RunDirectory, run_lock
@@ -79,8 +80,9 @@ def train(job: AssembledJob, observers: Iterable[object] = (), next_commands: bo
     lifecycle = Lifecycle()
     for module, origin in job.registry.modules():
         lifecycle.register(module, origin=origin)
-    for debugger in job.debuggers:
-        lifecycle.register(debugger.build.load()(debugger.context(job)), origin=job.registry.origin(debugger))
+    for one in job.observers:
+        if not (one.first_rank or one.may_fail):
+            lifecycle.register(one.build.load()(one.context(job)), origin=job.registry.origin(one))
     for observer in observers:
         lifecycle.register(observer)
     with collector_as_before(), numerics_as_before(), ExitStack() as stack:
@@ -104,6 +106,7 @@ def train(job: AssembledJob, observers: Iterable[object] = (), next_commands: bo
                 world = stack.enter_context(join_world(job))
             interruption = stack.enter_context(Interruption())
             lifecycle.register(interruption)
+            register_late_observers(job, lifecycle, world.rank)
             trainer = Trainer(job, world, data, lifecycle, directory, interruption)
             stack.callback(trainer.close)
             end = trainer.run()
@@ -275,7 +278,6 @@ class Trainer:
             if self.checkpoints is not None:
                 stack.callback(self.checkpoints.close)
             stack.callback(self.events.close)
-            self.metrics.close()
 
     def _train_step(self, data: StepData, totals: StepTotals) -> StepReport:
         """Forward, backward, clip and update."""

@@ -82,7 +82,7 @@ def _notification(spec: Callable[P, Any], random: bool = True) -> Callable[Conca
 
 
 class Lifecycle:
-    """Calls every registered observer: plugin modules, debuggers and metric loggers.
+    """Calls every registered observer: plugin modules, and the observers of the job.
 
     Hooks leave random generators unchanged (:func:`same_generators`), and the tensors of the run
     (:class:`~titan_core.plugins.unchanged.Unchanged`).
@@ -91,8 +91,6 @@ class Lifecycle:
     def __init__(self, observers: Iterable[ModuleType | object] = ()) -> None:
         self._manager = hook_manager()
         self._owners: dict[int, CodeOrigin | _Caller] = {}
-        self._tensors_collected = False  # by a checkpoint, which loads into the tensors collected first
-        self._restored: Mapping[str, Any] | None = None  # for observers that register later, such as metric loggers
         self._parameters: list[Tensor] = []  # of the run, once it starts
         self._checked: set[str] = set()  # hooks of observers that are not the core's
         self._unchanged: Unchanged | None = None  # while a hook is called
@@ -102,21 +100,23 @@ class Lifecycle:
     def register(
         self,
         observer: ModuleType | object,
-        failed: Callable[[Exception], None] | None = None,
         origin: CodeOrigin | None = None,
         changes_weights: bool = False,
+        wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]] | None = None,
+        has_tensors: bool = True,
     ) -> None:
         """Call the lifecycle hooks of ``observer`` from now on. An observer without hooks costs nothing.
 
         Args:
-            failed: receives exceptions of the observer's hooks, which then do not end the run.
             origin: the plugin that owns the observer. Errors of its hooks then name the plugin
                 (:class:`~titan_core.toolkit.errors.PluginFailure`).
             changes_weights: whether its hooks may change weights and gradients in place.
+            wrap: (hook, its function) -> the function to call instead.
+            has_tensors: whether it may have tensors in checkpoints, as one that exists on all ranks.
 
         Raises:
             PluginFailure: a hook is misspelt, has a wrong signature, wraps a hook that is answered, or returns tensors
-                although it registers after they were collected; a ValueError for an observer that belongs to no plugin.
+                although it may have none; a ValueError for an observer that belongs to no plugin.
         """
         owner = self._owners[id(observer)] = origin or _Caller(observer)
         try:
@@ -129,8 +129,8 @@ class Lifecycle:
         for caller in self._manager.get_hookcallers(observer) or ():
             if caller.name in REGISTRATION_HOOKS:
                 continue  # called at discovery
-            if caller.name == "titan_state_tensors" and self._tensors_collected:
-                raise owner.failure("implements titan_state_tensors, but metric loggers are built after the restore")
+            if caller.name == "titan_state_tensors" and not has_tensors:
+                raise owner.failure("implements titan_state_tensors, but exists on rank 0 only")
             for implementation in caller.get_hookimpls():
                 if implementation.plugin is not observer:
                     continue
@@ -141,13 +141,9 @@ class Lifecycle:
                 if not wraps and caller.name in CHECKED and not type(observer).__module__.startswith("titan_core."):
                     self._checked.add(caller.name)
                     function = self._watched(caller.name, function, owner, changes_weights)
-                if failed is not None:
-                    function = _forgiven(function, failed)
+                if wrap is not None and not wraps:
+                    function = wrap(caller.name, function)
                 setattr(implementation, "function", function)  # noqa: B010 - public, but declared final
-
-        if self._restored is not None:
-            others = [other for _, other in self._manager.list_name_plugin() if other is not observer]
-            self._manager.subset_hook_caller("titan_restore_state", others)(state=self._restored)
 
     def unregister(self, observer: object) -> None:
         """Stop calling ``observer``."""
@@ -160,23 +156,20 @@ class Lifecycle:
 
         self._parameters = with_shards(parameters)
 
+    restore_state = _notification(hookspecs.titan_restore_state)
     job_assembled = _notification(hookspecs.titan_job_assembled)
     train_start = _notification(hookspecs.titan_train_start)
     step_start = _notification(hookspecs.titan_step_start)
     step_cancelled = _notification(hookspecs.titan_step_cancelled)
     gradients_complete = _notification(hookspecs.titan_gradients_complete)
     step_end = _notification(hookspecs.titan_step_end)
+    metrics = _notification(hookspecs.titan_metrics)
     validation_end = _notification(hookspecs.titan_validation_end)
     sample = _notification(toolkit_hooks.titan_sample)
     checkpoint_saved = _notification(hookspecs.titan_checkpoint_saved)
     finding = _notification(hookspecs.titan_finding, random=False)
     flush = _notification(hookspecs.titan_flush)
     train_end = _notification(hookspecs.titan_train_end)
-
-    def restore_state(self, state: Mapping[str, Any]) -> None:
-        """See :func:`titan_core.api.hookspecs.titan_restore_state`."""
-        self._restored = state
-        self.call("titan_restore_state", {"state": state})
 
     def checkpoint_failed(self, step: int, why: str) -> None:
         """See :class:`titan_core.api.CheckpointEvents`. Reported as a finding."""
@@ -216,7 +209,6 @@ class Lifecycle:
         Raises:
             PluginFailure: two observers use one name.
         """
-        self._tensors_collected = True
         return self._merged("titan_state_tensors", {})
 
     def job_facts(self, job: AssembledJob) -> list[JobFact]:
@@ -303,14 +295,3 @@ class Lifecycle:
             return result
 
         return call
-
-
-def _forgiven(function: Callable[..., Any], failed: Callable[[Exception], None]) -> Callable[..., Any]:
-    def call(*arguments: Any) -> Any:
-        try:
-            return function(*arguments)
-        except Exception as error:  # noqa: BLE001 - ``failed`` reports it, whatever it is
-            failed(error)
-            return None
-
-    return call

@@ -7,10 +7,11 @@ from contextlib import ExitStack
 
 from rich.console import Console
 
-from titan_core.api import LoggerContext, Record, RunEnd, StepReport, hookimpl
+from titan_core.api import JobContext, Record, Run, RunEnd, StepReport, hookimpl
 from titan_core.api._shown import printable
 from titan_core.api.data.dataset import StreamSpec
 from titan_core.api.observe.events import Sample
+from titan_core.toolkit.device import device_name
 from titan_core.toolkit.status import RunProgress, hide_progress, show_progress, show_status
 from titan_core.toolkit.text import describe_model, format_mfu, is_estimated, show_count
 
@@ -18,17 +19,21 @@ from titan_core.toolkit.text import describe_model, format_mfu, is_estimated, sh
 class ConsoleLog:
     """Prints to stdout. On a terminal, the status line stays below the lines, and lines are made to fit."""
 
-    def __init__(self, context: LoggerContext[None], console: Console | None = None) -> None:
-        run = self._run = context.run
+    def __init__(self, context: JobContext[None], console: Console | None = None) -> None:
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._width = self._console.width if self._console.is_interactive and self._console.file.isatty() else None
-        for line in describe_run(context):
+        self._run: Run | None = None
+        self._open = ExitStack()
+
+    @hookimpl(tryfirst=True)
+    def titan_train_start(self, run: Run) -> None:
+        """Describe the run, and show its progress."""
+        self._run = run
+        for line in describe_run(run):
             self._print(line if self._width is None else textwrap.fill(line, self._width, subsequent_indent=" " * 11))
         self._progress = RunProgress(f"{run.job.name} ({show_count(run.size.parameters)})", run.steps, run.step)
-        self._open = ExitStack()
-        self._open.enter_context(
-            show_status(run.job.registry)
-        )  # of an application that calls the trainer; `titan train` has one
+        # Of an application that calls the trainer; `titan train` has one.
+        self._open.enter_context(show_status(run.job.registry))
         show_progress(self._progress)
         self._open.callback(hide_progress, self._progress)
 
@@ -37,8 +42,10 @@ class ConsoleLog:
         """Advance the bar. Its loss is that of the last logged step, because reading a loss waits for the device."""
         self._progress.done = report.step
 
-    def log(self, record: Record) -> None:
+    @hookimpl
+    def titan_metrics(self, record: Record) -> None:
         """Print the line of a step."""
+        assert self._run is not None
         width = None if self._width is None else self._console.width
         self._print(format_line(record, self._run.steps, width))
         if "loss" in record:
@@ -54,7 +61,9 @@ class ConsoleLog:
     @hookimpl
     def titan_train_end(self, end: RunEnd) -> None:
         """Print how the run ended and where its files are."""
-        self.close()
+        self._open.close()
+        if self._run is None:  # the error is all that there is to say
+            return
         where = f"after step {end.step}" if end.step else "before the first step"
         if end.completed and 0 < end.step == self._run.step:
             ending = f"nothing to train: all {end.step} steps were done before"
@@ -66,23 +75,18 @@ class ConsoleLog:
             ending = f"ended {where} of {self._run.steps}: {end.reason}"
         self._print(f"{ending}; config, plugins and metrics are in {self._run.dump_folder}")
 
-    def close(self) -> None:
-        """Remove the progress bar."""
-        self._open.close()
-
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False)
 
 
-def describe_run(context: LoggerContext[None]) -> list[str]:
+def describe_run(run: Run) -> list[str]:
     """Return a summary of the run, one line per subject."""
-    run = context.run
     job, batch = run.job, run.job.batch
     transforms = ", ".join(transform.name for transform in job.transforms) or "none"
     lines = [
         f"model      {describe_model(job.name, run.size.parameters)}, exactly {run.size.parameters:,}; "
         f"{run.size.non_embedding:,} without the embedding",
-        f"mesh       {job.mesh} ({context.device_name}); transforms: {transforms}",
+        f"mesh       {job.mesh} ({device_name(run.world.device)}); transforms: {transforms}",
         f"batch      {batch.global_size} sequences of {batch.seq_len} tokens "
         f"= {batch.ranks} x {batch.microbatches} x {batch.local_size} (ranks x microbatches x local batch)",
         f"data       {_datasets(job.data)}, tokenizer {job.tokenizer.name}",

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from titan_core.api import LoggerContext, Record
+from titan_core.api import JobContext, Record, Run, RunEnd, hookimpl
 from titan_core.toolkit.json_lines import LineFile
 from titan_core.toolkit.runs.files import METRICS
 
 
 class MetricsFile:
-    """Appends to the file, so that a resumed run continues it."""
+    """Appends to the file in the run's directory, so that a resumed run continues it."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = LineFile(path)
+    def __init__(self, context: JobContext[None]) -> None:
+        self._file: LineFile | None = None
 
-    def log(self, record: Record) -> None:
+    @hookimpl
+    def titan_train_start(self, run: Run) -> None:
+        """Open the file."""
+        self._file = LineFile(Path(run.dump_folder) / METRICS)
+
+    @hookimpl
+    def titan_metrics(self, record: Record) -> None:
         """Append a line."""
+        assert self._file is not None
         self._file.append(record)
 
-    def close(self) -> None:
+    @hookimpl
+    def titan_train_end(self, end: RunEnd) -> None:
         """Close the file."""
-        self._file.close()
-
-
-def build(context: LoggerContext[None]) -> MetricsFile:
-    """Build the logger for the file in the run's directory."""
-    return MetricsFile(Path(context.run.dump_folder) / METRICS)
+        if self._file is not None:
+            self._file.close()

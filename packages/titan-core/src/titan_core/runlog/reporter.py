@@ -1,4 +1,4 @@
-"""Step reports to records for metric loggers."""
+"""Step reports to records of metrics."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ import time
 
 import torch
 
-from titan_core.api import MetricLogger, Record, Run, RunEnd, StepReport, TrainState, ValidationReport, World, hookimpl
+from titan_core.api import Record, Run, RunEnd, StepReport, TrainState, ValidationReport, World, hookimpl
 from titan_core.api.config.sections import MetricsSection
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.plugins.lifecycle import Lifecycle
-from titan_core.runlog.loggers import Loggers
 from titan_core.runlog.stopwatch import Stopwatch
-from titan_core.toolkit.device import device_name, memory, synchronize
+from titan_core.toolkit.device import memory, synchronize
 
 log = logging.getLogger(__name__)
 
 
 class MetricsReporter:
     """An observer that measures between logged steps. All ranks take part, because any rank may have the slowest loader or
-    the fullest memory; rank 0 has the loggers."""
+    the fullest memory; rank 0 has the records."""
 
     def __init__(
         self, job: AssembledJob, world: World, state: TrainState, lifecycle: Lifecycle, stopwatch: Stopwatch
@@ -32,7 +31,6 @@ class MetricsReporter:
         self._stopwatch = stopwatch
         self._frequency = job.config.section(MetricsSection).log_freq
         self._lifecycle = lifecycle
-        self._loggers = Loggers(lifecycle)
         self._unlogged: StepReport | None = None
         self._taken = 0  # steps in the window; not a difference of step numbers, which a replaced state makes jump
         self._skipped: int | torch.Tensor = 0
@@ -40,13 +38,11 @@ class MetricsReporter:
 
     @hookimpl
     def titan_train_start(self, run: Run) -> None:
-        """Build the loggers and start the clock."""
+        """Start the clock."""
         batch = self._job.batch
         self._steps = run.steps
         if self._world.rank == 0:
             self._flops_per_token = self._job.model.flops_per_token(batch.seq_len)
-            loggers = [logger for logger in self._job.loggers if isinstance(logger, MetricLogger)]
-            self._loggers.build(loggers, run, device_name(self._world.device))
         self._begin_window()
 
     @hookimpl(trylast=True)
@@ -64,15 +60,16 @@ class MetricsReporter:
     @hookimpl
     def titan_validation_end(self, report: ValidationReport) -> None:
         """Log a separate record. The time of validation does not count as training time."""
-        self._loggers.log(
-            {
-                "step": report.step,
-                "validation_loss": _finite(report.loss),
-                "validation_tokens": report.num_targets,
-                "validation_seconds": report.seconds,
-                "time": time.time(),
-            }
-        )
+        if self._world.rank == 0:
+            self._lifecycle.metrics(
+                {
+                    "step": report.step,
+                    "validation_loss": _finite(report.loss),
+                    "validation_tokens": report.num_targets,
+                    "validation_seconds": report.seconds,
+                    "time": time.time(),
+                }
+            )
         self.exclude(report.seconds)
 
     @hookimpl(tryfirst=True)
@@ -85,16 +82,12 @@ class MetricsReporter:
         """Do not count ``seconds``, which just passed, as training time."""
         self._started += seconds
 
-    def close(self) -> None:
-        """Close every logger."""
-        self._loggers.close()
-
     def _log(self, report: StepReport) -> None:
         self._unlogged = None
         of_ranks = self._over_ranks(self._taken)
         if self._world.rank == 0:
             record = {**self._record(report), **of_ranks, "time": time.time()}
-            self._loggers.log({**record, **self._lifecycle.figures(record)})
+            self._lifecycle.metrics({**record, **self._lifecycle.figures(record)})
         self._begin_window()
 
     def _begin_window(self) -> None:

@@ -104,7 +104,7 @@ def observed(job: AssembledJob, steps: int) -> list[Override]:
 
 def _without_loggers(job: AssembledJob) -> list[Override]:
     """Return overrides that disable the metric loggers of ``job`` whose section has a key ``enable_...``."""
-    sections = [logger.config for logger in job.loggers if logger.config is not None]
+    sections = [logger.config for logger in job.observers if logger.first_rank and logger.config is not None]
     return [
         Override(f"{section.section}.{key}", "false")
         for section in sections

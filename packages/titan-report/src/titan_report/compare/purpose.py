@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from titan_core.api import Checkpoint, Component, Debugger, MetricLogger, Registry, Transform
+from titan_core.api import Checkpoint, Component, Observer, Registry, Transform
 from titan_core.toolkit.sections import CORE_SECTIONS
 
 Purpose = Literal["speed", "loss"]
@@ -13,7 +13,7 @@ Purpose = Literal["speed", "loss"]
 SPEED_STEPS = 20
 """Steps of each run of a comparison of speed, unless the user requests another number."""
 
-_HOW_IT_RUNS: tuple[type[Component], ...] = (Transform, Checkpoint, MetricLogger, Debugger)
+_HOW_IT_RUNS: tuple[type[Component], ...] = (Transform, Checkpoint, Observer)
 """Kinds of components whose sections say how a job runs, and not what it learns."""
 _CORE_SECTIONS = {"job", "comm", "parallelism", "metrics", "plugins"}
 _CORE_KEYS = {

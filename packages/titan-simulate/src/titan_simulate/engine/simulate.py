@@ -61,7 +61,9 @@ def simulate(
         raise UserError.one(f"--rank {rank}", f"the job has {size} ranks", f"name one from 0 to {size - 1}")
     if device is not None:
         describe(device)
-    job = replace(with_simulated_weights(with_simulated_data(job)), checkpoint=None, loggers=())
+    job = with_simulated_weights(with_simulated_data(job))
+    silent = tuple(observer for observer in job.observers if not observer.first_rank)
+    job = replace(job, checkpoint=None, observers=silent)
     job = with_optimizer_state(job) if resumed else job
     engine = _Engine(job, rank, observers, strict, checks_model)
     with simulating(engine), _own_error(engine.waits):

@@ -10,10 +10,7 @@ An observer is an object with lifecycle hooks (:mod:`titan_core.api.hookspecs`),
         def titan_figures(self, record: Record) -> dict[str, float]:
             return {"spikes": self.count}
 
-* ``Debugger``: an observer, built if the job selects it
-* ``MetricLog``: the object that it builds
-* ``MetricLogger``: a destination of metrics
-* ``LoggerContext``: its context
+* ``Observer``: an observer, built if the job selects it
 * ``Record``: the metrics of a logged step
 * ``Run``: the running job
 * ``StepReport``: one step
@@ -32,7 +29,7 @@ from typing import TYPE_CHECKING
 from titan_core.api._lazy import getter, names_of
 
 if TYPE_CHECKING:
-    from titan_core.api.observe.components import Debugger as Debugger
+    from titan_core.api.observe.components import Observer as Observer
     from titan_core.api.observe.deferred_reports import DeferredReports as DeferredReports
     from titan_core.api.observe.events import (
         Finding as Finding,
@@ -42,12 +39,7 @@ if TYPE_CHECKING:
         StepReport as StepReport,
         ValidationReport as ValidationReport,
     )
-    from titan_core.api.observe.metric_log import (
-        LoggerContext as LoggerContext,
-        MetricLog as MetricLog,
-        MetricLogger as MetricLogger,
-        Record as Record,
-    )
+    from titan_core.api.observe.metric_log import Record as Record
     from titan_core.api.observe.shared_request import SharedRequest as SharedRequest
 else:
     __getattr__ = getter(__name__, "observe")

@@ -15,7 +15,7 @@ from titan_core.api.data.components import Tokenizer
 from titan_core.api.data.dataset import StreamSpec
 from titan_core.api.data.tokenizer import TextTokenizer
 from titan_core.api.model.components import Model
-from titan_core.api.observe.components import Debugger
+from titan_core.api.observe.components import Observer
 from titan_core.api.parallel.components import Transform
 from titan_core.api.plugins.component import Component
 from titan_core.api.plugins.errors import Problem, UserError
@@ -43,9 +43,7 @@ class AssembledJob(Job):
     lr_schedule: LRSchedule
     checkpoint: Component | None
     """An instance of :class:`~titan_core.api.Checkpoint`."""
-    loggers: tuple[Component, ...]
-    """Instances of :class:`~titan_core.api.MetricLogger`."""
-    debuggers: tuple[Debugger, ...]
+    observers: tuple[Observer, ...]
     notes: tuple[str, ...] = ()
     """What a user should know about the job although nothing is wrong, one line each; includes :attr:`missing`."""
     missing: tuple[Problem, ...] = ()
