@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import os
-import pickle
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +14,11 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, b
 
 from harness import PATIENCE
 from harness.agents import KEY, Peer, agent_of
+from harness.stranger import Stranger
 from titan_core.api import UserError
 from titan_launch import handler as handlers
-from titan_launch.handler import Handler, State
-from titan_launch.meeting_point import handler
-from titan_launch.rendezvous import Rendezvous
-from titan_launch.signed_store import SignedStore
+from titan_launch.handler import Handler
+from titan_launch.rendezvous import Rendezvous, handler
 
 pytestmark = pytest.mark.usefixtures("environment", "handlers")
 
@@ -40,52 +36,9 @@ def options(endpoint: str, key: bytes = KEY, most: int = 2, address: str = "127.
     return Rendezvous(endpoint, "test", (1, most), 60, address, key=key, conf=conf)
 
 
-class Touch:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        return os.mkdir, (str(self._path),)
-
-
-class Stranger:
-    """A client of the store without the key, which has read what is in it since the start of the job."""
-
-    def __init__(self, endpoint: str, folder: Path) -> None:
-        host, port = endpoint.split(":")
-        self.store, self.proof = TCPStore(host, int(port), wait_for_workers=False), folder / "code-has-run"
-        self._old: list[bytes] = []
-
-    def listens(self) -> None:
-        """Remember the current state."""
-        self._old.append(self.store.get("titan/test/state"))
-
-    def states(self) -> dict[str, bytes]:
-        """Return forged states."""
-        payload = base64.b64encode(pickle.dumps(Touch(self.proof)))
-        known = self.store.get("titan/test/state").partition(b" ")[2]
-        ended = State("other", sequence=10**9, closed=True).to_json()
-        return {
-            "a pickle": payload,
-            "another key": SignedStore(self.store, b"another key, also of 32 characters", "test").sealed("state", ended),
-            "no signature": known.replace(b'"closed":false', b'"closed":true'),
-            "a wrong one": b"0" * 64 + b" " + known,
-            "nothing": b"",
-            "no text": b"\x80",
-            **{f"old state {number}": text for number, text in enumerate(self._old)},
-        }
-
-    def forge(self, text: bytes) -> None:
-        """Write a state, for torch's own rendezvous too."""
-        for key in ("titan/test/state", "torch.rendezvous.test"):
-            self.store.set(key, text)
-
-
 def repaired(machine: Handler, stranger: Stranger) -> bool:
     machine.num_nodes_waiting()
-    state = stranger.store.get("titan/test/state")
+    state = stranger.state()
     return machine._records.opened("state", state) == machine.state.to_json()
 
 
