@@ -74,6 +74,10 @@ CASES = {
     "titan train --help val": "validation",
     "titan train tiny --data.on_end ": "repeat stop",
     "titan nothing ": "",
+    "titan --pl": "--plugin",
+    "titan --plugin rec": "recipe.toml",
+    "titan --plugin recipe.toml tra": "train",
+    "titan --plugin=a.py --plugin b.py train ti": "tiny",
 }
 """Line before the cursor -> candidates."""
 

@@ -27,7 +27,7 @@ from titan_simulate.hardware.read import read_machine  # noqa: E402
 from titan_simulate.plan.arithmetic import STATE, Arithmetic, Guess, Workload  # noqa: E402
 from titan_simulate.plan.candidates import divisors, factorisations  # noqa: E402
 from titan_simulate.plan.model_sizes import Matrix, ModelSizes, Unit, sizes_of  # noqa: E402
-from titan_simulate.plan.search import _reason, _slower_by, corrected  # noqa: E402
+from titan_simulate.plan.search import _reason, _speed, corrected  # noqa: E402
 
 DIM, HIDDEN, VOCABULARY, BLOCKS, EXPERTS, CHOSEN = 1024, 4096, 32_000, 8, 8, 2
 VIEW = MeshView("ep", "x.ep")
@@ -404,10 +404,10 @@ def test_the_reason_of_a_loser_is_where_it_takes_most_more_time() -> None:
 @pytest.mark.parametrize(
     ("share", "words"),
     [
-        (0.25, "about 25% slower than the best"),
-        (-0.1, "about 10% faster, not estimated"),
-        (0.004, "about as fast, not estimated"),
+        (0.75, "about 25% fewer tokens/s than the best"),
+        (2.0, "about 100% more tokens/s, not estimated"),  # half of the time
+        (0.996, "about as fast, not estimated"),
     ],
 )
-def test_how_much_slower_a_loser_is(share: float, words: str) -> None:
-    assert _slower_by(share) == words
+def test_how_fast_a_loser_is(share: float, words: str) -> None:
+    assert _speed(share) == words

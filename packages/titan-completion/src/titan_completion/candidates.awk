@@ -37,13 +37,24 @@ function offer_values(list, prefix, i, number, parts, files) {
 
 END {
     current = word[count - 1]
+    while (count > 2 && word[1] ~ /^--plugin(=|$)/) {  # files of plugins, before the command
+        number = word[1] == "--plugin" ? 2 : 1
+        count -= number
+        if (count == 1) {
+            print "/"
+            exit
+        }
+        for (i = 1; i < count; i++) word[i] = word[i + number]
+    }
     if (count == 2) {
+        if (current ~ /^--plugin=/) print "/"
         for (i = 1; i <= commands; i++) {
             split(command[i], parts, " ")
             offer(parts[1], parts[1] == command[i] ? summary[command[i]] : "group of commands")
         }
         offer("--help", "list the commands")
         offer("--version", "list the installed packages")
+        offer("--plugin", "also load the plugin in a file, for the command that follows")
         exit
     }
     name = (word[1] in summary) ? word[1] : ""

@@ -293,7 +293,7 @@ class Search:
             else:
                 candidate, guess = min(members, key=lambda pair: pair[1].step_seconds)
                 assert best is not None
-                detail = _slower_by(guess.step_seconds / best.step_seconds - 1)
+                detail = _speed(best.step_seconds / guess.step_seconds)
             yield Loser(why, len(members), describe(candidate), detail)
 
     def _refusals(self) -> Iterator[Loser]:
@@ -312,10 +312,15 @@ def corrected(guess: Guess, factor: float | None, exact: bool = False) -> float:
     return guess.peak_gib + guess.memory["activations"] / 2**30 * (factor - 1)
 
 
-def _slower_by(share: float) -> str:
-    if abs(share) < 0.005:
+def _speed(share: float) -> str:
+    """Describe a candidate with ``share`` times the tokens/s of the best; all take the same tokens in a step."""
+    if abs(share - 1) < 0.005:
         return "about as fast, not estimated"
-    return f"about {share:.0%} slower than the best" if share > 0 else f"about {-share:.0%} faster, not estimated"
+    more, fewer = (
+        f"about {share - 1:.0%} more tokens/s, not estimated",
+        f"about {1 - share:.0%} fewer tokens/s than the best",
+    )
+    return more if share > 1 else fewer
 
 
 def _reason(guess: Guess, best: Guess) -> str:
