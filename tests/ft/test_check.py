@@ -7,11 +7,12 @@ import socket
 import pytest
 
 from harness.jobs import make_job
-from harness.replicas import SHARED, lighthouse_address
+from harness.replicas import SHARED
 from titan_core.api import HealthContext, UserError
 from titan_core.api.commands.health import Health
 from titan_ft import check as check_module
-from titan_ft.check import LIGHTHOUSE, check_health
+from titan_ft.address import LIGHTHOUSE
+from titan_ft.check import check_health
 
 ON: dict[str, object] = {**SHARED, "fault_tolerance.enable": "true"}
 
@@ -72,7 +73,7 @@ def test_a_machine_without_torchft_or_without_a_name_is_refused(monkeypatch: pyt
     def missing(name: str) -> str:
         raise check_module.PackageNotFoundError(name)
 
-    monkeypatch.setenv(LIGHTHOUSE, lighthouse_address(29510))
+    monkeypatch.setenv(LIGHTHOUSE, "http://10.0.0.1:29510")
     make_job("tiny", ON, 1).require_hardware()
     monkeypatch.setattr(check_module, "version", missing)
     monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")

@@ -70,7 +70,7 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> Manager:
     made = Manager()
 
     def make(*_: Any, **named: Any) -> Manager:
-        assert named["host"] == own_host() and own_host() in named["transport"].metadata()
+        assert named["host"] == own_host("") and own_host("") in named["transport"].metadata()
         named["transport"].shutdown()
         return made
 

@@ -135,7 +135,7 @@ def _one_leaves_before_the_first_sum(folder: str) -> str:
     os.chdir(folder)
     os.environ["TORCH_GLOO_LAZY_INIT"] = "1"  # as in a job
     rank, port, left = int(os.environ["RANK"]), os.environ["MASTER_PORT"], Path("left")
-    group = process_group("gloo", timedelta(seconds=PATIENCE))
+    group = process_group("gloo", timedelta(seconds=PATIENCE), loopback=True)
     group.configure(f"127.0.0.1:{port}/0", f"replica_{rank}", rank, 2)
     assert os.environ["TORCH_GLOO_LAZY_INIT"] == "1"
     if rank == 1:

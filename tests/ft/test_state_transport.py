@@ -28,7 +28,7 @@ SHORT = timedelta(milliseconds=200)
 
 @contextmanager
 def transport(timeout: timedelta = LONG) -> Iterator[StateTransport]:
-    made = StateTransport(LOCAL, timeout)
+    made = StateTransport(LOCAL, LOCAL, timeout)
     yield made
     made.shutdown()
 

@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-import ipaddress
-import os
 import signal
-import struct
 from pathlib import Path
 
 import pytest
 
+from harness.listening import address_of, listening
 from harness.machines import Machine, ended, metrics, wait_until
-
-LISTEN = "0A"
-"""State of a socket in ``/proc/net/tcp``."""
-
-
-def listening(pid: int) -> set[str]:
-    """Return the addresses on which a process listens."""
-    inodes = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        target = os.readlink(descriptor)
-        if target.startswith("socket:["):
-            inodes.add(target.removeprefix("socket:[").removesuffix("]"))
-    found = set()
-    for name in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
-            _, local, _, state, *rest = line.split()
-            if state == LISTEN and rest[5] in inodes:
-                found.add(_address(local.partition(":")[0]))
-    return found
-
-
-def _address(text: str) -> str:
-    """Return an address of ``/proc/net/tcp``, whose words are those of the machine."""
-    words = [struct.pack("=I", int(text[at : at + 8], 16)) for at in range(0, len(text), 8)]
-    return str(ipaddress.ip_address(b"".join(words)))
+from harness.replicas import lighthouse
 
 
 @pytest.mark.parametrize(("text", "address"), [("0100007F", "127.0.0.1"), ("00000000", "0.0.0.0"), ("0" * 32, "::")])
 def test_addresses_are_read(text: str, address: str) -> None:
-    assert _address(text) == address
+    assert address_of(text) == address
 
 
 def test_a_job_of_one_machine_listens_on_loopback_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,3 +33,25 @@ def test_a_job_of_one_machine_listens_on_loopback_only(tmp_path: Path, monkeypat
         assert set.union(*found.values()) <= {"127.0.0.1"}
         machine.process.send_signal(signal.SIGINT)
         assert machine.wait() == 130
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_replica_groups_of_one_machine_listen_on_loopback_only(
+    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their stores, their managers, what sends their state, and gloo."""
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # of the tests
+        monkeypatch.delenv(name, raising=False)
+    with lighthouse() as address:
+        given = [
+            "--training.local_batch_size", "1", "--training.global_batch_size", "4", "--training.steps", "100000",
+            "--fault_tolerance.enable", "true", "--fault_tolerance.lighthouse", address,
+            "--fault_tolerance.min_replica_size", "2", *(["--nproc-per-node", str(ranks)] if ranks > 1 else []),
+        ]  # fmt: skip
+        groups = [Machine(tmp_path / str(n), None, [*given, "--fault_tolerance.replica_id", str(n)], {}) for n in range(2)]
+        with ended(groups):
+            wait_until(lambda: all(metrics(tmp_path / str(n)) for n in range(2)), groups)
+            found = {pid: listening(pid) for group in groups for pid in (group.process.pid, *group.ranks())}
+            for group in groups:
+                group.process.send_signal(signal.SIGINT)
+    assert {"127.0.0.1"} <= set.union(*found.values()) <= {"127.0.0.1", "::ffff:127.0.0.1"}, found

@@ -18,7 +18,8 @@ from harness.stranger import Stranger
 from titan_core.api import UserError
 from titan_launch import handler as handlers
 from titan_launch.handler import Handler
-from titan_launch.rendezvous import Rendezvous, handler
+from titan_launch.meeting_point import handler
+from titan_launch.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.usefixtures("environment", "handlers")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -12,18 +11,11 @@ from titan_core.api import CheckResult, HealthContext, JobContext, Problem
 from titan_core.toolkit.jobs import Health
 from titan_core.toolkit.launching import LOCAL_ADDRESS
 from titan_core.toolkit.sections import JobSection, TrainingSection
-from titan_ft.address import own_host
+from titan_ft.address import LIGHTHOUSE, lighthouse_of, own_host
 from titan_ft.config import FaultToleranceSection
 
-LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"
-"""Environment variable: torchft's name for the address of the lighthouse."""
 PLATFORMS = "Linux on x86-64 with Python 3.11 to 3.13"
 START_ONE = "start one with `titan ft lighthouse`, and set it to the address that this prints"
-
-
-def lighthouse_of(section: FaultToleranceSection) -> str:
-    """Return the address of the lighthouse; empty if none is set."""
-    return section.lighthouse or os.environ.get(LIGHTHOUSE, "")
 
 
 def check(context: JobContext[FaultToleranceSection]) -> Iterator[Problem]:
@@ -75,7 +67,7 @@ def check_machine(context: JobContext[FaultToleranceSection]) -> Iterator[Proble
 
     if context.section.process_group == "nccl" and not torch.cuda.is_available():
         yield context.config.problem("fault_tolerance.process_group", "this machine has no GPU", 'set it to "gloo"')
-    host = own_host()
+    host = own_host(address if _is_address(address) else "")
     try:
         socket.getaddrinfo(host, None)
     except OSError as error:

@@ -13,14 +13,12 @@ from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
-from torch.distributed import (  # type: ignore[attr-defined]  # public, but not exported to type checkers
-    DistNetworkError,
-    TCPStore,
-)
+from torch.distributed import DistNetworkError
 
 from titan_core.api import RunStopped, StepAbandoned, UserError, World
-from titan_ft.address import own_host
-from titan_ft.check import START_ONE, lighthouse_of
+from titan_core.toolkit.listening import bound_socket, is_loopback, listening_address, serve
+from titan_ft.address import lighthouse_of, own_host
+from titan_ft.check import START_ONE
 from titan_ft.config import FaultToleranceSection
 from titan_ft.state_transport import StateTransport
 from titan_ft.torchft_api import behind, manager, process_group, sum_over_groups
@@ -64,24 +62,27 @@ class ReplicaGroups:
         self._received: dict[str, Any] | None = None
         self._failures = self._copies = 0
         self._begun = False
-        self._store: TCPStore | None = None
+        self._store: Any = None
         timeout = timedelta(milliseconds=section.process_group_timeout_ms)
         lighthouse = lighthouse_of(section)
+        host = own_host(lighthouse)
+        address = listening_address(host)
         world.on_first_rank(partial(_require_lighthouse, lighthouse, timeout.total_seconds()))
-        store = world.on_first_rank(self._listen)
-        self._group = process_group(section.process_group, timeout)
+        store = world.on_first_rank(lambda: (host, self._listen(address)))
+        self._group = process_group(section.process_group, timeout, is_loopback(host))
         self._manager = manager(
             self._group,
             rank=world.rank,
             world_size=world.size,
-            host=own_host(),
+            host=host,
+            address=address,
             store=store,
             lighthouse=lighthouse,
             replica_id=f"replica_{section.replica_id}",
             min_replica_size=section.min_replica_size,
             timeout=timeout,
             quorum_timeout=timedelta(seconds=quorum_seconds),
-            transport=StateTransport(own_host(), timeout),
+            transport=StateTransport(host, address, timeout),
             collect=collect,
             receive=self._receive,
         )
@@ -237,11 +238,11 @@ class ReplicaGroups:
     def _receive(self, state: dict[str, Any]) -> None:
         self._received = state
 
-    def _listen(self) -> tuple[str, int]:
-        """Start the group's store, where the ranks of all groups find each other. It is the group's own, because the
-        launcher's, if there is one, may be for a single machine."""
-        self._store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
-        return own_host(), self._store.port
+    def _listen(self, address: str) -> int:
+        """Start the group's store, where the ranks of all groups find each other; return its port. It is the group's own,
+        because the launcher's, if there is one, may be for a single machine."""
+        self._store = serve(bound_socket(address))
+        return int(self._store.port)
 
 
 def _require_lighthouse(address: str, seconds: float) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from titan_core.api import Checks, Command, HealthCheck, Phase, Ref, StepUse, Transform, hookimpl
 from titan_core.toolkit.jobs import AssembledJob
 from titan_core.toolkit.launching import leave_loopback
+from titan_core.toolkit.listening import is_loopback
+from titan_ft.address import lighthouse_of, own_host
 from titan_ft.config import FaultToleranceSection
 
 api = (1, 0)
@@ -29,8 +31,9 @@ def titan_parallelisms() -> list[Transform]:
 
 @hookimpl
 def titan_job_assembled(job: AssembledJob) -> None:
-    """Let this rank's sums leave the machine: its launcher knows of no other replica group."""
-    if job.config.section(FaultToleranceSection).enable:
+    """Let this rank's sums leave the machine if other groups may be elsewhere: its launcher knows of none."""
+    section = job.config.section(FaultToleranceSection)
+    if section.enable and not is_loopback(own_host(lighthouse_of(section))):
         leave_loopback()
 
 

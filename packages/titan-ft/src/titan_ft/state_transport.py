@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
+from titan_core.toolkit.listening import bound_socket
 from titan_ft.torchft_api import CheckpointTransport, read_state, write_state
 
 _PATH = "/checkpoint/"
@@ -32,19 +33,20 @@ _PIECE = 2**20
 
 
 class StateTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]  # torchft is untyped
-    """One rank's server and client. The server listens on all addresses of this machine."""
+    """One rank's server and client."""
 
-    def __init__(self, host: str, timeout: timedelta) -> None:
+    def __init__(self, host: str, address: str, timeout: timedelta) -> None:
         """
         Args:
             host: name or address of this machine, as peers reach it.
+            address: on which the server listens; ``""`` for all.
             timeout: longest time for one transfer.
         """
         self._host, self._seconds = host, timeout.total_seconds()
         self._changed = threading.Condition()
         self._offered: tuple[int, dict[str, Any]] | None = None
         self._is_over = False
-        self._server = _Server(self._serve, self._seconds)
+        self._server = _Server(address, self._serve, self._seconds)
         self._thread = threading.Thread(target=self._server.serve_forever, name="titan-ft state", daemon=True)
         self._thread.start()
 
@@ -114,10 +116,9 @@ class StateTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
 
 
 class _Server(ThreadingHTTPServer):
-    address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     request_queue_size = 1024
 
-    def __init__(self, serve: Callable[[BaseHTTPRequestHandler], None], seconds: float) -> None:
+    def __init__(self, address: str, serve: Callable[[BaseHTTPRequestHandler], None], seconds: float) -> None:
         class Handler(BaseHTTPRequestHandler):
             timeout = seconds  # of a client that connects and does not send a request
 
@@ -130,12 +131,11 @@ class _Server(ThreadingHTTPServer):
             def log_message(self, format: str, *arguments: Any) -> None:
                 pass
 
-        super().__init__(("", 0), Handler)
-
-    def server_bind(self) -> None:
-        if self.address_family == socket.AF_INET6:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        TCPServer.server_bind(self)  # not HTTPServer's, which looks up a name that nobody needs
+        TCPServer.__init__(self, (address, 0), Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = bound_socket(address)
+        self.server_address = self.socket.getsockname()
+        self.server_activate()
 
 
 @contextmanager

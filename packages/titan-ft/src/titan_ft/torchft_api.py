@@ -1,6 +1,7 @@
 """Every use of torchft, and of its private names, checked with torchft 0.2.0 on torch 2.11 and 2.15:
 
 * ``torchft.checkpointing._serialization``, which writes and reads tensors and plain values as a stream;
+* ``torchft.manager.ManagerServer``, by which the manager starts its server, on all addresses;
 * ``Manager._client``, whose answer to ``_quorum`` says which groups are behind. The manager keeps only part of it.
 """
 
@@ -18,9 +19,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from titan_core.api import UserError
+from titan_core.toolkit.listening import loopback_networks
 
 os.environ.setdefault("RUST_LOG", "error")  # torchft logs several lines a step otherwise; it reads this when it is imported
 try:
+    from torchft import manager as _manager
     from torchft.checkpointing import CheckpointTransport as CheckpointTransport
     from torchft.checkpointing._serialization import _streaming_load, _streaming_save
     from torchft.coordination import LighthouseServer
@@ -41,25 +44,35 @@ if _log.level == logging.NOTSET:
 _LAZY = "TORCH_GLOO_LAZY_INIT"
 
 
-def process_group(kind: Literal["gloo", "nccl"], timeout: timedelta) -> ProcessGroup:
-    """Return a process group of replica groups that can change its members."""
-    return ProcessGroupNCCL(timeout) if kind == "nccl" else _Gloo(timeout)
+def process_group(kind: Literal["gloo", "nccl"], timeout: timedelta, loopback: bool) -> ProcessGroup:
+    """Return a process group of replica groups that can change its members.
+
+    Args:
+        loopback: whether all of them are on this machine. NCCL learns this from its environment alone.
+    """
+    return ProcessGroupNCCL(timeout) if kind == "nccl" else _Gloo(timeout, loopback)
 
 
 class _Gloo(ProcessGroupGloo):  # type: ignore[misc]  # torchft has no type hints to derive from
     """Connects the replica groups when a quorum is formed, not in their first sum: connecting to a group that has left
     meanwhile takes five times the timeout, while a connection that it closes ends a sum at once."""
 
+    def __init__(self, timeout: timedelta, loopback: bool) -> None:
+        super().__init__(timeout)
+        self._loopback = loopback
+
     def configure(self, *arguments: Any, **named: Any) -> None:
-        before = os.environ.get(_LAZY)
-        os.environ[_LAZY] = "0"
+        variables = {_LAZY: "0", **(loopback_networks() if self._loopback else {})}
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ |= variables
         try:
             super().configure(*arguments, **named)
         finally:
-            if before is None:
-                del os.environ[_LAZY]
-            else:
-                os.environ[_LAZY] = before
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 @dataclass(frozen=True)
@@ -97,6 +110,7 @@ def manager(
     rank: int,
     world_size: int,
     host: str,
+    address: str,
     store: tuple[str, int],
     lighthouse: str,
     replica_id: str,
@@ -112,6 +126,7 @@ def manager(
     Args:
         rank: this rank in its replica group of ``world_size`` ranks.
         host: name or address of this machine, as peers reach it.
+        address: on which the manager's server listens; ``""`` for all.
         store: host and port of the group's own store.
         timeout: longest wait for another group within a step.
         quorum_timeout: longest wait for a quorum.
@@ -119,24 +134,34 @@ def manager(
         collect: returns the state to send to a group that joins.
         receive: receives such a state; called by ``start_quorum``, in the thread that calls it.
     """
-    # Quorums are formed at the start of a step, not while it is computed: the share of the batch depends on them.
-    made = Manager(
-        group,
-        load_state_dict=receive,
-        state_dict=collect,
-        min_replica_size=min_replica_size,
-        use_async_quorum=False,
-        timeout=timeout,
-        quorum_timeout=quorum_timeout,
-        rank=rank,
-        world_size=world_size,
-        store_addr=store[0],
-        store_port=store[1],
-        lighthouse_addr=lighthouse,
-        replica_id=replica_id,
-        hostname=host,
-        checkpoint_transport=transport,
-    )
+    server = _manager.ManagerServer
+
+    def bound(*, bind: str, **named: Any) -> Any:
+        where = f"[{address}]" if ":" in address else address or "[::]"
+        return server(bind=f"{where}:{bind.rpartition(':')[2]}", **named)
+
+    _manager.ManagerServer = bound
+    try:
+        # Quorums are formed at the start of a step, not while it is computed: the share of the batch depends on them.
+        made = Manager(
+            group,
+            load_state_dict=receive,
+            state_dict=collect,
+            min_replica_size=min_replica_size,
+            use_async_quorum=False,
+            timeout=timeout,
+            quorum_timeout=quorum_timeout,
+            rank=rank,
+            world_size=world_size,
+            store_addr=store[0],
+            store_port=store[1],
+            lighthouse_addr=lighthouse,
+            replica_id=replica_id,
+            hostname=host,
+            checkpoint_transport=transport,
+        )
+    finally:
+        _manager.ManagerServer = server
     made._client = _Client(made._client)  # noqa: SLF001
     return made
 

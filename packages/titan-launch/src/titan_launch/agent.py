@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from titan_core.api import UserError
 from titan_core.toolkit.errors import EXIT_LOST_PEER
 from titan_core.toolkit.launching import INTERRUPTED, LISTENER, RESTART, Outcome, announce_interrupt
+from titan_core.toolkit.listening import EVERY_ADDRESS, bound_socket
 from titan_core.toolkit.status import phase
 from titan_core.toolkit.text import ranks
 from titan_launch import restart_policy
@@ -27,7 +28,7 @@ from titan_launch.progress import Progress, StepLimits, read_progress
 from titan_launch.rank_logs import RankLogs
 from titan_launch.rank_processes import RankProcesses
 from titan_launch.recovery import Restart
-from titan_launch.rendezvous import EVERY_ADDRESS, LOOPBACK, Rendezvous, RendezvousClosed, RendezvousError, bound_socket
+from titan_launch.rendezvous import LOOPBACK, Rendezvous, RendezvousClosed, RendezvousError
 from titan_launch.restart_policy import Decision, RestartLimits, RestartPolicy
 from titan_launch.signals import Signals
 from titan_launch.sizes import Plan

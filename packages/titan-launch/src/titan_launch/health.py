@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from titan_core.api import CheckResult, HealthContext
 from titan_core.toolkit.jobs import Health
-from titan_launch.rendezvous import host_and_port, is_local_address
+from titan_core.toolkit.listening import is_local_address
+from titan_launch.rendezvous import host_and_port
 
 _PATIENCE_SECONDS = 3.0
 _SUBJECT = "rendezvous"

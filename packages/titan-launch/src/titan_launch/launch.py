@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -31,6 +30,7 @@ from titan_core.toolkit.launching import (
     resume_line,
     user_command,
 )
+from titan_core.toolkit.listening import is_loopback, loopback_networks
 from titan_core.toolkit.open_files import allow_open_files
 from titan_core.toolkit.processes import environment_of_child, python
 from titan_core.toolkit.runs.files import LOGS
@@ -45,7 +45,6 @@ from titan_launch.rendezvous import (
     Rendezvous,
     RendezvousClosed,
     RendezvousError,
-    is_loopback,
     rendezvous_errors,
     root_cause,
 )
@@ -147,8 +146,7 @@ def environment_of_ranks(
     if settings.numa_binding is not None:
         found[NUMA_BINDING] = settings.numa_binding
     if not options.endpoint and (options.bind is None or is_loopback(options.bind)):
-        networks = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _loopback_interface())
-        networks = {name: interface for name, interface in networks.items() if name not in os.environ}
+        networks = loopback_networks()
         found |= networks | {CONFINED: ",".join(networks)}
     # Divide the cores among the ranks. NCCL's default is another one than torchrun's.
     for name, value in (
@@ -157,11 +155,6 @@ def environment_of_ranks(
     ):
         found[name] = os.environ.get(name, value)
     return {**environment_of_child(), "PYTHONSAFEPATH": "1", **found}
-
-
-def _loopback_interface() -> str:
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in ("lo", "lo0") if name in names), "lo")
 
 
 def _step_limits(job: AssembledJob) -> StepLimits:

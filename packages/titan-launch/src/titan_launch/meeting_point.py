@@ -11,16 +11,10 @@ from datetime import timedelta
 from functools import partial
 
 from titan_core.api import UserError
+from titan_core.toolkit.listening import bound_socket, is_local_address, listening_address, serve
 from titan_core.toolkit.status import phase
 from titan_launch.handler import Handler
-from titan_launch.rendezvous import (
-    Rendezvous,
-    bound_socket,
-    host_and_port,
-    is_local_address,
-    listening_address,
-    serve,
-)
+from titan_launch.rendezvous import Rendezvous, host_and_port
 
 ANSWER_SECONDS = 15.0
 """How long a server that has accepted a connection may take to answer as a torch store does."""

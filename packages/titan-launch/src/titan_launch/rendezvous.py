@@ -4,24 +4,22 @@ each. Imports torch only to connect."""
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import os
 import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from titan_core.api import UserError
 from titan_core.toolkit.arguments import parse_integer
+from titan_core.toolkit.listening import EVERY_ADDRESS, is_local_address
 from titan_core.toolkit.text import shorten
 from titan_launch.signed_store import job_key
 
 DEFAULT_PORT = 29400
 """torch's default port."""
 LOOPBACK = "127.0.0.1"
-EVERY_ADDRESS = ("0.0.0.0", "::")
 MOST_CONNECT_SECONDS = 60
 """Longest time that a machine tries to connect to the endpoint. Once connected, it waits --rdzv-timeout for the others."""
 
@@ -61,7 +59,7 @@ class Rendezvous:
     local_addr: str | None = None
     """Address at which the other machines reach this one; ``None``: its host name."""
     bind: str | None = None
-    """Address on which this machine listens; ``None``: see :func:`listening_address`."""
+    """Address on which this machine listens; ``None``: see :func:`~titan_core.toolkit.listening.listening_address`."""
     key: bytes = b""
     """What the machines of the job share."""
     conf: Mapping[str, int] | None = None
@@ -162,69 +160,6 @@ def rdzv_conf(text: str | None) -> dict[str, int]:
             raise UserError.one(where, "must be a whole number from 1 to 86400", "use for example 5")
         found[key] = number
     return found
-
-
-def is_local_address(family: int, address: tuple[Any, ...]) -> bool:
-    """Whether a socket on this machine can bind to the address."""
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((address[0], 0, *address[2:]))
-        except OSError:
-            return False
-    return True
-
-
-def listening_address(host: str) -> str:
-    """Return the address of this machine on which others find what they look for at ``host``: its own one of that name, or
-    all of them (``""``) if the name means loopback here only, as host names do on Debian."""
-    try:
-        found = [address[0] for *_, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)]
-    except OSError:
-        return ""
-    others = [str(address) for address in found if not ipaddress.ip_address(str(address).partition("%")[0]).is_loopback]
-    if others:
-        return others[0]
-    return str(found[0]) if is_loopback(host) else ""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host means the machine itself wherever it is used."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def bound_socket(address: str, port: int = 0) -> socket.socket:
-    """Return a socket for a store to listen on. Nothing connects to it before the store is there.
-
-    Args:
-        address: of this machine; ``""`` for all.
-
-    Raises:
-        OSError: it cannot be bound.
-    """
-    every = not address and socket.has_dualstack_ipv6()
-    family, *_, where = socket.getaddrinfo(address or ("::" if every else "0.0.0.0"), port, type=socket.SOCK_STREAM)[0]
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if every:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        bound.bind(where)
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
-def serve(bound: socket.socket) -> Any:
-    """Return a torch store that listens on a bound socket, and on no other address."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, but not exported to type checkers
-
-    address, port = bound.getsockname()[:2]
-    host = "localhost" if address in EVERY_ADDRESS else address  # where this process connects to it
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=bound.detach())
 
 
 @contextmanager

@@ -7,8 +7,9 @@ import os
 import signal
 
 from titan_core.api import CommandContext, UserError
+from titan_core.toolkit.listening import EVERY_ADDRESS, bound_socket, serve
 from titan_core.toolkit.status import phase
-from titan_launch.rendezvous import DEFAULT_PORT, bound_socket, host_and_port, serve
+from titan_launch.rendezvous import DEFAULT_PORT, host_and_port
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +39,7 @@ def run(context: CommandContext) -> int:
     except OSError as error:
         why = f"this machine cannot listen there: {error.strerror or error}"
         raise UserError.one(f"{host}:{port}", why, "choose another address or port") from error
-    shown = os.uname().nodename if host in ("0.0.0.0", "::") else host
+    shown = os.uname().nodename if host in EVERY_ADDRESS else host
     print(f"titan: hosting the rendezvous of jobs with --rdzv-endpoint {shown}:{store.port}; Ctrl-C ends it", flush=True)
     signal.sigwait((signal.SIGINT, signal.SIGTERM))
     return 0
