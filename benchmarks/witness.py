@@ -22,14 +22,15 @@ class Made:
     """Documents in memory."""
 
     def __init__(self, ids: bool, size: int) -> None:
-        self._document: Document = numpy.arange(size, dtype=numpy.uint16) % 256 if ids else "word " * (size // 5)
+        self._ids = numpy.arange(size + len(self), dtype=numpy.uint16) % 256 if ids else None
+        self._text, self._size = "word " * (size // 5), size
 
     def __len__(self) -> int:
         return 4000
 
     def text(self, index: int) -> Document:
-        """Return a document; all are the same."""
-        return self._document if not isinstance(self._document, str) else f"{self._document}{index}"
+        """Return a document; neighbours differ."""
+        return f"{self._text}{index}" if self._ids is None else self._ids[index : index + self._size]
 
 
 def tokens_per_second(documents: Made) -> float:

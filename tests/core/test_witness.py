@@ -28,7 +28,7 @@ from harness.planted_sources import (
 from titan_core.api import CorruptRecord, Document, DocumentSource, ExcludedRecord, UserError, WeightedTokens
 from titan_core.data import witness
 from titan_core.data.loader import DataLoader
-from titan_core.data.witness import ShardName, WitnessedShard
+from titan_core.data.witness import ShardName, WitnessedShard, computed
 
 SHARDS, STEPS = 2, 40
 BLANKS = ["a page without text"] * 5
@@ -174,7 +174,7 @@ def test_copies_do_not_hide_a_shift(copies: int, shift: int) -> None:
     shard = WitnessedShard(Records(texts), ShardName("copies", 0, 1))
     for read in range(1, len(texts)):
         assert next(shard) == texts[read - 1]
-        state = json.loads(json.dumps(shard.state_dict()))
+        state = json.loads(json.dumps(computed(shard.state_dict())))
         for moved in (shift, -shift):
             other = WitnessedShard(Records(texts), ShardName("copies", 0, 1))
             wrong = max(state["from"]["next"] + moved, 0)
@@ -190,7 +190,7 @@ def test_a_witness_is_short_and_restored_with_its_position() -> None:
         shard, name = WitnessedShard(Records(texts), ShardName("many", 0, 1)), ShardName("many", 0, 1)
         for read in range(1, 299):
             next(shard)
-            state = shard.state_dict()
+            state = computed(shard.state_dict())
             assert state["documents"] <= (witness.LONGEST if len(set(texts)) < witness.DISTINCT else witness.DISTINCT)
             assert len(json.dumps(state)) < 100
             if read % 50 == 0:
@@ -201,7 +201,30 @@ def test_a_witness_is_short_and_restored_with_its_position() -> None:
                 after = WitnessedShard(Records(texts), name)
                 after.load_state_dict(state)
                 next(after)
-                assert after.state_dict() == other.state_dict()
+                assert computed(after.state_dict()) == computed(other.state_dict())
+
+
+@pytest.mark.parametrize("ids", [False, True])
+def test_documents_are_hashed_when_a_position_is_saved(ids: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not while they are read, even if the source then writes the next one into the same array."""
+    hashed: list[Any] = []
+    of = witness.digest_of
+    monkeypatch.setattr(witness, "digest_of", lambda document: hashed.append(document) or of(document))
+
+    class Reused(Records):
+        array = numpy.zeros(1, numpy.uint8)
+
+        def __next__(self) -> Any:
+            self.array[0] = ord(super().__next__())
+            return self.array if ids else chr(self.array[0])
+
+    shard = WitnessedShard(Reused(list("abcdefghijklmnopqrstuvwxyz")), ShardName("reused", 0, 1))
+    positions = [shard.state_dict() for _ in zip(range(20), shard, strict=False)]
+    assert hashed == []
+    assert computed(positions[9])["documents"] == 3
+    shown = [document if isinstance(document, str) else chr(document[0]) for document in hashed]
+    assert "".join(sorted(set(shown))) == "hij"
+    assert computed(positions[9]) == json.loads(json.dumps(computed(positions[9])))
 
 
 def test_records_without_a_document_are_witnessed_and_reported_once() -> None:

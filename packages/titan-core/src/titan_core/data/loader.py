@@ -22,7 +22,7 @@ from titan_core.api.training.batch import IGNORE
 from titan_core.data.prefetch import Prefetch
 from titan_core.data.shards import ShardGroup
 from titan_core.data.streams import AcceptedChange, changed_documents, stream_changes, stream_identity
-from titan_core.data.witness import upgraded, without_witness
+from titan_core.data.witness import computed, upgraded, without_witness
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +89,9 @@ class DataLoader:
         advance until :meth:`next_step` consumes the data."""
         if not self._peeked:
             if self._prefetch is None:
+                positions = computed(self._positions)
                 self._prefetch = Prefetch(
-                    self._spec, self._sources, self._tokenizer, self._indices, self._workers, self._ahead, self._positions
+                    self._spec, self._sources, self._tokenizer, self._indices, self._workers, self._ahead, positions
                 )
             parts = self._prefetch.next()
             self._peeked.append(self._step_of(parts) if parts is not None else None)
@@ -112,7 +113,7 @@ class DataLoader:
         stream that the positions belong to."""
         if self._positions is None:
             self._positions = ShardGroup(self._spec, self._sources, self._tokenizer, self._indices).positions()
-        return {"stream_of": self._stream, "shards": self._positions}
+        return {"stream_of": self._stream, "shards": computed(self._positions)}
 
     def refused_changes(self, state: State, allowed: Sequence[str] = ()) -> list[RefusedChange]:
         """Return the differences between this stream and that of ``state``, returned by :meth:`state_dict`.
@@ -140,7 +141,7 @@ class DataLoader:
             log.warning("the data has changed since the checkpoint: %s", change.text)
         self.close()
         # Check now, rather than fail in the thread or process that reads.
-        first = ShardGroup(self._spec, self._sources, self._tokenizer, self._indices).positions()
+        first = computed(ShardGroup(self._spec, self._sources, self._tokenizer, self._indices).positions())
         positions = {index: _upgraded(state["shards"].get(index), position) for index, position in first.items()}
         for index, position in first.items():
             if not _has_form_of(positions[index], position):

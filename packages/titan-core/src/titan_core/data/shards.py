@@ -121,7 +121,7 @@ class ShardGroup:
             reader.stopped.set()
 
     def positions(self) -> dict[str, State]:
-        """Return the position of each logical shard after the last read."""
+        """Return the position of each logical shard after the last read, for :func:`~titan_core.data.witness.computed`."""
         return {str(index): shard.state_dict() for index, shard in self._shards.items()}
 
     def load_positions(self, positions: dict[str, State]) -> None:

@@ -14,7 +14,7 @@ from titan_core.api.data.dataset import OnEnd, State
 from titan_core.api.data.tokenizer import token_ids
 from titan_core.api.plugins.ref import CodeOrigin
 from titan_core.data.buffered_shuffle import BufferedShuffle
-from titan_core.data.witness import ACCEPTED, ShardName, digest_of_tokens, joined
+from titan_core.data.witness import ACCEPTED, Late, ShardName, Witness, computed, joined
 from titan_core.toolkit.reading import DocumentReader
 
 log = logging.getLogger(__name__)
@@ -111,6 +111,7 @@ class TokenStream:
         Raises:
             UserError: another document is there than when the position was saved.
         """
+        state = computed(state)
         self._start_epoch(state["epoch"])
         self._shard.load_state_dict(state["document"])
         self._document_state = state["document"]
@@ -126,7 +127,7 @@ class TokenStream:
         if self._used > len(self._document):
             why = f"the document there has {len(self._document)} tokens, but {self._used} of them were used"
             raise self._displaced(state, why)
-        if state["digest"] and self._digest() != state["digest"]:
+        if state["digest"] and computed(self._digest()) != state["digest"]:
             why = f"the document there, of {len(self._document)} tokens, is not the one of which {self._used} were used"
             raise self._displaced(state, why)
 
@@ -139,7 +140,7 @@ class TokenStream:
         self._tokens_read = self._empty = 0
         self._document_state = self._shard.state_dict()  # the shard's position before the current document
         self._document: NDArray[Any] = numpy.empty(0, numpy.uint32)
-        self._document_digest: bytes | None = None
+        self._document_digest: Witness | None = None
         self._weights: NDArray[Any] | None = None
         self._whole = False
         self._used = 0
@@ -147,14 +148,17 @@ class TokenStream:
     def _position_now(self) -> State:
         return {"epoch": self._epoch, "document": self._document_state, "used": self._used, "digest": self._digest()}
 
-    def _digest(self) -> str | None:
+    def _digest(self) -> Late[str] | None:
         """Return a digest of the current document and of how much of it is used; ``None`` before the first document."""
         if not len(self._document):
             return None
         if self._document_digest is None:  # once for a document that fills several windows
-            self._document_digest = digest_of_tokens(self._document, self._weights, self._whole)
+            tokens, weights = self._document, self._weights
+            self._document_digest = Witness(tokens if weights is None else WeightedTokens(tokens, weights, self._whole))
+        document = self._document_digest
         block = self._shard.block_digest if isinstance(self._shard, BufferedShuffle) else ""
-        return joined((self._document_digest, f"{block} {self._epoch} {self._used}".encode()))
+        used = f"{block} {self._epoch} {self._used}".encode()
+        return Late(lambda: joined((document.get(), used)))
 
     def _read_document(self) -> bool:
         """Read the next document with tokens, or begin the next epoch; return ``False`` if the data has ended."""

@@ -7,15 +7,16 @@ it reads them again. This needs nothing of a source, so it covers every library 
 A shift of the stream is visible only where neighbours differ. The *witnessed* documents are the shortest run of the last
 documents that has :data:`DISTINCT` different ones, and so begins with one that does not occur in it again: a shift by fewer
 documents than it has is seen, however many of them are equal.
+
+Few positions are saved, so digests are computed when one is: until then, a position refers to the documents.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Generic, TypeVar, cast
 
 import numpy
 
@@ -28,7 +29,41 @@ DISTINCT: Final = 3
 """Number of different documents that are witnessed."""
 LONGEST: Final = 64
 """Maximum number of documents that are witnessed, reached among copies of the same two documents."""
+KEPT: Final = 2**16
+"""Maximum length of a document that is kept until its digest is needed."""
 _CHARACTERS = 16
+_SAMPLE = 8
+_SPARE = 8
+"""Number of documents that may be read before those that are no longer witnessed are removed."""
+T = TypeVar("T")
+
+
+class Late(Generic[T]):
+    """A value that is computed when it is first needed, from arguments that must not change until then."""
+
+    def __init__(self, make: Callable[..., T], *arguments: Any) -> None:
+        self._make, self._arguments = make, arguments
+        self._made: list[T] = []
+
+    def get(self) -> T:
+        """Return the value. Threads may call this at the same time."""
+        arguments = self._arguments  # before the look at the value: they are dropped once it is there
+        if not self._made:
+            self._made.append(self._make(*arguments))
+            self._arguments = ()
+        return self._made[0]
+
+    def __repr__(self) -> str:
+        return repr(self.get())
+
+
+def computed(position: Any) -> Any:
+    """Return ``position`` as plain values: with all of its digests."""
+    if isinstance(position, dict):
+        return {key: computed(value) for key, value in position.items()}
+    if isinstance(position, list):
+        return list(map(computed, position))
+    return position.get() if isinstance(position, Late) else position
 
 
 @dataclass(frozen=True)
@@ -82,6 +117,54 @@ def digest_of_tokens(ids: Any, weights: Any = None, whole: bool = False) -> byte
     return digest.digest()
 
 
+class Witness(Late[bytes]):
+    """The digest of a document that was read."""
+
+    def __init__(self, document: Document | CorruptRecord | ExcludedRecord, before: State | None = None) -> None:
+        """
+        Args:
+            before: position of the shard before the document.
+        """
+        super().__init__(digest_of, _unchanging(document))
+        self.before = before
+        # An error refers to all that was on the stack.
+        if isinstance(document, CorruptRecord | ExcludedRecord) or (
+            not isinstance(document, WeightedTokens) and len(document) > KEPT
+        ):
+            self.get()
+
+    def sample(self) -> Any:
+        """Return a part of the document, which is equal for equal documents; ``None`` if it is not known."""
+        (content,) = self._arguments or (None,)
+        if isinstance(content, str):
+            return len(content), content[:_SAMPLE], content[-_SAMPLE:]
+        if isinstance(content, numpy.ndarray):
+            return len(content), content[:_SAMPLE].tobytes(), content[-_SAMPLE:].tobytes()
+        return None
+
+
+def _unchanging(document: Any) -> Any:
+    """Return ``document`` without arrays that a source may write to again."""
+    if isinstance(document, str | CorruptRecord | ExcludedRecord):
+        return document
+    if isinstance(document, WeightedTokens):
+        return replace(document, ids=_unchanging(document.ids), weights=_unchanging(document.weights))
+    return document if isinstance(document, numpy.ndarray) and not document.flags.writeable else numpy.array(document)
+
+
+def _witnessed(history: Sequence[Witness]) -> Sequence[Witness]:
+    """Return the shortest run of the last documents in ``history`` that has :data:`DISTINCT` different ones."""
+    for number in range(DISTINCT, len(history)):
+        if number == LONGEST or _are_distinct(history[-number:]):
+            return history[-number:]
+    return history
+
+
+def _are_distinct(witnesses: Sequence[Witness]) -> bool:
+    samples = {witness.sample() for witness in witnesses}
+    return len(samples - {None}) >= DISTINCT or len({witness.get() for witness in witnesses}) >= DISTINCT
+
+
 def joined(digests: Iterable[bytes]) -> str:
     """Return one short digest of several, as a plain value."""
     return hashlib.sha256(b"".join(digests)).hexdigest()[:_CHARACTERS]
@@ -96,8 +179,8 @@ class WitnessedShard:
 
     def __init__(self, shard: DocumentShard, name: ShardName) -> None:
         self._shard, self._name = shard, name
-        self._positions: deque[State] = deque()  # of the shard before each of the witnessed documents
-        self._digests: deque[bytes] = deque()
+        self._history: list[Witness] = []  # the witnessed documents, and some before them
+        self._longest = _SPARE
         self._loaded: State | None = None  # until it is checked
         self._state: State | None = None
         self._fresh = True  # whether the shard stands where it began
@@ -120,22 +203,17 @@ class WitnessedShard:
         if self._loaded is not None:
             return self._loaded
         if self._state is None:
-            positions, digests = self._positions, self._digests
-            self._state = {
-                "from": positions[0] if positions else self._shard.state_dict(),
-                "documents": len(digests),
-                "digest": joined(digests) if digests else None,
-            }
+            self._state = cast("State", Late(_state_of, self._history.copy(), self._shard.state_dict()))
         return self._state
 
     def load_state_dict(self, state: State) -> None:
         """See :class:`~titan_core.api.DocumentShard`. Reads nothing, because reading may fail."""
+        state = computed(state)
         # A beginning has nothing before it that shows whether it was restored.
         if not self._fresh or state["from"] != self._shard.state_dict():
             self._shard.load_state_dict(state["from"])
             self._fresh = False
-        self._positions.clear()
-        self._digests.clear()
+        self._history.clear()
         self._state, self._loaded = None, state
 
     def _check(self, state: State) -> None:
@@ -148,7 +226,7 @@ class WitnessedShard:
                 if state["digest"]:
                     raise self._name.displaced(state["from"], "the data ends before it") from None
                 break
-        if state["digest"] and joined(self._digests) != state["digest"]:
+        if state["digest"] and _state_of(self._history, state)["digest"] != state["digest"]:
             why = f"the {state['documents']} records before it are not those that were read before it was saved"
             raise self._name.displaced(state["from"], why)
         self._loaded = None
@@ -158,21 +236,25 @@ class WitnessedShard:
         try:
             document = next(self._shard)
         except (CorruptRecord, ExcludedRecord) as error:
-            self._witness(before, digest_of(error))
+            self._witness(Witness(error, before))
             raise
-        self._witness(before, digest_of(document))
+        self._witness(Witness(document, before))
         return document
 
-    def _witness(self, before: State, digest: bytes) -> None:
-        positions, digests, self._state = self._positions, self._digests, None
-        positions.append(before)
-        digests.append(digest)
-        while len(digests) > DISTINCT:
-            oldest = digests.popleft()
-            if len(digests) < LONGEST and len(set(digests)) < DISTINCT:
-                digests.appendleft(oldest)
-                break
-            positions.popleft()
+    def _witness(self, witness: Witness) -> None:
+        self._state = None
+        self._history.append(witness)
+        if len(self._history) > self._longest:
+            self._history = list(_witnessed(self._history))
+            self._longest = len(self._history) + _SPARE
+
+
+def _state_of(history: Sequence[Witness], now: State) -> State:
+    """Return the state of a shard that has read ``history`` and stands at ``now``."""
+    found = _witnessed(history)
+    if not found:
+        return {"from": now, "documents": 0, "digest": None}
+    return {"from": found[0].before, "documents": len(found), "digest": joined(one.get() for one in found)}
 
 
 class WitnessedSource:
