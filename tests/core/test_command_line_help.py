@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from titan_core.api import Command, Ref
-from titan_core.cli.help import overview, parser_of
+from titan_core.cli.help import GROUPS as HEADINGS, listing, overview, parser_of
 from titan_core.cli.main import main
 from titan_core.plugins.registry import Components
 
@@ -89,7 +89,23 @@ def test_a_command_that_is_also_a_group_lists_its_subcommands() -> None:
     run: Ref = Ref("harness.tiny:define")  # type: ignore[type-arg] # never called
     both = [Command(name="fly", summary="fly", run=run), Command(name="fly away", summary="leave", run=run)]
     assert "titan fly away" in parser_of(both[0], both, Components.from_installed()).format_help()
-    assert "titan fly away   leave" in overview(both)
+    assert "titan fly away   leave" in listing(both)
+    assert "  fly   fly\n" in overview(both)
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_overview_fits_on_one_screen_and_leaves_rare_commands_to_the_list_of_all(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = Components.from_installed().all(Command)
+    text, everything = (shown([option], capsys, monkeypatch, width) for option in ("--help", "--help-all"))
+    assert len(text.splitlines()) <= 42
+    assert [line[:-1] for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")] == [
+        heading for heading in HEADINGS if any(command.group == heading for command in commands)
+    ]
+    for command in commands:
+        assert f"  titan {command.name} " in everything
+        assert (f"\n  {command.name.split()[0]} " in text) or command.rare
 
 
 def test_the_version_lists_the_packages(capsys: pytest.CaptureFixture[str]) -> None:

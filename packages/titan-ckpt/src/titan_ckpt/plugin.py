@@ -33,24 +33,28 @@ def titan_commands() -> list[Command]:
     return [
         Command(
             name="checkpoint list",
+            group="data and models",
             summary="list the checkpoints of a run",
             arguments=Ref("titan_ckpt.cli:list_arguments"),
             run=Ref("titan_ckpt.cli:list_checkpoints"),
         ),
         Command(
             name="checkpoint show",
+            group="data and models",
             summary="show the contents of a checkpoint",
             arguments=Ref("titan_ckpt.cli:show_arguments"),
             run=Ref("titan_ckpt.cli:show"),
         ),
         Command(
             name="checkpoint verify",
+            group="data and models",
             summary="verify every byte of checkpoints by checksum",
             arguments=Ref("titan_ckpt.cli:verify_arguments"),
             run=Ref("titan_ckpt.cli:verify"),
         ),
         Command(
             name="checkpoint convert",
+            group="data and models",
             summary="convert to Hugging Face or DCP format, or from Hugging Face, Meta or DCP (TorchTitan) format",
             overrides=True,
             arguments=Ref("titan_ckpt.cli:convert_arguments"),
@@ -58,6 +62,7 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="checkpoint rm",
+            group="data and models",
             summary="remove checkpoints",
             arguments=Ref("titan_ckpt.cli:rm_arguments"),
             run=Ref("titan_ckpt.cli:rm"),

@@ -12,6 +12,7 @@ def titan_commands() -> list[Command]:
     return [
         Command(
             name="launch slurm",
+            group="clusters",
             summary="write a job as an sbatch file for Slurm, or submit it",
             arguments=Ref("titan_cluster.slurm:arguments"),
             run=Ref("titan_cluster.slurm:run"),
@@ -19,6 +20,7 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="launch kubernetes",
+            group="clusters",
             summary="write a job as a JobSet for Kubernetes, or submit it",
             arguments=Ref("titan_cluster.kubernetes:arguments"),
             run=Ref("titan_cluster.kubernetes:run"),
@@ -26,6 +28,7 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="launch skypilot",
+            group="clusters",
             summary="write a job as a SkyPilot task for many clouds, or submit it",
             arguments=Ref("titan_cluster.skypilot:arguments"),
             run=Ref("titan_cluster.skypilot:run"),

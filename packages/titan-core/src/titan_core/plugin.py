@@ -136,6 +136,7 @@ def titan_commands() -> list[Command]:
     return [
         Command(
             name="train",
+            group="train",
             summary="train a recipe",
             arguments=recipe,
             run=Ref("titan_core.cli.train:run"),
@@ -144,18 +145,21 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="plugins",
+            group="plugins",
             summary="list installed and broken plugins",
             arguments=Ref("titan_core.toolkit.arguments:json_argument"),
             run=Ref("titan_core.cli.plugins:run"),
         ),
         Command(
             name="recipes",
+            group="train",
             summary="list recipes",
             arguments=Ref("titan_core.toolkit.arguments:json_argument"),
             run=Ref("titan_core.cli.recipes:run"),
         ),
         Command(
             name="config show",
+            group="train",
             summary="print the resolved config as TOML",
             arguments=recipe,
             run=Ref("titan_core.cli.config:show"),
@@ -163,6 +167,7 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="config check",
+            group="train",
             summary="check whether a job is valid",
             arguments=Ref("titan_core.cli.config:check_arguments"),
             run=Ref("titan_core.cli.config:check"),
@@ -170,6 +175,7 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="job show",
+            group="train",
             summary="print the job that a recipe assembles to",
             arguments=Ref("titan_core.cli.job:arguments"),
             run=Ref("titan_core.cli.job:show"),

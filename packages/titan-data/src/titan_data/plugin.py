@@ -85,6 +85,7 @@ def titan_commands() -> list[Command]:
     return [
         Command(
             name="data inspect",
+            group="data and models",
             summary="show the first sequences that a recipe trains on",
             arguments=Ref("titan_data.cli.data_inspect:arguments"),
             run=Ref("titan_data.cli.data_inspect:run"),
@@ -92,6 +93,7 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="data tokenize",
+            group="data and models",
             summary="tokenise a recipe's dataset once and write it to disk",
             arguments=Ref("titan_data.cli.data_tokenize:arguments"),
             run=Ref("titan_data.cli.data_tokenize:run"),
@@ -99,12 +101,14 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="tokenizer download",
+            group="data and models",
             summary="download a tokenizer from the Hugging Face hub",
             arguments=Ref("titan_data.cli.tokenizer_download:arguments"),
             run=Ref("titan_data.cli.tokenizer_download:run"),
         ),
         Command(
             name="tokenizer train",
+            group="data and models",
             summary="train a BPE tokenizer on a recipe's dataset, or on files",
             arguments=Ref("titan_data.cli.tokenizer_train:arguments"),
             run=Ref("titan_data.cli.tokenizer_train:run"),
@@ -112,6 +116,7 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="model download",
+            group="data and models",
             summary="download a model from the Hugging Face hub",
             arguments=Ref("titan_data.cli.model_download:arguments"),
             run=Ref("titan_data.cli.model_download:run"),

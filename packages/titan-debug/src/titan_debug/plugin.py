@@ -123,6 +123,7 @@ def titan_commands() -> list[Command]:
     return [
         Command(
             name="doctor",
+            group="plugins",
             summary="check this machine and the installation: what does not work, and what to do",
             arguments=Ref("titan_debug.cli.doctor:arguments"),
             run=Ref("titan_debug.cli.doctor:run"),
@@ -130,6 +131,8 @@ def titan_commands() -> list[Command]:
         *(
             Command(
                 name=name,
+                group="look",
+                rare=name == "analyze",
                 summary=summary,
                 arguments=Ref("titan_debug.cli.analyse:arguments"),
                 run=Ref("titan_debug.cli.analyse:run"),
@@ -141,18 +144,22 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="flight dump",
+            group="look",
             summary="dump the collectives and stacks of every rank of a running job",
             arguments=Ref("titan_debug.cli.flight:arguments"),
             run=Ref("titan_debug.cli.flight:run"),
         ),
         Command(
             name="statistics",
+            group="look",
+            rare=True,
             summary="print a run's statistics of module outputs and gradients",
             arguments=Ref("titan_debug.cli.statistics:arguments"),
             run=Ref("titan_debug.cli.statistics:run"),
         ),
         Command(
             name="verify",
+            group="look",
             summary="train a recipe on several meshes, and check that the losses agree",
             arguments=Ref("titan_debug.cli.verify:arguments"),
             run=Ref("titan_debug.cli.verify:run"),
@@ -160,6 +167,7 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="trace summary",
+            group="look",
             summary="show where the time of a profiled step went",
             arguments=Ref("titan_debug.cli.trace:arguments"),
             run=Ref("titan_debug.cli.trace:run"),

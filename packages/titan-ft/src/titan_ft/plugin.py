@@ -42,6 +42,7 @@ def titan_commands() -> list[Command]:
     return [
         Command(
             name="ft lighthouse",
+            group="clusters",
             summary="start the server at which replica groups meet",
             arguments=Ref("titan_ft.lighthouse:arguments"),
             run=Ref("titan_ft.lighthouse:run"),

@@ -34,6 +34,7 @@ def titan_commands() -> list[Command]:
     return [
         Command(
             name="generate",
+            group="data and models",
             summary="continue prompts with a trained model",
             arguments=Ref("titan_inference.cli:arguments"),
             run=Ref("titan_inference.cli:run"),
@@ -42,6 +43,7 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="eval",
+            group="data and models",
             summary="measure a trained model: perplexity on a dataset, tasks of lm-eval",
             arguments=Ref("titan_inference.evaluate:arguments"),
             run=Ref("titan_inference.evaluate:run"),

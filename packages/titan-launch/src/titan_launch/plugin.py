@@ -66,6 +66,8 @@ def titan_commands() -> list[Command]:
     return [
         Command(
             name="rendezvous",
+            group="clusters",
+            rare=True,
             summary="host the store where the machines of jobs meet, on a machine that outlives them",
             arguments=Ref("titan_launch.store:arguments"),
             run=Ref("titan_launch.store:run"),

@@ -44,18 +44,21 @@ def titan_commands() -> list[Command]:
     return [
         Command(
             name="report",
-            summary="write an HTML report, and PNG charts, about runs",
+            group="look",
+            summary="write an HTML report about runs",
             arguments=Ref("titan_report.cli.report:arguments"),
             run=Ref("titan_report.cli.report:run"),
         ),
         Command(
             name="watch",
+            group="look",
             summary="follow a run in the terminal",
             arguments=Ref("titan_report.cli.watch:arguments"),
             run=Ref("titan_report.cli.watch:run"),
         ),
         Command(
             name="compare",
+            group="look",
             summary="train variants of a recipe and compare speed, memory and loss",
             arguments=Ref("titan_report.cli.compare:arguments"),
             run=Ref("titan_report.cli.compare:run"),

@@ -18,6 +18,7 @@ def titan_commands() -> list[Command]:
     return [
         Command(
             name="simulate",
+            group="plan",
             summary="run one rank of a job of any size without a GPU: memory, collectives and launches",
             arguments=Ref("titan_simulate.cli.simulate:arguments"),
             run=Ref("titan_simulate.cli.simulate:run"),
@@ -25,6 +26,7 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="estimate",
+            group="plan",
             summary="memory and speed of a job on a machine, without a GPU",
             arguments=Ref("titan_simulate.cli.estimate:arguments"),
             run=Ref("titan_simulate.cli.estimate:run"),
@@ -32,6 +34,7 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="plan",
+            group="plan",
             summary="find the fastest mesh, schedule, recomputation and batch split for a number of GPUs",
             arguments=Ref("titan_simulate.cli.plan:arguments"),
             run=Ref("titan_simulate.cli.plan:run"),
@@ -39,6 +42,8 @@ def titan_commands() -> list[Command]:
         ),
         Command(
             name="calibrate",
+            group="plan",
+            rare=True,
             summary="measure this machine and describe it for `titan estimate` and `titan plan`",
             arguments=Ref("titan_simulate.cli.calibrate:arguments"),
             run=Ref("titan_simulate.cli.calibrate:run"),

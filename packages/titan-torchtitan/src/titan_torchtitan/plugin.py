@@ -12,6 +12,7 @@ def titan_commands() -> list[Command]:
     return [
         Command(
             name="config import",
+            group="train",
             summary="write a recipe from one of TorchTitan's TOML recipes",
             arguments=Ref("titan_torchtitan.cli:arguments"),
             run=Ref("titan_torchtitan.cli:run"),

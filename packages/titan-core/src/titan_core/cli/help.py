@@ -126,20 +126,45 @@ class _KeysHelp(argparse.Action):
         return [f"[{section}]", *lines]
 
 
-def overview(commands: Iterable[Command], group: str = "") -> str:
-    """Return the help of ``titan``, or of a group of commands."""
+GROUPS = ("train", "look", "data and models", "plan", "clusters", "plugins")
+"""The headings of ``titan --help``, in order."""
+
+
+def overview(commands: Iterable[Command]) -> str:
+    """Return the help of ``titan``: one screen, one line for each command and for the commands of one first word."""
+    rows: dict[str, dict[str, list[Command]]] = {group: {} for group in GROUPS}
+    for command in commands:
+        if not command.rare:
+            rows.setdefault(command.group, {}).setdefault(command.name.partition(" ")[0], []).append(command)
+    width = max(len(name) for names in rows.values() for name in names) + 5
+    lines = ["usage: titan COMMAND ...", "", "Pre-train language models with jobs assembled from plugins.", ""]
+    for group, names in rows.items():
+        lines += [f"{group}:"] if names else []
+        for name, found in names.items():
+            lines.append(textwrap.shorten(_summary(found), columns() - width, placeholder=" ..."))
+            lines[-1] = f"  {name}".ljust(width) + lines[-1]
+    return "\n".join([*lines, "", "See `titan COMMAND --help`, `titan --help-all` and `titan --version`."])
+
+
+def _summary(commands: list[Command]) -> str:
+    """Return what ``titan --help`` says about commands of one first word."""
+    whole = [command for command in commands if " " not in command.name]
+    if whole:
+        return whole[0].summary
+    if len(commands) == 1:
+        return f"{commands[0].name.partition(' ')[2]}: {commands[0].summary}"
+    return ", ".join(command.name.partition(" ")[2] for command in commands)
+
+
+def listing(commands: Iterable[Command], group: str = "") -> str:
+    """Return the help of a group of commands, or of all."""
     commands = list(commands)
-    prog = f"titan {group}" if group else "titan"
-    lines = [f"usage: {prog} COMMAND ...", ""]
-    if not group:
-        lines += ["Pre-train language models with jobs assembled from plugins.", ""]
     names = [f"  titan {command.name}" for command in commands]
     width = max(map(len, names)) + 3
+    lines = [f"usage: {f'titan {group}' if group else 'titan'} COMMAND ...", ""]
     for name, command in zip(names, commands, strict=True):
         lines += textwrap.wrap(command.summary, columns(), initial_indent=name.ljust(width), subsequent_indent=" " * width)
     lines += ["", "See `titan COMMAND --help`. TITAN_TRACEBACK=1 shows the tracebacks of errors."]
     if not group:
-        lines.append(
-            "`titan --version` lists the installed packages. `titan --plugin FILE COMMAND ...` loads a plugin from a file."
-        )
+        lines.append("`titan --plugin FILE COMMAND ...` loads a plugin from a file.")
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from titan_core.api import Command, Problem, UserError
 from titan_core.api._secrets import redact_text
 from titan_core.api._shown import shorten
-from titan_core.cli.help import CommandParser, overview, parser_of
+from titan_core.cli.help import CommandParser, listing, overview, parser_of
 from titan_core.cli.invocation import Invocation, default_recipe
 from titan_core.cli.launch_options import LaunchOptions
 from titan_core.cli.overrides import SplitArguments, split_overrides, unknown_argument
@@ -26,6 +26,7 @@ from titan_core.toolkit.launching import reported_by_launcher
 from titan_core.toolkit.plugin_files import OPTION as PLUGIN_OPTION, using_plugin_files
 
 _HELP = ("-h", "--help")
+_HELP_ALL = "--help-all"
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _FILE_FIXES = {
     **dict.fromkeys((errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EROFS), "give another path"),
@@ -120,8 +121,8 @@ def _run(argv: list[str]) -> int:
     commands: dict[str, Command] = {}
     for command in registry.all(Command):
         commands.setdefault(command.name, command)  # the core's come first; duplicates are conflicts, reported below
-    if not argv or argv[0] in _HELP:
-        print(overview(commands.values()))
+    if not argv or argv[0] in (*_HELP, _HELP_ALL):
+        print(listing(commands.values()) if argv[:1] == [_HELP_ALL] else overview(commands.values()))
         print_conflicts(registry, Command)
         return 0
     if argv[0] == "--version":
@@ -129,7 +130,7 @@ def _run(argv: list[str]) -> int:
         return 0
     group = [command for name, command in commands.items() if name.startswith(argv[0] + " ")]
     if group and argv[0] not in commands and argv[1:2] and argv[1] in _HELP:
-        print(overview(group, argv[0]))
+        print(listing(group, argv[0]))
         print_conflicts(registry, Command)
         return 0
     command, arguments = _find(commands, argv, registry)

@@ -100,6 +100,11 @@ class Command(Component):
     """Adds the command's own arguments to its parser."""
     run: Ref[Callable[[CommandContext], int]]
     """Runs the command and returns the exit status. Must not import torch unless it trains."""
+    group: str = "plugins"
+    """The heading under which ``titan --help`` lists it: ``train``, ``look``, ``data and models``, ``plan``, ``clusters`` or
+    ``plugins``; another one follows these."""
+    rare: bool = False
+    """Whether only ``titan --help-all`` lists it."""
     overrides: bool = False
     """Whether it takes a recipe and ``--section.key value`` overrides."""
     launches: bool = False
