@@ -161,6 +161,14 @@ def test_private_torch_api_is_used_in_one_module_of_a_package(package: Path) -> 
     assert {(file.name, name) for file in files for name in private_names(file)} == set()
 
 
+@pytest.mark.parametrize("package", [CORE, *PLUGINS], ids=lambda path: path.name)
+def test_who_uses_private_names_of_torch_bounds_it_from_above(package: Path) -> None:
+    project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    bounds = [one for one in project["dependencies"] if re.match(r"torch\b", one)]
+    uses = bool(list((package / "src").rglob("torch_private.py")))
+    assert all(("<" in bound) == uses for bound in bounds)
+
+
 def test_the_core_names_no_plugin() -> None:
     """The core knows no model, logger, precision or weight format by name."""
     names = re.compile("llama|wandb|tensorboard|float8|hugging", re.IGNORECASE)
