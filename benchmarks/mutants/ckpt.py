@@ -7,7 +7,6 @@ from __future__ import annotations
 from benchmarks.mutants.mutant import Mutant
 
 SAVING = "tests/ckpt/test_saving.py"
-RESUMED = "tests/integration/test_dropout_and_buffers.py::test_a_resumed_run_draws_and_counts_as_if_it_had_not_stopped"
 RESUME = "tests/ckpt/test_resume.py"
 DAMAGE = "tests/ckpt/test_damage.py"
 PARTS = "tests/ckpt/test_checkpoint_parts.py"
@@ -29,8 +28,8 @@ MUTANTS = (
     Mutant("staging-of-another-dtype", "ckpt/staging.py", " or copy.dtype != local.dtype:", ":", (SAVING,)),
     Mutant("python-generator-not-restored", "ckpt/rng.py", "random.setstate((version, tuple(words), gauss))", "pass", (PARTS,)),
     Mutant("torch-generator-not-restored", "ckpt/rng.py", "torch.set_rng_state(_tensor(cpu))", "pass", (PARTS,)),
-    Mutant("generators-of-the-first-rank", "ckpt/state.py", 'saved["generators"][dist.get_rank()]', 'saved["generators"][0]', (RESUMED,)),
-    Mutant("schedule-not-restored", "ckpt/schedule_state.py", "scheduler.load_state_dict(_merged(present, kept))", "scheduler.load_state_dict(present)", (SAVING,)),
+    Mutant("generators-of-the-first-rank", "ckpt/state.py", 'saved["generators"][dist.get_rank()]', 'saved["generators"][0]', (PARTS,)),
+    Mutant("schedule-not-restored", "ckpt/schedule_state.py", "scheduler.load_state_dict(_merged(present, kept))", "scheduler.load_state_dict(present)", (PARTS,)),
     Mutant("rates-of-groups-not-restored", "ckpt/torch_private.py", '[group["lr"] for group in scheduler.optimizer.param_groups]', '[0.0 for group in scheduler.optimizer.param_groups]', ("tests/ckpt/test_checkpoint_parts.py",)),
     Mutant("data-not-restored", "ckpt/state.py", 'state.loader.load_state_dict(saved["loader"], allowed)', "pass", (SAVING,)),
     Mutant("step-not-restored", "ckpt/state.py", 'state.step = saved["step"]', "state.step = state.step", (SAVING,)),
@@ -56,7 +55,7 @@ MUTANTS = (
     Mutant("old-folders-first", "ckpt/catalogue.py", "if match), reverse=True)", "if match))", (PARTS,)),
     Mutant("dcp-any-name-unpickled", "ckpt/dcp_metadata.py", '        raise _Refused(f"{module}.{name}")\n', "        return super().find_class(module, name)\n", (f"{REFUSALS}::test_a_malicious_pickle_is_refused_and_nothing_is_executed",)),
     Mutant("dcp-unpickled-unasked", "ckpt/convert.py", "if not arguments.allow_pickle:", "if False:", (f"{REFUSALS}::test_a_pickle_is_read_only_with_consent",)),
-    Mutant("dcp-shards-misplaced", "ckpt/dcp_files.py", "whole[first - chunk.offset[0] : last - chunk.offset[0]]", "whole[: last - first]", (f"{DCP}::test_shards_of_any_division_are_joined",)),
+    Mutant("dcp-shards-misplaced", "ckpt/dcp_files.py", "whole[first - chunk.offset[0] : last - chunk.offset[0]]", "whole[: last - first]", (f"{DCP}::test_rows_come_from_the_chunks_that_hold_them",)),
     Mutant("dcp-gaps-accepted", "ckpt/dcp_metadata.py", "    if problem:\n", "    if False:\n", (LIES,)),
     Mutant("dcp-files-anywhere", "ckpt/dcp_metadata.py", "file != Path(file).name or ", "", (LIES,)),
     Mutant("dcp-archives-not-compared", "ckpt/dcp_files.py", "if found != wanted:", "if False:", (LIES,)),

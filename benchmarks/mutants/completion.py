@@ -24,7 +24,7 @@ MUTANTS = (
     Mutant("keys-within-values-documented", RECIPE, "if not _begins_statement(lines, number):", "if False:", (COPY,)),
     Mutant("flavors-default-ignored", RECIPE, "if of_flavor is not None and len(inner) == 1:", "if False:", (COPY,)),
     Mutant("schema-without-documentation", SCHEMA, 'properties[key]["description"] = text', "pass", (COMPLETION,)),
-    Mutant("schema-requires-the-flavor", SCHEMA, '_definition(definitions, references[cls, "validation"]).pop("required", None)', "pass", (COMPLETION,)),
+    Mutant("schema-requires-what-the-flavor-sets", SCHEMA, '_definition(definitions, references[cls, "validation"]).pop("required", None)', "pass", (COMPLETION,)),
     Mutant("schema-of-the-last-owner", SCHEMA, "merged |= _definition", "merged = _definition", (COMPLETION,)),
     Mutant("schema-allows-unknown-keys", SCHEMA, '"properties": merged, "additionalProperties": False', '"properties": merged, "additionalProperties": True', (COMPLETION,)),
 )  # fmt: skip

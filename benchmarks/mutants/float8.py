@@ -29,7 +29,7 @@ MUTANTS = (
     Mutant("filters-by-part-alone", "float8/layers.py", " or matches(name, filters)", "", (PLUGIN,)),
     Mutant("nothing-converted-is-fine", "float8/layers.py", "if not found and part.blocks():", "if False:", (PLUGIN,)),
     Mutant("auto-filter-ignored", FLOAT8, "if AUTO_FILTER in section.filter_fqns:", "if False:", (PLUGIN,)),
-    Mutant("scales-of-the-first-step", FLOAT8, '        """Compute the scales for the next step."""\n        self._compute()\n', '        """Compute the scales for the next step."""\n', (NUMERICS, TRAINING)),
+    Mutant("scales-of-the-first-step", FLOAT8, '        """Compute the scales for the next step."""\n        self._compute()\n', '        """Compute the scales for the next step."""\n', (PLUGIN,)),
     Mutant("emulation-by-itself", FLOAT8, "emulate=section.emulate,", "emulate=True,", (PLUGIN, NUMERICS)),
     Mutant("gather-in-high-precision", FLOAT8, "enable_fsdp_float8_all_gather=gather)", "enable_fsdp_float8_all_gather=False)", (PLUGIN, TRAINING)),
     Mutant("scales-recomputed", FLOAT8, "    part.saved_operators += _LARGEST\n", "", (PLUGIN, TRAINING)),
@@ -38,6 +38,6 @@ MUTANTS = (
     Mutant("floor-for-rceil", MX, 'ScaleCalculationMode.FLOOR if section.recipe_name == "mxfp8_floor" else ScaleCalculationMode.RCEIL', "ScaleCalculationMode.FLOOR", (NUMERICS,)),
     Mutant("weight-gradients-in-low-precision", MX, 'converted.weight_gradient_in_high_precision = section.recipe_name.endswith("wgrad_with_hp")', "converted.weight_gradient_in_high_precision = False", (NUMERICS,)),
     Mutant("any-gpu-has-float8", "float8/hardware.py", "capability >= needed", "capability <= needed", (PLUGIN, "tests/float8")),
-    Mutant("some-columns-suffice", "float8/gathered_inputs.py", "all(name in converted for name in columns)", "any(name in converted for name in columns)", (TRAINING, RANKS)),
+    Mutant("some-columns-suffice", "float8/gathered_inputs.py", "all(name in converted for name in columns)", "any(name in converted for name in columns)", (PLUGIN,)),
     Mutant("float8-tried-unasked-beside-mx", "float8/planning.py", "{} if context.config.section(MXSection).enable else", "{} if not context.config.section(MXSection).enable else", (PLUGIN,)),
 )  # fmt: skip

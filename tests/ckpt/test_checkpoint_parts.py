@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from titan_ckpt import rng
+from harness.one_of_many import OneOfMany
+from titan_ckpt import rng, state
 from titan_ckpt.catalogue import steps_in
 from titan_ckpt.chunks import bytes_of
 from titan_ckpt.folder import Folder
@@ -31,8 +33,12 @@ def _restore_generators() -> Iterator[None]:
     torch.set_rng_state(cpu)
 
 
-def test_random_generators_are_restored() -> None:
-    random.gauss(0.0, 1.0)  # generates two values; the second is part of the state
+@pytest.mark.parametrize("used", [False, True])
+def test_random_generators_are_restored(used: bool) -> None:
+    random.seed(3), torch.manual_seed(3)
+    if used:
+        random.gauss(0.0, 1.0)  # generates two values; the second is part of the state
+        torch.rand(1)
     kept = rng.collect(torch.device("cpu"))
     drawn = random.gauss(0.0, 1.0), random.random(), torch.rand(3), torch.randn(2)
     random.seed(1), torch.manual_seed(1)
@@ -41,6 +47,24 @@ def test_random_generators_are_restored() -> None:
     assert again[:2] == drawn[:2]
     assert torch.equal(again[2], drawn[2])
     assert torch.equal(again[3], drawn[3])
+
+
+@pytest.mark.parametrize(("mesh", "seed"), [({"dp_shard": 2}, 22), ({"tp": 2}, 7)], ids=["same mesh", "other mesh"])
+def test_each_rank_restores_its_own_generators(monkeypatch: pytest.MonkeyPatch, mesh: dict[str, int], seed: int) -> None:
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    ignore = lambda *arguments: None  # noqa: E731
+    context: Any = SimpleNamespace(
+        state=SimpleNamespace(loader=SimpleNamespace(load_state_dict=ignore), lr_scheduler=None),
+        world=OneOfMany({"dp_shard": 2}),
+        lifecycle=SimpleNamespace(save_state=dict, restore_state=ignore),
+    )
+    monkeypatch.setattr(state, "restore_schedule", ignore)
+    saved: dict[str, Any] = {"loader": {}, "lr_scheduler": {}, "step": 5, "tokens_seen": 9, "tokens_by_dataset": {}}
+    saved |= {"generators": [{"python": seed, "cpu": seed} for seed in (11, 22)], "observers": {}}
+    saved["mesh"] = {**dict.fromkeys(context.world.plan.degrees, 1), **mesh}
+    torch.manual_seed(7)
+    state.apply(saved, context, (), new_schedule=False)
+    assert torch.initial_seed() == seed and context.state.step == 5
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,11 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 
 from harness.dcp import IMPORT, imported, require_equal, weights, write
 from harness.gloo_pool import GlooPool
-from titan_ckpt.dcp_metadata import DcpTensor, read_metadata
+from titan_ckpt import dcp_files
+from titan_ckpt.dcp_metadata import DcpChunk, DcpTensor, read_metadata
 from titan_ckpt.folder import Folder
 from titan_ckpt.manifest import read_manifest
+from titan_core.api import ForeignTensor
 from titan_core.cli.main import main
 
 
@@ -102,14 +104,11 @@ def whole(number: int) -> Tensor:
 
 @pytest.mark.full
 def test_shards_of_any_division_are_joined(gloo: GlooPool, tmp_path: Path) -> None:
-    from titan_ckpt.dcp_files import DcpFiles
-    from titan_core.api import ForeignTensor
-
     gloo.run(2, save_sharded, str(tmp_path / "sharded"))
     expected = {f"placed.{number}": whole(number) for number in range(len(PLACEMENTS))}
     expected |= {"fsdp.weight": torch.full((3, 5), 0.5), "fsdp.bias": torch.full((3,), 1.5), "empty": torch.ones(1, 3)}
     tensors = {name: ForeignTensor(name, name) for name in expected}
-    files = DcpFiles(tmp_path / "sharded", list(tensors.values()))
+    files = dcp_files.DcpFiles(tmp_path / "sharded", list(tensors.values()))
     assert files.names() == expected.keys()
     entries = read_metadata(tmp_path / "sharded")
     assert [len(entries[f"placed.{number}"].chunks) for number in range(3)] == [2, 2, 1]  # type: ignore[union-attr]
@@ -117,6 +116,22 @@ def test_shards_of_any_division_are_joined(gloo: GlooPool, tmp_path: Path) -> No
         assert torch.equal(files.rows(tensors[name], 0, tensor.shape[0]), tensor), name
         for row in range(tensor.shape[0]):
             assert torch.equal(files.rows(tensors[name], row, row + 1), tensor[row : row + 1])
+
+
+def test_rows_come_from_the_chunks_that_hold_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    boxes = [((0, 0), (2, 7)), ((2, 0), (3, 3)), ((2, 3), (3, 4))]
+    chunks = tuple(DcpChunk(offset, shape, "file", 0, 0) for offset, shape in boxes)
+    monkeypatch.setattr(dcp_files, "read_metadata", lambda folder: {"w": DcpTensor("float32", (5, 7), chunks)})
+    tensor, expected = ForeignTensor("w", "w"), whole(0)
+    files = dcp_files.DcpFiles(Path(), [tensor])
+
+    def chunk_of(name: str, stored: DcpTensor, chunk: DcpChunk) -> Tensor:
+        return expected[tuple(slice(begin, begin + size) for begin, size in zip(chunk.offset, chunk.shape, strict=True))]
+
+    monkeypatch.setattr(files, "_chunk", chunk_of)
+    for start in range(5):
+        for stop in range(start + 1, 6):
+            assert torch.equal(files.rows(tensor, start, stop), expected[start:stop])
 
 
 def test_an_export_is_read_by_dcp_and_by_titan(copied: Path) -> None:

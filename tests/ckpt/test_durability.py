@@ -94,6 +94,24 @@ def test_a_removed_checkpoint_stops_counting_before_its_data_goes(
     assert not (tmp_path / STEP).exists()
 
 
+def test_the_mark_of_an_unfinished_checkpoint_is_removed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(str(tmp_path))
+    (tmp_path / STEP).mkdir()
+    for name in ("data", "unfinished", "weights"):
+        (tmp_path / STEP / name).touch()
+    left: list[list[str]] = []
+    rm = LocalFileSystem.rm
+
+    def recorded(system: LocalFileSystem, path: str, recursive: bool = False) -> None:
+        left.append(sorted(os.listdir(tmp_path / STEP)))
+        rm(system, path, recursive=recursive)
+
+    monkeypatch.setattr(LocalFileSystem, "rm", recorded)
+    remove(folder, 3)
+    assert left == [["data", "unfinished", "weights"], ["unfinished", "weights"], ["unfinished"]]
+    assert not (tmp_path / STEP).exists()
+
+
 def test_a_large_file_is_synced_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     fsync = os.fsync

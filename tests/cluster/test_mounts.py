@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from titan_cluster.mounts import mounts
+from titan_core.api import UserError
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,13 @@ def test_paths_of_a_config(tmp_path: Path, config: dict[str, object], outputs: l
     found = mounts(tmp_path, config, "outputs/run", ["/somewhere:/mounted"])
     assert found.fixed == (f"{tmp_path}:{tmp_path}", "/somewhere:/mounted")
     assert (found.outputs, found.inputs) == (outputs, inputs)
+
+
+def test_paths_that_slurm_would_read_as_several_are_refused(tmp_path: Path) -> None:
+    for run in ("/a:b", "/a,b"):
+        with pytest.raises(UserError, match="contains ',' or ':', which Slurm's --container-mounts separates"):
+            mounts(tmp_path, {}, run, [])
+    assert mounts(tmp_path, {"data": {"text": "/no path: a text"}}, "run", []).inputs == ()
 
 
 def test_links_and_relative_paths_that_leave_the_folder(tmp_path: Path) -> None:

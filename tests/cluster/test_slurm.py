@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from harness.fake_cluster import HOSTILE, FakeCluster, shellcheck
+from titan_cluster.options import job_name
 from titan_cluster.rendering import script
 from titan_core.cli.main import main
 
@@ -221,6 +222,19 @@ def test_mistakes_are_one_line_and_submit_nothing(
     assert message in output.err and output.err.count("\n") == 1 and output.out == ""
     assert "hunter2" not in output.err
     assert not cluster.calls("sbatch")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [
+        ("recipes/Llama_3.1 8B.toml", "llama-3-1-8b"),
+        ("8b", "titan-8b"),
+        ("a" * 50, "a" * 40),
+        (f"{'a' * 39}-b", "a" * 39),  # a name must not end with a dash
+    ],
+)
+def test_a_job_is_named_for_its_recipe(recipe: str, name: str) -> None:
+    assert job_name(None, recipe) == name
 
 
 def test_a_job_is_checked_at_both_ends_of_its_range(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:

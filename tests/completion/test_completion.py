@@ -7,15 +7,21 @@ import json
 import resource
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
+from titan_completion.schema import json_schema
 from titan_completion.scripts import SHELLS, script
-from titan_completion.table import _values_of
+from titan_completion.table import _arguments_of, _row, _values_of
 from titan_core.api import Command
 from titan_core.cli.main import main
 from titan_core.plugins.registry import Components
+from titan_core.toolkit.launching import Launcher
 
 BASH = """
 source {script}
@@ -147,6 +153,63 @@ def test_the_command_prints_the_script(scripts: dict[str, Path], capsys: pytest.
 def test_config_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "schema"]) == 0
     assert json.loads(capsys.readouterr().out)["properties"]["training"]
+
+
+class One(BaseModel):
+    args: dict[str, int] = {}
+    """Arguments of the model."""
+    first: int = 1
+
+
+class Other(BaseModel):
+    second: str = ""
+
+
+class Arguments(BaseModel):
+    dim: int
+
+
+def test_a_recipe_may_set_the_keys_of_all_owners_of_a_section_and_no_others() -> None:
+    registry: Any = SimpleNamespace(
+        sections=lambda: {"model": (One, Other)},
+        all=lambda kind: [SimpleNamespace(name="m", flavors={"f": Arguments(dim=1)})],
+    )
+    schema = json_schema(registry)
+    model = schema["properties"]["model"]
+    assert set(model["properties"]) == {"args", "first", "second"}
+    assert not schema["additionalProperties"] and not model["additionalProperties"]
+    # A recipe need not repeat the arguments of its flavor.
+    assert model["properties"]["args"]["anyOf"] == [{"$ref": "#/$defs/Arguments"}]
+    assert set(schema["$defs"]["Arguments"]["properties"]) == {"dim"} and "required" not in schema["$defs"]["Arguments"]
+
+
+def test_options_of_a_command_its_groups_and_its_launchers_are_offered_unless_they_are_hidden() -> None:
+    def own(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--plain", action="store_true", help="something")
+        parser.add_argument("--hidden", help=argparse.SUPPRESS)
+        parser.add_argument_group("more").add_argument("--in-a-group", metavar="FILE")
+        parser.add_mutually_exclusive_group().add_argument("--either", choices=["a", "b"])
+
+    def of_launcher(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--ranks", metavar="N")
+
+    def arguments(add: Callable[[argparse.ArgumentParser], None]) -> Any:
+        return SimpleNamespace(load=lambda: add)
+
+    launchers = [SimpleNamespace(arguments=arguments(of_launcher))]
+    registry: Any = SimpleNamespace(all=lambda kind: launchers if kind is Launcher else [])
+    command: Any = SimpleNamespace(name="mine", arguments=arguments(own), launches=True, overrides=False)
+    assert [line.split("\t")[2:4] for line in _arguments_of(command, registry)] == [
+        ["--help", "-"], ["--plain", "-"], ["--in-a-group", "/"], ["--either", "a b"], ["--ranks", "@"],
+    ]  # fmt: skip
+    command.launches = False
+    assert not any("--ranks" in line for line in _arguments_of(command, registry))
+
+
+def test_a_description_is_one_short_sentence() -> None:
+    assert _row("c", "train", "  train a model.  More of it.") == "c\ttrain\ttrain a model"
+    assert _row("c", "x" * 70).removeprefix("c\t") == "x" * 70
+    assert _row("c", "x" * 71).removeprefix("c\t") == "x" * 67 + "..."
 
 
 def test_an_option_that_is_named_for_a_kind_of_component_completes_its_names() -> None:

@@ -57,6 +57,11 @@ def test_blocks_are_those_of_the_mask(seq: int, decreasing: bool, ranks: int) ->
         torch.testing.assert_close(flex_attend(q, k, v, mask), expected)
 
 
+def test_a_block_that_the_end_of_the_sequence_cuts_off_is_not_full() -> None:
+    full = block_mask(torch.zeros(1, 300, dtype=torch.long)).full_kv_num_blocks
+    assert full is not None and full.tolist() == [[[0, 1, 0]]]  # of keys, for each block of queries
+
+
 def test_documents_in_any_order_are_masked_exactly() -> None:
     documents = torch.arange(256)[None] % 3
     q = torch.randn(1, 2, 256, 16)
@@ -93,6 +98,14 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(attention, "document_mask", make)
     yield masks
     torch.compiler.reset()
+
+
+def test_a_mask_that_exists_is_kept(made: list[Any]) -> None:
+    tokens = torch.zeros(1, 256, dtype=torch.long)
+    one = Microbatch(Batch(tokens, tokens, documents=packed(256, False)[:1]), step=1, seed=1)
+    one.make_document_mask()
+    one.make_document_mask()
+    assert len(made) == 1 and one.document_mask is made[0]
 
 
 @pytest.mark.parametrize("compiled", [False, True])

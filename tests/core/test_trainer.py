@@ -60,6 +60,11 @@ def test_accumulation_does_not_change_the_loss(in_tmp: Path) -> None:
     assert runs[0].grad_norms == pytest.approx(runs[1].grad_norms, rel=1e-5)
 
 
+def test_a_norm_limit_of_0_does_not_clip(in_tmp: Path) -> None:
+    runs = [run_recipe("tiny", {**TINY, "training.max_norm": limit}) for limit in (0, 1e6)]
+    assert runs[0].losses == runs[1].losses
+
+
 def test_a_loss_that_is_not_finite_stops_the_run(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = {**TINY, "optimizer.lr": 100, "optimizer.weight_decay": 100, "training.max_norm": 0, "training.steps": 50}
     recorder = Recorder(weights=False)

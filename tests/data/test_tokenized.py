@@ -26,7 +26,7 @@ from titan_core.data.loader import DataLoader
 from titan_core.data.tokens import TokenStream
 from titan_core.toolkit.reading import DocumentReader
 from titan_data.tokenize import _write_part, tokenize
-from titan_data.tokenized import INDEX, check_tokenized, open_tokenized
+from titan_data.tokenized import INDEX, check_tokenized, open_tokenized, token_dtype
 
 PLAN = BatchPlan(4, 4, 1, 1, 4, 15)
 LENGTHS = [1 + index * 11 % 37 for index in range(60)]
@@ -60,6 +60,18 @@ def test_every_document_is_stored_as_the_source_yields_it(tmp_path: Path) -> Non
     assert step is not None
     assert step.target_weight == 4 * 15
     loader.close()
+
+
+def test_ids_take_two_bytes_if_the_vocabulary_allows() -> None:
+    assert [token_dtype(size) for size in (256, 65_536, 65_537, 128_256)] == ["<u2", "<u2", "<u4", "<u4"]
+
+
+def test_parts_do_not_depend_on_the_seed(tmp_path: Path) -> None:
+    first, second = (letters(",".join(map(str, LENGTHS)), seed=seed) for seed in (1, 2))
+    for name, dataset in (("a", first), ("b", second)):
+        list(tokenize(stream(dataset, plan=PLAN), dataset, "byte", tmp_path / name, 3, workers=1))
+    written = [{file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} for name in ("a", "b")]
+    assert len(written[0]) == 7 and written[0] == written[1]
 
 
 def test_an_interrupted_tokenisation_resumes(tmp_path: Path) -> None:

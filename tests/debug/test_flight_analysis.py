@@ -27,6 +27,11 @@ def test_a_rank_that_sleeps_is_named_with_its_place_and_what_waits_for_it(backen
     assert "all_reduce of [4] float32 at /home/me/train.py:7 in step" in found.details[0]
 
 
+def test_a_rank_with_several_pending_collectives_waits_in_the_first() -> None:
+    found = verdict(dump(0, [entry(2, done=False), entry(3, done=False)]), dump(1, [entry(1)], stack=ASLEEP))
+    assert found.verdict.endswith("rank 0 has waited 1898.0 s for it in all_reduce #2 on all ranks")
+
+
 def test_in_overlapping_groups_the_end_of_the_chain_is_the_culprit() -> None:
     """Rank 0 waits for rank 1 in one group, ranks 1 and 3 wait for rank 2 in another, and rank 2 sleeps."""
     groups: dict[str, Sequence[int]] = {"tp": (0, 1), "dp_shard": (1, 2, 3)}

@@ -6,12 +6,14 @@ import functools
 import itertools
 import logging
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from harness.jobs import TINY, make_job
+from harness.one_of_many import OneOfMany
 from titan_core.api.config.sections import TrainingSection
 from titan_core.loop import trainer
 from titan_core.toolkit.runs.run_log import RunLog
@@ -92,6 +94,23 @@ def test_a_run_says_that_its_mfu_is_an_estimate(
     assert len(shown) == len(run.steps) and all("| mfu ~" in line for line in shown)
     assert all(("(peak too low)" in line) == impossible for line in shown)
     assert caplog.text.count("so the estimated peak of this device is too low: it was probably measured") == impossible
+
+
+def test_the_peak_is_that_of_all_ranks() -> None:
+    observer = mfu.Mfu(SimpleNamespace(job=None))  # type: ignore[arg-type]
+    world: Any = OneOfMany({"pp": 2, "tp": 2}, at={"pp": 1})
+    object.__setattr__(world, "rank", 2)
+    observer.titan_train_start(SimpleNamespace(parts=[], world=world))  # type: ignore[arg-type]
+    observer._ideal = IdealTime(0.001, estimated=False)
+    record: Any = {"tokens_per_second": 1000.0}
+    assert observer.titan_figures(record) == {"mfu": 0.25, "mfu_estimated": False}
+
+
+@pytest.mark.parametrize(("at", "counted"), [({}, True), ({"pp": 1}, True), ({"tp": 1}, False), ({"dp_shard": 1}, False)])
+def test_one_rank_of_each_pipeline_stage_counts_the_flops_of_its_layers(at: dict[str, int], counted: bool) -> None:
+    part: Any = SimpleNamespace(entries=lambda slot: {"w1": (torch.float8_e4m3fn, 2.0), "w2": (torch.float8_e4m3fn, 3.0)})
+    found = mfu.flops_by_type([part], OneOfMany({"pp": 2, "tp": 2, "dp_shard": 2}, at=at))
+    assert found == ({torch.float8_e4m3fn: 5.0} if counted else {})
 
 
 def test_matmuls_count_by_their_type() -> None:

@@ -176,6 +176,12 @@ def test_the_device_judges_losses_as_the_host_does() -> None:
     assert 2 <= sum(verdicts) < 12 and verdicts[91] and not verdicts[90]
 
 
+def test_the_device_has_the_mean_and_deviation_of_the_losses_so_far() -> None:
+    detector = DeviceSpikeDetector(window=8, sigma=4.0)
+    detector.load([1.0, 3.0])
+    assert detector.add(torch.tensor(6.0)).tolist() == [1.0, 6.0, 2.0, 1.0, 2.0]
+
+
 def spiked(folder: str, action: str) -> RunRecord | str:
     os.chdir(folder)
     try:

@@ -6,12 +6,14 @@ import os
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, run_recipe
+from harness.one_of_many import OneOfMany
 from titan_core.api import Finding, hookimpl
 from titan_debug import stragglers
 from titan_debug.stragglers import slow_ranks, thread_seconds
@@ -31,6 +33,17 @@ from titan_debug.stragglers import slow_ranks, thread_seconds
 )
 def test_a_rank_is_compared_with_those_that_do_the_same_work(seconds: list[float], alike: str, slow: Any) -> None:
     assert slow_ranks(seconds, alike, ratio=1.5) == slow
+
+
+def test_a_rank_that_was_as_fast_as_the_others_in_between_is_not_reported() -> None:
+    run, found = OneOfMany({"dp_shard": 3}), []
+    watcher = stragglers.Stragglers(SimpleNamespace(section=SimpleNamespace(straggler_ratio=1.5)))  # type: ignore[arg-type]
+    watcher._hosts, watcher._alike = ["a", "b", "c"], [0, 0, 0]
+    start: Any = SimpleNamespace(world=run, report=lambda finding: found.append(finding.step))
+    slow, fast = [0.1, 0.1, 0.3], [0.1, 0.1, 0.1]
+    for step, seconds in enumerate([slow, slow, fast, slow, slow, slow, slow]):
+        watcher._judge(start, seconds, step)
+    assert found == [5]
 
 
 def test_waiting_does_not_count_as_work() -> None:

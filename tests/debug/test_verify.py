@@ -65,6 +65,13 @@ def test_the_first_difference_beyond_the_tolerance_is_reported(other: Curve, whe
     assert departure is None if where is None else str(departure).startswith(where)
 
 
+def test_of_two_gradients_that_differ_the_first_in_the_order_of_backward_is_reported() -> None:
+    other = curve(gradient=0.0)
+    for step in other.statistics.values():
+        step.gradients["norm"] = moments(3.0)  # the model's last module
+    assert str(compare(curve(), other, 1e-4).departure).startswith("step 1 in the gradient of norm: rms 3 instead of 1")
+
+
 def test_a_missing_gradient_is_reported() -> None:
     other = curve()
     for step in other.statistics.values():
@@ -76,6 +83,13 @@ def test_a_run_that_ended_before_the_reference_is_reported() -> None:
     verdict = compare(curve(), Curve({1: 3.0}, {1: 1.0}, curve().statistics), 1e-4)
     assert str(verdict.departure).startswith("step 2 in the loss: loss nan instead of 2")
     assert verdict.loss_difference != verdict.loss_difference
+
+
+def test_totals_are_nan_if_a_part_is() -> None:
+    parts = [Moments(1, 2.0, 4.0, 2.0, 0), Moments(1, math.nan, math.nan, 2.0, 1)]
+    total = Moments.total(parts)
+    assert math.isnan(total.mean) and math.isnan(total.rms) and (total.count, total.not_finite) == (2, 1)
+    assert Moments.total(parts[:1] * 3) == Moments(3, 6.0, 12.0, 2.0, 0)
 
 
 def test_statistics_of_a_step_that_fewer_ranks_repeated(tmp_path: Path) -> None:

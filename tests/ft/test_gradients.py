@@ -72,6 +72,17 @@ def test_large_gradients_are_summed_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     assert [parameter.grad.tolist() for parameter in part.module.parameters()] == [[2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
 
 
+def test_gradients_of_each_type_are_summed_in_that_type() -> None:
+    part = part_with([1.0, 2.0], [3.0, 4.0])
+    second = list(part.module.parameters())[1]
+    second.data, second.grad = second.data.bfloat16(), torch.tensor([3.0, 4.0], dtype=torch.bfloat16)
+    others = [torch.ones(2), torch.ones(2, dtype=torch.bfloat16)]
+    group = Group(0, [header(0, 7, 0.0, 0.0, 0, [1, 1]), *others])
+    sum_step(group, [part], torch.tensor(0.0), AuxiliaryLosses(1.0), digest=7)  # type: ignore[arg-type]
+    assert group.summed == [7, 2, 2]
+    assert [parameter.grad.tolist() for parameter in part.module.parameters()] == [[2.0, 3.0], [4.0, 5.0]]
+
+
 def test_a_group_with_another_job_ends_and_the_others_reject_its_sums() -> None:
     part = part_with([1.0, 2.0])
     zeros = torch.zeros(2)

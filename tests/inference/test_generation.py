@@ -67,6 +67,14 @@ def test_a_sequence_ends_at_a_stop_token_and_the_others_continue() -> None:
     assert generated(part, PROMPTS, 8, True, (stop,), temperature=0.0) == expected
 
 
+def test_only_ids_of_the_tokenizer_are_generated() -> None:
+    """Models often have more columns."""
+    tokens: list[int] = []
+    generator = Generator(tiny(), CPU, 10, lambda chosen: chosen)
+    list(generator.generate(PROMPTS, Sampler(SamplingOptions()), 20, lambda index, token: not tokens.append(token)))
+    assert len(tokens) == 60 and max(tokens) < 10
+
+
 class Mean(nn.Module):
     """A mixer that keeps nothing: the mean of the values so far."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -30,6 +31,33 @@ def printed(texts: list[str], is_terminal: bool, monkeypatch: pytest.MonkeyPatch
             stream.show()
     stream.close()
     return output.getvalue()
+
+
+def test_a_sequence_ends_with_its_end_token_and_keeps_the_others() -> None:
+    continuation = Continuation(ByteTokenizer(), {257}, ())
+    assert [continuation.add(token) for token in (97, 98, 257)] == [True, True, False]
+    assert (continuation.text, continuation.tokens, continuation.ended) == ("ab", [97, 98], True)
+
+
+def test_no_part_of_a_stop_text_is_shown() -> None:
+    continuation = Continuation(ByteTokenizer(), (), ("END", "x"))
+    shown = []
+    for byte in b"a ENOUGH ENDx":
+        continues = continuation.add(byte)
+        shown.append(continuation.news())
+        if not continues:
+            break
+    assert "".join(shown) == continuation.text == "a ENOUGH "
+    assert shown[:5] == ["", "", "a", " ", "E"]  # two characters could begin "END"
+
+
+def test_a_text_ends_at_the_first_stop_text() -> None:
+    class Words(ByteTokenizer):
+        def decode(self, ids: Sequence[int]) -> str:
+            return "one stop two end" if ids else ""
+
+    continuation = Continuation(Words(), (), ("end", "stop"))
+    assert not continuation.add(0) and continuation.text == "one "
 
 
 def test_a_terminal_obeys_nothing_that_a_model_writes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,6 +211,8 @@ LOST_ONE = outcome(0, "RuntimeError: Connection closed by peer", follows=True)
         ({0: 1}, [outcome(0, "stopped: step 3: the loss is nan")], 1, ["stopped: step 3: the loss is nan"]),
         ({0: 1, 1: 1}, [outcome(0, "KeyError: 'a'", at=2.0), outcome(1, "ValueError: no", log="l")], 1,
          ["error: KeyError: 'a'", "error: rank 1 in step 7: ValueError: no; the traceback is in l"]),
+        ({0: 2, 1: 3}, [outcome(0, "KeyError: 'a'", at=2.0), outcome(1, "ValueError: no", log="l")], 3,
+         ["error: KeyError: 'a'", "error: rank 1 in step 7: ValueError: no; the traceback is in l"]),
         ({0: 75, 1: 75}, [], 75, ["ranks 0-1 stopped on SIGTERM; the job can be restarted"]),
         ({0: 69}, [LOST_ONE], 69, ["error: ranks 1-3 have not answered in step 7"]),
     ],

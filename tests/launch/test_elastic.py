@@ -105,6 +105,7 @@ def test_the_largest_possible_number_of_machines_trains(in_tmp: Path) -> None:
     assert (plan.machines, plan.ranks, plan.batch) == (2, 2, 16)
     assert plan.why.startswith("3 rank(s) cannot train: ")
     assert choose(found, [2, 2, 2], 1, 16).machines == 2  # 16 sequences cannot be divided by 3
+    assert choose(found, [1, 3], 1, 0).ranks == 4  # machines may differ
     assert choose(found, [1], 1, 0).machines == 0
     assert choose(found, [1, 1, 1], 3, 0).machines == 0  # fewer than --nnodes allows
 

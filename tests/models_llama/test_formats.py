@@ -91,6 +91,51 @@ def shapes(args: LlamaArgs) -> dict[str, tuple[int, ...]]:
         return {name: tuple(parameter.shape) for name, parameter in Llama(args).named_parameters()}
 
 
+def test_hugging_faces_names_and_order_of_rows() -> None:
+    """With heads of four features, it pairs features 0 and 2, and 1 and 3."""
+    args = FLAVORS["debug"].model_copy(update={"dim": 16, "n_heads": 4})
+    block = {
+        tensor.parameter.removeprefix("layers.5."): (tensor.name.removeprefix("model.layers.5."), tensor.row_order)
+        for tensor in hf_tensors(args)
+        if tensor.parameter.startswith("layers.5.")
+    }
+    assert block == {
+        "attention.wq.weight": ("self_attn.q_proj.weight", (0, 2, 1, 3)),
+        "attention.wk.weight": ("self_attn.k_proj.weight", (0, 2, 1, 3)),
+        "attention.wv.weight": ("self_attn.v_proj.weight", ()),
+        "attention.wo.weight": ("self_attn.o_proj.weight", ()),
+        "feed_forward.w1.weight": ("mlp.gate_proj.weight", ()),
+        "feed_forward.w2.weight": ("mlp.down_proj.weight", ()),
+        "feed_forward.w3.weight": ("mlp.up_proj.weight", ()),
+        "attention_norm.weight": ("input_layernorm.weight", ()),
+        "ffn_norm.weight": ("post_attention_layernorm.weight", ()),
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("attention_bias", True, "attention_bias is true, and this model has no biases"),
+        ("mlp_bias", True, "mlp_bias is true, and this model has no biases"),
+        ("sliding_window", 4096, "sliding_window is 4096, and this model does not know what that means"),
+    ],
+)
+def test_a_config_of_another_model_is_refused(key: str, value: Any, why: str) -> None:
+    assert hf_args(hf_config(FLAVORS["1B"]) | {key: None}) == FLAVORS["1B"]
+    with pytest.raises(ValueError, match=why):
+        hf_args(hf_config(FLAVORS["1B"]) | {key: value})
+
+
+def test_keys_that_older_and_newer_configs_lack_or_repeat() -> None:
+    config = hf_config(FLAVORS["1B"])
+    del config["num_key_value_heads"]  # before grouped queries
+    assert hf_args(config).n_kv_heads == FLAVORS["1B"].n_heads
+    rope = {"rope_type": "default", "rope_theta": 20_000.0}  # transformers 5
+    assert hf_args(config | {"rope_scaling": None, "rope_parameters": rope}).rope_theta == 20_000.0
+    del config["rope_theta"]
+    assert hf_args(config).rope_theta == 10_000.0
+
+
 def test_both_formats_name_the_copy_of_a_tied_weight() -> None:
     for tied in (True, False):
         args = FLAVORS["debug"].model_copy(update={"tie_embeddings": tied})

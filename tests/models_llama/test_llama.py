@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from pydantic import ValidationError
 from torch import Tensor
 
 from titan_core.api import ModelPart
@@ -109,6 +110,21 @@ def test_explicit_positions() -> None:
         torch.testing.assert_close(model(tokens), model(tokens, positions=positions))
         moved = model(tokens, positions=positions + 7)  # rotary positions depend only on distances
         torch.testing.assert_close(model(tokens), moved, rtol=1e-4, atol=1e-4)
+        spread = model(tokens, positions=positions * 3)
+        assert not torch.allclose(model(tokens), spread, atol=1e-3)
+        model.rope = model.rope[::3]
+        torch.testing.assert_close(model(tokens), spread)
+
+
+def test_packed_documents_do_not_see_each_other() -> None:
+    args = FLAVORS["debug"].model_copy(update={"n_layers": 2})
+    model = Llama(args)
+    materialise(part(model, args), torch.device("cpu"), seed=0)
+    tokens = torch.randint(0, 258, (1, 16))
+    documents = torch.tensor([[0] * 5 + [1] * 11])
+    with torch.no_grad():
+        alone = torch.cat([model(tokens[:, :5]), model(tokens[:, 5:])], dim=1)
+        torch.testing.assert_close(model(tokens, documents=documents), alone, rtol=1e-4, atol=1e-4)
 
 
 def test_initial_values() -> None:
@@ -122,7 +138,10 @@ def test_initial_values() -> None:
     for index in (0, 5):
         deep = 0.02 / math.sqrt(2 * (index + 1))
         assert layers[str(index)].attention.wo.weight.std() == pytest.approx(deep, rel=0.05)
-        assert layers[str(index)].attention.wq.weight.std() == pytest.approx(0.02, rel=0.05)
+        assert layers[str(index)].feed_forward.w2.weight.std() == pytest.approx(deep, rel=0.05)
+        assert layers[str(index)].feed_forward.w3.weight.std() == pytest.approx(deep, rel=0.05)
+        for plain in (layers[str(index)].attention.wq, layers[str(index)].feed_forward.w1):
+            assert plain.weight.std() == pytest.approx(0.02, rel=0.05)
         assert layers[str(index)].ffn_norm.weight.eq(1).all()
 
 
@@ -132,3 +151,11 @@ def test_tied_weights_stay_tied_when_materialised() -> None:
         model = Llama(args)
     materialise(part(model, args), torch.device("cpu"), seed=0)
     assert model.output.weight is model.tok_embeddings.weight
+    assert model.output.weight.detach().std() == pytest.approx(args.dim**-0.5, rel=0.05)  # as an output layer starts
+
+
+def test_heads_must_have_pairs_of_features() -> None:
+    sizes = {"n_layers": 1, "n_heads": 4, "n_kv_heads": 2, "ffn_dim": 16}
+    assert LlamaArgs(dim=8, **sizes).head_dim == 2
+    with pytest.raises(ValidationError, match="dim 12 must be a multiple of 2 x n_heads 4: RoPE rotates pairs"):
+        LlamaArgs(dim=12, **sizes)

@@ -77,6 +77,8 @@ def test_full_recomputes_every_block_and_two_every_second_block(in_tmp: Path) ->
     assert bytes_full < 0.3 * bytes_none
     third = {**half, "activation_checkpoint.selective_ac_option": "3"}
     assert costs(third)[2] == 6  # the first and the fourth block
+    fourth = {**half, "activation_checkpoint.selective_ac_option": "4"}
+    assert costs(fourth)[2] == 5  # the first block alone
 
 
 def test_selective_keeps_attention_and_half_of_the_matmuls(in_tmp: Path) -> None:

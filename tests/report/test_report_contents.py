@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from harness.made_runs import BEGAN, end, start, write_eventful, write_lines, wr
 from titan_core.api import UserError
 from titan_core.cli.main import main
 from titan_core.toolkit.runs.run_log import RunLog
-from titan_report.charts import extremes
+from titan_report.charts import extremes, line_charts
 from titan_report.page import page
-from titan_report.shown import distinct_names
+from titan_report.shown import distinct_names, duration, finite
 from titan_report.summary import model_of, summary
 from titan_report.timeline import timeline
 
@@ -30,6 +31,26 @@ def test_thinning_keeps_extremes_ends_and_gaps(values: list[float | None], point
     if values:
         assert {0, len(values) - 1} <= set(kept)
     assert (None in values) == any(values[index] is None for index in kept)
+
+
+def test_curves_have_gaps_where_values_are_no_finite_numbers() -> None:
+    values = [1, 2.5, math.inf, -math.inf, math.nan, None, "1"]
+    assert [finite(value) for value in values] == [1, 2.5, None, None, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "–"), (-1, "0 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (3600 + 61, "1 h 1 min"), (50 * 3600, "2 d 2 h")],
+)
+def test_durations_have_their_two_largest_units(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_the_memory_chart_notes_the_allocation_retries_of_all_runs(tmp_path: Path) -> None:
+    more = lambda step: {"memory_retries": step // 30}  # noqa: E731
+    runs = [RunLog.read(write_run(tmp_path / name, more=more)) for name in ("a", "b")]
+    (memory,) = (chart for chart in line_charts(runs) if chart.name == "memory")
+    assert memory.note == "6 allocation retries: memory ran short"
 
 
 def test_runs_with_the_same_name_are_distinguished() -> None:

@@ -27,7 +27,7 @@ from titan_core.toolkit.json_lines import read_lines
 from titan_core.toolkit.processes import pid_namespace
 from titan_core.toolkit.runs import tail
 from titan_core.toolkit.runs.tail import Tail
-from titan_report.attempts import pace_of
+from titan_report.attempts import Attempt, pace_of, state_of
 from titan_report.braille import plot
 from titan_report.dashboard import frame
 from titan_report.followed_run import FollowedRun
@@ -142,6 +142,21 @@ def test_the_pace_determines_when_a_run_is_stalled() -> None:
     assert pace_of([0.0]) is None
     assert pace_of([0.0, 1.0, 2.0, 3.0]) == 10.0
     assert pace_of([0.0, 1.0, 2.0, 303.0]) == 602.0  # such as a long validation
+
+
+@pytest.mark.parametrize(
+    ("pace", "quiet", "state"),
+    [
+        (None, 599.0, "running"),  # the first step may compile
+        (None, 601.0, "stalled"),
+        (10.0, 59.0, "running"),
+        (10.0, 61.0, "stalled"),
+        (300.0, 299.0, "running"),
+        (300.0, 301.0, "stalled"),
+    ],
+)
+def test_a_run_may_be_quiet_for_as_long_as_its_pace_allows(pace: float | None, quiet: float, state: str) -> None:
+    assert state_of(Attempt(start(), None, BEGAN, replaced=False), pace, quiet) == state
 
 
 @pytest.mark.parametrize(

@@ -260,10 +260,19 @@ def test_regions_gather_and_scatter_their_positions() -> None:
     assert found["tp"] == pytest.approx(calls * LENGTH * WIDTH * 2 / 2 / 100e9)
     again = _by_hand(_mesh(tp=2), recomputed=0.5).seconds
     assert again["tp"] == pytest.approx(found["tp"] * 5 / 4)
+    assert _by_hand(_mesh(tp=2), 3).seconds["tp"] == pytest.approx(3 * found["tp"])
     overlapped = _by_hand(_mesh(tp=2), overlaps_matmuls=True).seconds
     assert overlapped["tp"] == pytest.approx(found["tp"] / 2)  # one share of two has nothing to overlap with
     four = _by_hand(_mesh(tp=4), overlaps_matmuls=True).seconds["tp"]
     assert four == pytest.approx(_by_hand(_mesh(tp=4)).seconds["tp"] / 4)
+
+
+def test_each_call_waits_for_the_latency_of_all_ranks_of_its_group() -> None:
+    late = TEN.model_copy(
+        update={"links": TEN.links.model_copy(update={"node": Link(bandwidth_gb_s=100.0, latency_us=7.0)})}
+    )
+    found = _by_hand(_mesh(tp=2), machine=late).seconds["tp"] - _by_hand(_mesh(tp=2)).seconds["tp"]
+    assert found == pytest.approx(4 * (LAYERS + 1) * 2 * 7e-6)
 
 
 def test_no_more_than_the_time_of_the_matmuls_is_hidden() -> None:
@@ -372,6 +381,13 @@ def test_the_logits_of_a_chunk_are_no_more_than_a_gibibyte() -> None:
     long = Workload(_mesh(), 10_000, 1, 1, parameter_bytes=2, matmul_type="bf16", wide_type="bf16")
     assert rows < 10_000
     assert Arithmetic(PLAIN, TEN).guess(long).memory["logits and loss"] == pytest.approx(2**30 / 4 * (4 + 2 * 2))
+
+
+def test_a_stage_without_the_head_has_no_logits() -> None:
+    names = list(PLAIN.units)
+    stages = (tuple(names[:-1]), tuple(names[-1:]))  # the first stage has all blocks, and takes most memory
+    costs = PipelineCosts(stages=stages, rank_of=(0, 1), microbatch_size=1, microbatches=9, alive=(9.0, 1.0), idle=0.0)
+    assert _by_hand(_mesh(pp=2), 9, pipeline=costs).memory["logits and loss"] == 0.0
 
 
 @pytest.mark.parametrize(

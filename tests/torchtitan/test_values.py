@@ -76,6 +76,7 @@ PIPELINE = "parallelism.pipeline_parallel_schedule"
             {"float8.precompute_float8_dynamic_scale_for_fsdp": None},
         ),
         ({"model.converters": MX, f"{MX}.recipe_name": "mxfp8_cublas_rceil"}, {"mx.recipe_name": "mxfp8_rceil"}),
+        ({"model.converters": MX, f"{MX}.recipe_name": "mxfp8_cublas"}, {"mx.recipe_name": "mxfp8_floor"}),
         ({"model.converters": [MX]}, {"mx.enable": True, "mx.recipe_name": "mxfp8_floor", "mx.convert_head": None}),
         ({"model.converters": ["quantize.grouped_mm.float8"]}, {"float8.enable": None}),
         # Checkpoints
