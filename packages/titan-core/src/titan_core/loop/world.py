@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -12,7 +13,11 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not exported to type checkers
+from torch.distributed import (  # type: ignore[attr-defined]  # public, but not exported to type checkers
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 from torch.distributed.rendezvous import rendezvous
 
 from titan_core.api import JobMesh, MeshPlan, Problem, UserError, World
@@ -77,7 +82,8 @@ def _joined(job: AssembledJob) -> Iterator[World]:
             # Checkpoints connect all ranks to rank 0, in the world's group and in one of their own; it may have the store.
             first = os.environ.get("RANK", "0") == "0"
             allow_open_files(3 * size if first else 2 * (size.bit_length() if lazy else size))
-        store, rank, world_size = _meet(timeout)
+        shared, rank, world_size = _meet(timeout)
+        store = store_of_job(shared, rank, world_size) if world_size > 1 else shared
         require_same_connections(store, rank, world_size, lazy)
         if device.type == "cuda" and world_size > 1:
             require_own_gpu(store, rank, world_size, device)
@@ -106,7 +112,7 @@ def _meet(timeout: timedelta) -> tuple[Store, int, int]:
         # torch's own rendezvous would listen on all addresses.
         os.set_inheritable(int(listener), False)
         world_size = int(os.environ["WORLD_SIZE"])
-        store = dist.TCPStore(  # type: ignore[attr-defined]  # as above
+        store = TCPStore(
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, is_master=True, timeout=timeout,
             master_listen_fd=int(listener),
         )  # fmt: skip
@@ -114,9 +120,36 @@ def _meet(timeout: timedelta) -> tuple[Store, int, int]:
     if "RANK" in os.environ:
         store, rank, world_size = next(rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)
+        if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            _hosted[os.environ["MASTER_PORT"]] = store
         return store, rank, world_size
     # A world of one rank needs no network, and runs the same code as many ranks.
     return dist.HashStore(), 0, 1  # type: ignore[attr-defined]  # as above
+
+
+_hosted: dict[str, Store] = {}
+"""The store that this process hosts as rank 0, by its port, where no launcher hosts one. It must outlive the job: the other
+ranks may connect to it for the next job before this rank has left this one."""
+
+
+def store_of_job(shared: Store, rank: int, world_size: int) -> Store:
+    """Return a part of the store for the job that the ranks are joining. The keys of an earlier job of the same processes
+    would lead ranks to the addresses of its connections, where nobody answers.
+
+    Rank 0 names the part. A rank cannot tell a new name from that of an earlier job, so each asks with a word of its own.
+    """
+    own = uuid.uuid4().hex
+    if rank == 0:
+        asked = [f"joining/{other}" for other in range(1, world_size)]
+        words = shared.multi_get(asked)
+        for key in asked:
+            shared.delete_key(key)
+        shared.multi_set([f"part/{word.decode()}" for word in words], [own] * len(words))
+        return PrefixStore(f"job/{own}", shared)
+    shared.set(f"joining/{rank}", own)
+    part = shared.get(f"part/{own}").decode()
+    shared.delete_key(f"part/{own}")
+    return PrefixStore(f"job/{part}", shared)
 
 
 def require_same_connections(store: Store, rank: int, world_size: int, lazy: bool) -> None:
