@@ -119,7 +119,7 @@ def hook_names() -> set[str]:
 MADE_BY_TITAN = frozenset(
     """
     BatchPlan CheckpointContext CheckpointEvents CommandContext Config DataPosition DatasetContext Decoding HealthContext Job
-    JobContext JobMesh LRScheduleContext LoggerContext MeshPlan Microbatch ModelPart ModelTrial ModuleCall OptimizerContext
+    JobContext JobMesh LRScheduleContext MeshPlan Microbatch ModelPart ModelTrial ModuleCall OptimizerContext
     ParamGroup PendingUpdate Registry Run RunEnd Shares SharedRequest StepInput StepReport TokenizerContext TrainState
     TrainedParameter TrainingContext ValidationReport WeightsContext World
     """.split()  # noqa: SIM905

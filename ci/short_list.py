@@ -22,7 +22,6 @@ TESTS = (
     "tests/data/test_chat.py::test_ids_and_mask_are_those_of_transformers",
     "tests/data/test_hub_download.py::test_a_download_that_is_cut_resumes_in_the_same_call",
     "tests/models_llama/test_tokenizer.py::test_llama3_rank_file",
-    "tests/models_llama/test_tokenizer.py::test_a_rank_file_may_describe_its_own_special_tokens",
     # safetensors, fsspec: weights of others, trained on chats, generating
     "tests/integration/test_finetuning.py::test_titan_generate_answers_and_stops",
     "tests/ckpt/test_resume.py::test_a_url_that_fsspec_supports",

@@ -145,7 +145,10 @@ COMPONENTS = {
         "Transform(name='{name}', summary='', phase=Phase.DATA, apply=Ref('{module}:apply'), "
         "active=lambda context: {active})",
     ),
-    "debug": ("titan_debuggers", "Observer(name='{name}', summary='', build=Ref('a:b'), active=lambda context: {active})"),
+    "observer": (
+        "titan_debuggers",
+        "Observer(name='{name}', summary='', build=Ref('a:b'), active=lambda context: {active})",
+    ),
 }
 IMPORTS = """
 from titan_core.api import Command, Observer, Phase, Recipe, Ref, Transform, hookimpl
@@ -179,7 +182,7 @@ def twice(
 CLAIM = "'shared': claimed by both left 1.0 and right 1.0"
 
 
-@pytest.mark.parametrize("kind", ["transform", "debug"])
+@pytest.mark.parametrize("kind", ["transform", "observer"])
 def test_a_claimed_name_concerns_the_jobs_in_which_the_component_is_active(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

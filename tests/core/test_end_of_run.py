@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +24,7 @@ def test_sigterm_before_the_first_step_ends_no_step(step: int, reason: str) -> N
 def test_the_console_names_the_step(step: int, where: str) -> None:
     printed: list[str] = []
     console: Any = SimpleNamespace(
-        close=lambda: None, _run=SimpleNamespace(step=0, steps=10, dump_folder="run"), _print=printed.append
+        _open=ExitStack(), _run=SimpleNamespace(step=0, steps=10, dump_folder="run"), _print=printed.append
     )
     ConsoleLog.titan_train_end(console, RunEnd(step, completed=False, reason="why"))
     assert printed == [f"{where}: why; config, plugins and metrics are in run"]

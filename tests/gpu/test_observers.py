@@ -19,7 +19,7 @@ from titan_core.api import HealthContext, hookimpl
 from titan_core.loop.finite_guard import NonFiniteError
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.json_lines import read_lines
-from titan_debug.doctor import computing
+from titan_debug.doctor import software
 from titan_debug.peak_flops import measured_flops, peak_flops
 from titan_debug.torch_private import flight_recorder_entries
 
@@ -110,6 +110,6 @@ def test_the_doctor_reports_the_gpu(cuda: torch.device, in_tmp: Path) -> None:
 
 
 def test_the_doctor_computes_on_the_device(device: torch.device, in_tmp: Path) -> None:
-    found = {result.subject: result.detail for result in computing.check(HealthContext(Components([]), in_tmp, ""))}
+    found = {result.subject: result.detail for result in software.compute(HealthContext(Components([]), in_tmp, ""))}
     assert found[f"matmul on {'cuda:0' if device.type == 'cuda' else 'cpu'}"] == "works"
     assert found[f"torch.compile for {device.type}"] == "works"

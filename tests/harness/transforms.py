@@ -101,7 +101,7 @@ def flops_in_float8(part: ModelPart, context: TrainingContext[None]) -> ModelPar
 
 
 def unknown_slot(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
-    part.fill("titan_debug.flop", "blocks.0", 1.0)
+    part.fill("titan_debug.flops".removesuffix("s"), "blocks.0", 1.0)
     return part
 
 

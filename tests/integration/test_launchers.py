@@ -37,7 +37,7 @@ def arguments(parser):
 
 def run(context, ranks):
     assert context.rank_arguments[0] == "train" and "--islands" not in context.rank_arguments and ranks.writes_run
-    print(context.arguments.recipe, context.arguments.islands, ranks.assemble(2).facts.mesh.world_size)
+    print(context.arguments.recipe, context.arguments.islands, ranks.assemble(2).mesh.world_size)
     return 40
 """
 

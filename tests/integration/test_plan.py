@@ -57,7 +57,7 @@ class _Planner:
 
     def __post_init__(self) -> None:
         self.given = self.job(())
-        shapes = shapes_of(self.given.model.define, self.given.model_args)
+        shapes = shapes_of(self.given.family.define, self.given.model_args)
         facts = self.given
         self.sizes: ModelSizes = sizes_of(facts.model, shapes.parameters, shapes.modules, facts.batch.seq_len)
         self.space = Space(self.given, self.gpus, facts.batch.global_size, set(self.settings), self.allow_precision)

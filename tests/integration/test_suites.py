@@ -4,6 +4,7 @@ package. For the suite's jobs, ``tests/conftest.py`` ensures this: it disables t
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,14 @@ LOCAL = {"harness": ROOT / "tests", "benchmarks": ROOT, "ci": ROOT}
 """Folders that contain modules outside the packages."""
 
 
+SLOTS = {
+    name
+    for file in ROOT.glob("packages/*/src/*/*.py")
+    for name in re.findall(r'Slot\(\s*name="([\w.]+)"', file.read_text(encoding="utf-8"))
+}
+"""Names of slots, which look like those of modules."""
+
+
 @cache
 def imported(file: Path) -> frozenset[str]:
     """Return the modules that ``file`` imports anywhere, and those that its strings name. A slot's name is no module."""
@@ -27,8 +36,6 @@ def imported(file: Path) -> frozenset[str]:
 
 def _imported(file: Path) -> Iterator[str]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-    slots = {id(name) for call in calls if ast.unparse(call.func) == "Slot" for name in call.args}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -39,7 +46,7 @@ def _imported(file: Path) -> Iterator[str]:
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)
             and node.value.startswith(("titan_", "harness."))
-            and id(node) not in slots
+            and node.value not in SLOTS
         ):
             yield node.value.partition(":")[0]
 

@@ -16,6 +16,7 @@ from harness.jobs import make_job
 from titan_core.api import Batch, ModelLayout, ModelPart, UserError, Vocabulary
 from titan_core.model.next_token import NextToken
 from titan_core.model.part_guard import PartGuard
+from titan_core.plugins.registry import Components
 from titan_parallel.activation_checkpoint import Selection
 from titan_parallel.context_parallel import HeadAndTail
 from titan_parallel.hints import divisors
@@ -185,7 +186,7 @@ def test_stages_keep_every_setting_of_the_model_part_or_are_refused() -> None:
         def earlier(part: ModelPart, name: str = name, value: Any = value) -> ModelPart:
             return replace(part, **{name: value})
 
-        guard = PartGuard(part)
+        guard = PartGuard(Components.from_installed())
         (part,) = guard.apply("earlier", earlier, part)
         try:
             other = guard.apply(

@@ -54,9 +54,9 @@ def gradients_of(job: AssembledJob, world: World) -> dict[str, Tensor]:
     for _ in range(2):
         part.forward_loss(first_step(Batch(tokens, tokens.roll(1)))).backward()
     for transform in job.transforms:
-        if transform.observe is not None:
+        if transform.steps.observer is not None:
             context = transform.training_context(job, world.mesh, world.device)
-            observer: Any = transform.observe.load()([part], context)
+            observer: Any = transform.steps.observer.load()([part], context)
             observer.titan_gradients_complete(1)
     named = part.module.named_parameters()
     return {name: whole(parameter.grad) for name, parameter in named if parameter.grad is not None}

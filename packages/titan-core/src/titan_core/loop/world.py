@@ -144,7 +144,8 @@ def store_of_job(shared: Store, rank: int, world_size: int) -> Store:
         words = shared.multi_get(asked)
         for key in asked:
             shared.delete_key(key)
-        shared.multi_set([f"part/{word.decode()}" for word in words], [own] * len(words))
+        for word in words:
+            shared.set(f"part/{word.decode()}", own)
         return PrefixStore(f"job/{own}", shared)
     shared.set(f"joining/{rank}", own)
     part = shared.get(f"part/{own}").decode()

@@ -29,9 +29,7 @@ _MOST_BYTES = 10 * 10**9
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``titan tokenizer train``."""
     recipe_arguments(parser)
-    parser.epilog = (
-        "The text is that of the recipe's dataset: --training.dataset and --training.dataset_path select your files."
-    )
+    parser.description = f"{parser.description}\n--training.dataset and --training.dataset_path name its text"
     parser.add_argument("--output", required=True, metavar="FOLDER", help="output folder")
     parser.add_argument(
         "--vocab-size", type=integer(1, 10_000_000), required=True, metavar="N",
