@@ -16,7 +16,7 @@ from titan_core.api import UserError
         ({"data": {"path": "/datasets/a.jsonl"}}, (), ("/datasets/a.jsonl",)),
         ({"data": {"path": ["/datasets/x/*.jsonl", "/datasets/x/[ab]/y"]}}, (), ("/datasets/x",)),
         ({"data": {"sources": [{"args": {"path": "/a"}}, {"args": {"path": "/a/b"}}]}}, (), ("/a",)),
-        ({"checkpoint": {"folder": "/scratch/ck", "local_folder": "/dev/shm"}}, ("/scratch/ck",), ()),
+        ({"checkpoint": {"folder": "/scratch/ck"}}, ("/scratch/ck",), ()),
         ({"checkpoint": {"folder": "checkpoint", "load": "s3://bucket/x"}, "model": {"name": "tiny"}}, (), ()),
         ({"data": {"path": "inside/x", "text": "/ no: path, a text", "all": "/", "glob": "/*"}}, (), ()),
         ({"data": {"path": "*.jsonl", "long": "x" * 10_000, "nul": "a\0", "number": 3, "none": None}}, (), ()),

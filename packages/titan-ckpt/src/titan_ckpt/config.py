@@ -31,11 +31,6 @@ class CheckpointSection(Section):
     """Number of checkpoints to keep; 0 keeps all. A checkpoint is removed only after a newer one is complete."""
     keep_every_n_steps: Steps = Field(default=0, ge=0)
     """Never remove checkpoints whose step is a multiple of this number; 0 disables the rule."""
-    local_interval: Steps = Field(default=0, ge=0)
-    """Number of steps between additional checkpoints in local_folder, of which only the newest is kept; 0: none. A job that
-    its launcher restarts resumes from it if it is newer than the others. For jobs on one machine."""
-    local_folder: AnyPath = "/dev/shm"
-    """Folder for these checkpoints: in memory, or on a local disk. It needs room for two checkpoints."""
     load_step: Steps = Field(default=-1, ge=-1)
     """Step of the checkpoint to resume from; -1 selects the newest complete one. After a restart by the launcher, a job
     always resumes from the newest."""
@@ -66,8 +61,6 @@ class CheckpointSection(Section):
         given = [key for key, is_given in loads.items() if is_given]
         if given and not self.enable:
             raise ValueError(f"{' and '.join(given)} would have no effect without checkpoint.enable = true")
-        if self.local_interval and not self.enable:
-            raise ValueError("local_interval would have no effect without checkpoint.enable = true")
         if given == ["exclude_from_loading"]:
             raise ValueError("exclude_from_loading applies to load_step and initial_load_path, and neither is set")
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,7 +25,6 @@ from titan_ckpt.excluding import require_patterns_match
 from titan_ckpt.folder import Folder
 from titan_ckpt.foreign_config import hf_about, kind_of
 from titan_ckpt.foreign_load import load_foreign
-from titan_ckpt.local_checkpoints import LocalCheckpoints, restarted
 from titan_ckpt.optimizer_restore import (
     OptimizerPlan,
     apply_restore,
@@ -41,6 +41,7 @@ from titan_ckpt.stored import OPTIMIZER, BrokenCheckpoint, Manifest
 from titan_ckpt.tensors import model_tensors, observer_tensors, with_replica_prefix
 from titan_core.api import CheckpointContext, Problem, RefusedChange, UserError, matches
 from titan_core.toolkit.jobs import refused_changes
+from titan_core.toolkit.launching import RESTART
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +54,6 @@ class Restored:
     """Step that the run resumes after; ``None`` for a new run."""
     inherited: dict[str, Any] = field(default_factory=dict)
     """Entries for ``about`` of the run's own checkpoints that describe the origin of its initial weights."""
-    is_local: bool = False
-    """Whether the checkpoint is a local one (:mod:`titan_ckpt.local_checkpoints`)."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,9 @@ def restore(
     context: CheckpointContext[CheckpointSection],
     folder: Folder,
     built: Sequence[Mapping[str, Any]],
-    local: LocalCheckpoints | None = None,
 ) -> Restored:
-    """Resume from the newest complete checkpoint in ``folder`` or ``local``, or from that of ``checkpoint.load_step``. If
-    there is none, start from ``checkpoint.initial_load_path`` if it is set.
+    """Resume from the newest complete checkpoint in ``folder``, or from that of ``checkpoint.load_step``. If there is none,
+    start from ``checkpoint.initial_load_path`` if it is set.
 
     Args:
         built: values of the parameter groups as built from the config.
@@ -84,27 +82,23 @@ def restore(
     """
     world = context.world
     wanted = context.section.load_step
-    if world.on_first_rank(restarted):
+    if world.on_first_rank(_restarted):
         wanted = -1  # keep the progress since load_step
     excluded = context.section.exclude_from_loading if wanted >= 0 else []
     steps = [wanted] if wanted >= 0 else world.on_first_rank(lambda: steps_in(folder))
     problems: list[Problem] = []
     lost = False
-    durable = [(step, step_folder(folder, step)) for step in steps]
-    newer = local.newer_than(max(steps, default=-1)) if local is not None and wanted < 0 else []
-    for step, place in [*newer, *durable]:
-        is_local = (step, place) in newer
-        found = world.on_first_rank(lambda step=step, place=place: entry(place, step))  # type: ignore[misc]
+    for step in steps:
+        found = world.on_first_rank(lambda step=step: entry(step_folder(folder, step), step))  # type: ignore[misc]
         problem = found.problem or _load(context, found, _Attempt(found.folder, excluded, built))
         if not problem:
             if problems:
                 log.warning("resuming from step %d, which is not the newest checkpoint", step)
             if wanted >= 0:
                 _warn_of_later(context, folder, step)
-            return Restored(step, _inherited(found), is_local)
-        if not is_local:
-            problems.append(Problem(str(found.folder), problem))
-            lost = lost or not found.unfinished
+            return Restored(step, _inherited(found))
+        problems.append(Problem(str(found.folder), problem))
+        lost = lost or not found.unfinished
         log.warning("%s cannot be used: %s", found.folder, problem)
     # The leftovers of an interrupted first save do not prevent a new start, because they contain nothing of value.
     if wanted >= 0 or lost:
@@ -113,6 +107,11 @@ def restore(
     if context.section.initial_load_path:
         return Restored(None, _start_from(context, context.section.initial_load_path, built))
     return Restored(None)
+
+
+def _restarted() -> bool:
+    """Whether a launcher has restarted this job, after a failure or because machines joined or left."""
+    return RESTART in os.environ or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def _inherited(found: Entry) -> dict[str, Any]:

@@ -23,11 +23,10 @@ from titan_ckpt.config import CheckpointSection
 from titan_ckpt.config_changes import decisive_keys
 from titan_ckpt.dtypes import overflows
 from titan_ckpt.folder import Folder
-from titan_ckpt.local_checkpoints import LocalCheckpoints
 from titan_ckpt.optimizer_state import OptimizerState, group_values, parameter_names, state_of
 from titan_ckpt.plain_values import Unsaveable
 from titan_ckpt.replicas import MAKE_EQUAL, require_equal_on_ranks
-from titan_ckpt.retention import Retention, make_room, remove
+from titan_ckpt.retention import Retention, make_room
 from titan_ckpt.staging import Snapshot, Staging
 from titan_ckpt.tensors import buffer_names, local, model_tensors, observer_tensors, with_replica_prefix
 from titan_ckpt.token_ids import token_ids
@@ -50,19 +49,14 @@ class _Pending:
     step: int
     snapshot: Snapshot
     writer: Writer
-    locally: bool
-    """Whether it is a local checkpoint."""
     future: Future[None]
 
 
 class Saving:
-    """Saves a run's checkpoints in ``folder``, and on request in ``local``. All ranks must call the same methods in the same
-    order."""
+    """Saves a run's checkpoints in ``folder``. All ranks must call the same methods in the same order."""
 
-    def __init__(
-        self, context: CheckpointContext[CheckpointSection], folder: Folder, local: LocalCheckpoints | None = None
-    ) -> None:
-        self._context, self._section, self._folder, self._local = context, context.section, folder, local
+    def __init__(self, context: CheckpointContext[CheckpointSection], folder: Folder) -> None:
+        self._context, self._section, self._folder = context, context.section, folder
         self._job, self._world, self._state = context.job, context.world, context.state
         self._asynchronous = self._section.async_mode != "disabled"
         # Collectives of a background save need their own group, so that they do not interleave with those of training.
@@ -83,16 +77,8 @@ class Saving:
         except Unsaveable as error:
             raise unsaveable(error) from None
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a save is running in the background; the same on all ranks."""
-        return self._pending is not None
-
-    def save(self, last: bool, locally: bool = False) -> None:
+    def save(self, last: bool) -> None:
         """Save the state, in the background if the config says so and this is not the ``last`` save.
-
-        Args:
-            locally: whether to save a local checkpoint.
 
         Raises:
             UserError: part of the state cannot be saved, or the last save failed.
@@ -118,23 +104,23 @@ class Saving:
             except Unsaveable as error:  # raised on every rank
                 raise unsaveable(error) from None
         self.require_equal_on_ranks()
-        folder = step_folder(self._place(locally), step)
+        folder = step_folder(self._folder, step)
         # The step may have a folder already: from an interrupted save, or from before the run resumed from an older step.
-        self._clear(step, locally)
+        self._clear(step)
         writer = Writer(folder, self._world.rank, step, self._about(), values)
         if not self._asynchronous or last:
             try:
                 with paused_collector():  # a save in the background runs while training has switched collections off
                     save(with_replica_prefix(tensors, self._world), storage_writer=writer)
             except CheckpointException as error:
-                self._failed(step, error, last, locally)
+                self._failed(step, error, last)
             else:
-                self._committed(step, last, locally)
+                self._committed(step)
             return
         tensors |= {name: tensors[name].clone() for name in unguarded & tensors.keys()}
         snapshot = self._staging.snapshot(with_replica_prefix(tensors, self._world))
         future = _in_background(lambda: self._save_in_background(snapshot, writer))
-        self._pending = _Pending(step, snapshot, writer, locally, future)
+        self._pending = _Pending(step, snapshot, writer, future)
 
     def _convert_for_export(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return ``tensors`` in ``checkpoint.export_dtype``, or unchanged if a value would overflow."""
@@ -227,21 +213,12 @@ class Saving:
         try:
             pending.future.result()
         except CheckpointException as error:
-            self._failed(pending.step, error, last=False, locally=pending.locally)
+            self._failed(pending.step, error, last=False)
         else:
-            self._committed(pending.step, last=False, locally=pending.locally)
+            self._committed(pending.step)
 
-    def _place(self, locally: bool) -> Folder:
-        return self._local.folder if locally and self._local is not None else self._folder
-
-    def _committed(self, step: int, last: bool, locally: bool) -> None:
-        """Report a complete checkpoint, and remove the checkpoints that the retention policy no longer keeps. Only the user
-        of a durable one hears of it."""
-        if self._local is not None:
-            if locally:
-                self._local.keep_only(step)
-                return
-            self._local.remove_all(last)
+    def _committed(self, step: int) -> None:
+        """Report a complete checkpoint, and remove the checkpoints that the retention policy no longer keeps."""
         self.newest = step
         folder = step_folder(self._folder, step)
         log.info("saved %s", folder)
@@ -255,26 +232,21 @@ class Saving:
 
         self._world.on_first_rank(prune)
 
-    def _clear(self, step: int, locally: bool) -> None:
+    def _clear(self, step: int) -> None:
         """Remove or move aside an existing folder of ``step``. Logs a failure, after which the save fails too."""
-
-        folder = self._place(locally)
 
         def clear() -> None:
             try:
-                if locally:  # nothing there is of value
-                    remove(folder, step)
-                    return
-                aside = make_room(folder, step)
+                aside = make_room(self._folder, step)
             except OSError as error:
-                log.warning("%s cannot be removed: %s", step_folder(folder, step), error.strerror or error)
+                log.warning("%s cannot be removed: %s", step_folder(self._folder, step), error.strerror or error)
             else:
                 if aside is not None:
-                    log.warning("%s is not a complete checkpoint; moved to %s", step_folder(folder, step), aside)
+                    log.warning("%s is not a complete checkpoint; moved to %s", step_folder(self._folder, step), aside)
 
         self._world.on_first_rank(clear)
 
-    def _failed(self, step: int, error: CheckpointException, last: bool, locally: bool) -> None:
+    def _failed(self, step: int, error: CheckpointException, last: bool) -> None:
         """Log a save that failed.
 
         Raises:
@@ -285,12 +257,9 @@ class Saving:
         reason = failure[0] if isinstance(failure, tuple) else failure
         if not isinstance(reason, OSError | MemoryError | torch.OutOfMemoryError):
             raise error
-        self._clear(step, locally)  # a partial checkpoint is useless, and takes space
+        self._clear(step)  # a partial checkpoint is useless, and takes space
         newest = "there is no checkpoint yet" if self.newest is None else f"the newest checkpoint is of step {self.newest}"
         why = f"cannot be written (rank {rank}: {getattr(reason, 'strerror', None) or reason})"
-        if locally:
-            log.error("the local checkpoint of step %d %s; training continues", step, why)
-            return
         if last:
             raise UserError.one(str(step_folder(self._folder, step)), why, f"make space and start the job again ({newest})")
         log.error("checkpoint of step %d %s; training continues; %s", step, why, newest)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from titan_ckpt.catalogue import step_folder
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.folder import Folder
-from titan_ckpt.local_checkpoints import LocalCheckpoints
 from titan_ckpt.optimizer_trial import try_optimizer
 from titan_ckpt.plain_values import Unsaveable
 from titan_ckpt.restoring import restore
@@ -23,20 +22,14 @@ class Store:
         self._section = context.section
         self._folder = checkpoint_folder(context.job.dump_folder, self._section.folder)
         self._require_writable()
-        self._local = None
-        if self._section.local_interval:
-            local = LocalCheckpoints(self._section, self._folder, context.world)
-            self._local = local if local.is_shared else None
-        self._saving = Saving(context, self._folder, self._local)
+        self._saving = Saving(context, self._folder)
         self._compared = False
 
     def restore(self) -> bool:
         """See :func:`~titan_ckpt.restoring.restore`."""
         self._saving.observer_tensors()  # raises for tensors that cannot be saved, and so cannot be loaded into
-        restored = restore(self._context, self._folder, self._saving.built, self._local)
-        self._saving.newest, self._saving.inherited = None if restored.is_local else restored.step, restored.inherited
-        if self._local is not None and not restored.is_local:
-            self._local.remove_all(last=False)  # of steps that will be trained again
+        restored = restore(self._context, self._folder, self._saving.built)
+        self._saving.newest, self._saving.inherited = restored.step, restored.inherited
         if restored.step is None and self._context.job.section(TrainingSection).stop_at_step != 0:
             self._require_saveable()
         return restored.step is not None
@@ -50,10 +43,6 @@ class Store:
         step = self._context.state.step
         first = self._section.enable_first_step_checkpoint and step == 1
         if not (last or requested or first or step % self._section.interval == 0):
-            # A local checkpoint does not wait for a durable one that is being written.
-            if self._local is not None and step % self._section.local_interval == 0 and not self._saving.is_busy:
-                self._context.lifecycle.flush(step)
-                self._saving.save(last=False, locally=True)
             return
         self._context.lifecycle.flush(step)
         self._saving.finish_pending()
