@@ -1,17 +1,18 @@
-"""The contract: all that an author of a plugin imports, from this one path, in chapters.
+"""The contract: the names that an author of a plugin imports, all from this path, in nine chapters and a list of hooks.
 
 * :mod:`~titan_core.api.plugins`: How do I register something, what do I receive, and how do I say what is wrong?
-* :mod:`~titan_core.api.config.resolved`: Which settings does my plugin have?
+* :mod:`~titan_core.api.config`: Which settings does my plugin have?
 * :mod:`~titan_core.api.model`: How do I describe a model?
 * :mod:`~titan_core.api.parallel`: What is the mesh, and what may a transform change?
 * :mod:`~titan_core.api.training`: What does a step compute, and what updates the weights?
 * :mod:`~titan_core.api.observe`: How do I watch a run, add figures, keep state?
 * :mod:`~titan_core.api.data`: How do documents and tokens come in?
-* :mod:`~titan_core.api.checkpoint.store`: How do I save and restore a run?
+* :mod:`~titan_core.api.checkpoint`: How do I save and restore a run?
 * :mod:`~titan_core.api.commands`: How do I add a subcommand, or a check of the machine?
 * :mod:`~titan_core.api.hookspecs`: the hooks, in the order in which they fire.
 
-Names are imported when they are first used, so that a ``plugin.py``, which must not import torch, may use this path too.
+Each chapter explains its names in one line each. Names are imported when they are first used, so that a ``plugin.py``, which
+must not import torch, may use this path too.
 """
 
 from typing import TYPE_CHECKING, Final

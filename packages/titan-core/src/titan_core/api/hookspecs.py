@@ -2,9 +2,7 @@
 
 A plugin is a module that an entry point in the group ``titan.plugins`` names, by convention ``your_package/plugin.py``::
 
-    from titan_core.api.model.components import Model
-    from titan_core.api.hookspecs import hookimpl
-    from titan_core.api.plugins.ref import Ref
+    from titan_core.api import Model, Ref, hookimpl
 
     api = (1, 0)                                    # the version of this contract that the plugin was written for
 
@@ -52,7 +50,7 @@ PROJECT = "titan"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
-# ---- Registration: called once, at discovery. These hooks return descriptions (api.components) and must be fast. ----
+# ---- Registration: called once, at discovery. These hooks return components and must be fast. ----
 
 
 @hookspec

@@ -1,19 +1,19 @@
 """How do I save and restore a run?
 
-A checkpoint component builds the store of one run, from everything that a resumed run needs::
+A ``Checkpoint`` (hook ``titan_checkpoints``) builds the store that saves and restores a run::
 
     def build(context: CheckpointContext[MySection]) -> CheckpointStore:
         return MyStore(context.state, context.lifecycle)
 
-* ``Checkpoint``: the kind of component that saves and restores
-* ``CheckpointContext``: its context
-* ``CheckpointStore``: what it builds
-* ``TrainState``: everything to restore
-* ``DataPosition``: the position in the data
-* ``CheckpointEvents``: the channel to observers
-* ``RefusedChange``: a difference that a resume must not have
-* ``StoredModel``: trained weights that were found
-* ``WeightsContext``: the argument of ``StoredModel.load``
+* ``Checkpoint``: the component; also finds trained models for ``titan generate``
+* ``CheckpointContext``: what ``Checkpoint.build`` receives: section, job, state, world, folder locks
+* ``CheckpointStore``: what ``Checkpoint.build`` returns: ``restore``, ``after_step``, ``close`` ...
+* ``TrainState``: what to save and restore: model, optimizer, schedule, position in the data, counters
+* ``DataPosition``: a run's position in its data, with ``state_dict`` and ``load_state_dict``
+* ``CheckpointEvents``: collects and restores the state of observers, and reports saved checkpoints to them
+* ``RefusedChange``: a difference from the saved run that a resumed run must not have
+* ``StoredModel``: trained weights on disk, and the model that they belong to
+* ``WeightsContext``: what ``StoredModel.load`` receives: the job and the parts to load into
 """
 
 from __future__ import annotations

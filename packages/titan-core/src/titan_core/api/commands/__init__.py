@@ -1,18 +1,18 @@
 """How do I add a subcommand, or a check of the machine?
 
-A command adds its arguments to a parser, and returns its exit status::
+A ``Command`` (hook ``titan_commands``) refers to a function that returns the exit status::
 
     def run(context: CommandContext) -> int:
         job = context.job(world_size=context.arguments.world_size)
         print(job.name)
         return 0
 
-* ``Command``: a subcommand
-* ``CommandContext``: its arguments, configs and jobs
-* ``Registry``: all components by kind and name
-* ``HealthCheck``: a check for ``titan doctor``
-* ``HealthContext``: its context
-* ``CheckResult``: one of its results
+* ``Command``: a subcommand, its arguments and its place in ``titan --help``
+* ``CommandContext``: what ``Command.run`` receives; loads configs, assembles jobs, trains
+* ``Registry``: looks up the installed components by kind and name
+* ``HealthCheck``: a check that ``titan doctor`` runs (hook ``titan_health_checks``)
+* ``HealthContext``: what ``HealthCheck.check`` receives
+* ``CheckResult``: one line of the report: subject, health, detail, fix
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ A section is a class; a component names it as its ``config``, and receives an in
         section = "zones"
         count: Ranks = Field(default=1, ge=1)
 
-* ``Section``: base class of a ``[section]``
-* ``ALL_KEYS``: "every key may change on resume"
-* ``Config``: the resolved config
-* ``AnyPath``: a path anywhere
-* ``RunFolder``: a folder below the run's directory
-* ``Steps``: number of steps
+* ``Section``: base class of a ``[section]``; its fields are the keys, their docstrings the documentation
+* ``ALL_KEYS``: value of ``Section.may_change`` if a resumed run may change every key
+* ``Config``: the resolved config: sections by class, values by key, and where each value was set
+* ``AnyPath``: a path on this machine
+* ``RunFolder``: a folder below the run's directory, which a fresh start moves away
+* ``Steps``: number of optimizer steps, or a period in steps
 * ``Ranks``: number of ranks
 * ``Layers``: number of blocks
 * ``Heads``: number of attention heads
@@ -20,7 +20,7 @@ A section is a class; a component names it as its ``config``, and receives an in
 * ``Tokens``: number of tokens
 * ``VocabularySize``: number of tokens in a vocabulary
 * ``LearningRate``: a learning rate
-* ``Factor``: a factor on another number
+* ``Factor``: a number that another one is multiplied by
 * ``Share``: a fraction of a whole
 * ``Epsilon``: a term that keeps a denominator from being 0
 """

@@ -1,30 +1,30 @@
 """How do documents and tokens come in?
 
-A dataset opens a source, which returns logical shards: iterators of documents whose position can be saved::
+A ``Dataset`` (hook ``titan_datasets``) opens a source of documents, in logical shards whose positions can be saved::
 
     def build(context: DatasetContext[MySection]) -> DocumentSource:
         return ShuffledDocuments(MyRecords(context.path), context.seed)
 
-* ``Dataset``: a source of documents
-* ``RecordFormat``: a conversion of records
-* ``Tokenizer``: a conversion of text to ids
-* ``ModelHub``: a place where models have names
-* ``DatasetContext``: its context: path, split, seed
-* ``DocumentSource``: what it builds
-* ``DocumentShard``: one of its logical shards
-* ``Document``: text, ids, or ids with weights
-* ``WeightedTokens``: ids with weights
-* ``CorruptRecord``: a record without a document
-* ``ExcludedRecord``: one that the settings exclude
-* ``ShuffledDocuments``: documents by index, shuffled; nothing else is needed
-* ``TokenizerContext``: its context
-* ``TextTokenizer``: what it builds
-* ``EncodesSpecialTokens``: a tokenizer that reads special tokens in text
-* ``MarksDocuments``: one that says how documents begin and end
-* ``DescribesSpecialTokens``: one that describes its special tokens
-* ``ExportsTokenizer``: one that can be exported
-* ``RendersChats``: one with a chat template
-* ``RenderedChat``: a rendered chat
+* ``Dataset``: the component that ``training.dataset`` selects
+* ``RecordFormat``: a conversion of a dataset's records to texts, selected by ``data.format``
+* ``Tokenizer``: the component that ``model.tokenizer`` selects
+* ``ModelHub``: maps names such as ``organisation/model`` to local folders
+* ``DatasetContext``: what ``Dataset.build`` receives: path, split, seed ...
+* ``DocumentSource``: what ``Dataset.build`` returns: documents in logical shards
+* ``DocumentShard``: a logical shard: an iterator of documents whose position can be saved
+* ``Document``: a text, token ids, or ids with weights
+* ``WeightedTokens``: token ids, some of which may have no loss
+* ``CorruptRecord``: raise it for a record that holds no document
+* ``ExcludedRecord``: raise it for a record that the dataset's settings exclude
+* ``ShuffledDocuments``: a complete source from documents that can be fetched by index
+* ``TokenizerContext``: what ``Tokenizer.build`` receives
+* ``TextTokenizer``: what ``Tokenizer.build`` returns: ``encode_document``, ``decode``, ``vocab_size``
+* ``EncodesSpecialTokens``: a tokenizer that can encode the names of special tokens in a text
+* ``MarksDocuments``: a tokenizer that says which ids begin and end a document
+* ``DescribesSpecialTokens``: a tokenizer that describes its special tokens
+* ``ExportsTokenizer``: a tokenizer that writes its files for ``transformers``
+* ``RendersChats``: a tokenizer with a chat template
+* ``RenderedChat``: the text of a chat, and which of it the assistant wrote
 """
 
 from __future__ import annotations

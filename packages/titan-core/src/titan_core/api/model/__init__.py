@@ -7,33 +7,33 @@ divided::
                 rules={"layers.*.wq.weight": Column(), "layers.*.wo.weight": Row()},
                 mixers={"layers.*.attention": causal_attention(args.n_heads)}, ...)
 
-* ``Model``: a family: flavors, ``define``, weight formats
+* ``Model``: a model family (hook ``titan_models``): flavors, ``define``, weight formats
 * ``ModelDefinition``: layout, ``build``, parameters and FLOPs of one size
 * ``ModelLayout``: where the blocks are; rules, mixers, initial values
-* ``Column``: divided over its outputs
-* ``Row``: divided over its inputs
-* ``Shard``: divided in another dimension
-* ``Replicate``: the same on all ranks
-* ``Experts``: stacked over experts
-* ``Rule``: any of these
-* ``Mixer``: a module that mixes positions
-* ``causal_attention``: the usual mixer
-* ``CAUSAL_ATTENTION``: its kind
-* ``InitialValue``: any of the following
+* ``Column``: rule: a linear layer divided over its outputs
+* ``Row``: rule: a linear layer divided over its inputs
+* ``Shard``: rule: a parameter of any module, divided along a dimension
+* ``Replicate``: rule: the whole parameter on all ranks
+* ``Experts``: rule: the weights of one expert at each index of a dimension
+* ``Rule``: any of these five
+* ``Mixer``: a module that mixes positions: its kind, its heads, its rule for context parallelism
+* ``causal_attention``: returns the mixer of causal softmax attention
+* ``CAUSAL_ATTENTION``: the kind of that mixer
+* ``InitialValue``: how a parameter is initialised: any of the following four
 * ``Constant``: the same value everywhere
 * ``Normal``: a normal distribution
 * ``TruncatedNormal``: a normal distribution within limits
 * ``Uniform``: a uniform distribution
-* ``SequenceShare``: a rank's positions, for a mixer that divides itself
-* ``CausalAttention``: attention that knows documents and decoding
+* ``SequenceShare``: the positions that a rank has, for a mixer's own rule
+* ``CausalAttention``: a module that computes such a mixer, also within documents and for generation
 * ``Decoding``: the keys and values of earlier positions, for generation
-* ``current_decoding``: that of the model that runs, if any
-* ``Dropout``: dropout that no mesh changes
-* ``RandomStream``: base class of modules with random draws that no mesh changes
-* ``add_auxiliary_loss``: a loss from inside the model
-* ``matches``: whether a name matches patterns
-* ``WeightFormat``: names of the weights in other formats
-* ``ForeignTensor``: a tensor in such a format
+* ``current_decoding``: returns the ``Decoding`` of the running forward pass, if it generates
+* ``Dropout``: dropout with the same masks on every mesh
+* ``RandomStream``: base class of modules whose random draws are the same on every mesh
+* ``add_auxiliary_loss``: adds a loss from inside the model, such as that of load balancing
+* ``matches``: whether the name of a parameter or module matches patterns
+* ``WeightFormat``: the weights of a family in another format, such as Hugging Face's
+* ``ForeignTensor``: the name and layout of a parameter in such a format
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """How do I watch a run, add figures, keep state?
 
-An observer is an object with lifecycle hooks (:mod:`titan_core.api.hookspecs`), built if the job selects it::
+An observer is an object with lifecycle hooks (:mod:`titan_core.api.hookspecs`), which an ``Observer`` (hook
+``titan_debuggers``, or ``titan_metric_loggers``) builds::
 
     class Spikes:
         @hookimpl
@@ -10,15 +11,15 @@ An observer is an object with lifecycle hooks (:mod:`titan_core.api.hookspecs`),
         def titan_figures(self, record: Record) -> dict[str, float]:
             return {"spikes": self.count}
 
-* ``Observer``: an observer, built if the job selects it
-* ``Record``: the metrics of a logged step
-* ``Run``: the running job
-* ``StepReport``: one step
-* ``PendingUpdate``: a step before its update
-* ``ValidationReport``: one validation
-* ``RunEnd``: how a run ended
-* ``Finding``: an observation for the user
-* ``SharedRequest``: a request that all ranks serve in one step
+* ``Observer``: the component: when the object is built, on which ranks, and whether it may fail
+* ``Record``: the metrics of a logged step by name
+* ``Run``: the run that starts: job, ranks, parts of the model; reports findings
+* ``StepReport``: a completed step: loss, gradient norm, learning rate, number of targets
+* ``PendingUpdate``: a step whose update can still be skipped, and whose forward pass can be repeated
+* ``ValidationReport``: the result of a validation
+* ``RunEnd``: how a run ended, and after which step
+* ``Finding``: an observation to show to the user, such as a loss spike
+* ``SharedRequest``: a request of any rank that all ranks serve in the same step
 * ``DeferredReports``: base class that reads a step's values once they have arrived
 """
 

@@ -5,31 +5,31 @@ A parallelism or a precision is a transform: a function from a part of the model
     Transform(name="zones", summary="...", config=ZonesSection, phase=Phase.DATA, mesh=MeshUse(dims=(ZONE,)),
               active=lambda context: context.job.mesh.degree("zone") > 1, apply=Ref("titan_zones.transform:apply"))
 
-* ``Transform``: a change of the model
-* ``Phase``: its place in the order
-* ``MeshUse``: what a transform needs of the mesh
-* ``Checks``: what it checks of the model and the machine
-* ``StepUse``: what it does in and between steps
-* ``Planning``: what ``titan plan`` and ``titan estimate`` may know of it
-* ``DATA_DIMS``: all dimensions of data parallelism, in ``MeshUse.sums``
+* ``Transform``: a change of the model before training (hook ``titan_parallelisms`` or ``titan_precisions``)
+* ``Phase``: the phases in which transforms are applied, in order
+* ``MeshUse``: the dimensions and views that a transform adds, and those over which it sums gradients
+* ``Checks``: how a transform refuses a model or a machine
+* ``StepUse``: what a transform does in a step, or between steps
+* ``Planning``: what ``titan plan`` may try, and ``titan estimate`` must add, for a transform
+* ``DATA_DIMS``: value in ``MeshUse.sums``: all dimensions of data parallelism
 * ``Costs``: what a transform changes about memory and time
-* ``PipelineCosts``: the same of a pipeline
-* ``MeshDim``: a dimension, which multiplies the world
-* ``MeshView``: another way to fold dimensions
-* ``MeshPlan``: all of a job with their degrees
-* ``JobMesh``: the process groups
-* ``World``: the ranks, with their collectives
-* ``ModelPart``: the modules of a rank
-* ``Slot``: a declared place for values of other plugins
-* ``ModelTrial``: the small copy of the model that a check may run
-* ``ModuleCall``: one call in it
+* ``PipelineCosts``: what a pipeline changes about them
+* ``MeshDim``: a dimension of the mesh; multiplies the number of ranks
+* ``MeshView``: another way to fold dimensions of the mesh; needs no additional ranks
+* ``MeshPlan``: the dimensions and views of a job with their sizes, free of torch
+* ``JobMesh``: the process groups of a job: ``context.mesh["tp"]``
+* ``World``: all ranks of a job, with the few collectives that plugins need
+* ``ModelPart``: what ``Transform.apply`` receives and returns: a rank's modules, layout, objective
+* ``Slot``: a named place in which other plugins leave values about modules
+* ``ModelTrial``: a small copy of the model, which ``Checks.model`` may run
+* ``ModuleCall``: a call of a module in a trial
 * ``Around``: what replaces a module's call in a trial
 * ``Shares``: how a trial divides positions
 * ``StepRunner``: how a step runs forward and backward
-* ``StepInput``: its input
-* ``StepAbandoned``: "start again"
-* ``Microbatch``: the microbatch that is computed
-* ``current_microbatch``: that microbatch, from inside the model
+* ``StepInput``: what a ``StepRunner`` receives: the microbatches of a step
+* ``StepAbandoned``: a step runner raises it to make the trainer start the step again
+* ``Microbatch``: a microbatch of a step, with the seed and the step of its random draws
+* ``current_microbatch``: returns the microbatch that the model computes, from inside a module
 """
 
 from __future__ import annotations

@@ -10,17 +10,17 @@ A plugin is a module that an entry point in the group ``titan.plugins`` names::
     def titan_models():
         return [Model(name="tiny", summary="...", flavors=FLAVORS, define=Ref("tiny.layout:define"))]
 
-* ``hookimpl``: marks a hook
+* ``hookimpl``: marks a function of a plugin as a hook
 * ``Ref``: ``"package.module:attribute"``, imported when a job needs it
-* ``Component``: what all kinds share: name, summary, config section
-* ``Recipe``: a config that ships with the plugin
-* ``recipes_in``: all recipes of a folder
-* ``Job``: the job as a component sees it: config, mesh, batch, model
-* ``JobContext``: section and job: what code receives while a job is assembled
-* ``TrainingContext``: adds mesh and device once training starts
-* ``Problem``: one mistake: where, why, fix
-* ``UserError``: an error with one or several problems
-* ``RunStopped``: an observer ends the run
+* ``Component``: base class of all kinds: name, summary, config section, slots
+* ``Recipe``: a config that ships with the plugin (hook ``titan_recipes``)
+* ``recipes_in``: returns a recipe for each TOML file in a folder of the package
+* ``Job``: ``context.job``: config, mesh, batch and model, while the job is assembled
+* ``JobContext``: what a component's code receives while a job is assembled: section and job
+* ``TrainingContext``: what it receives once training starts: section, job, mesh and device
+* ``Problem``: a mistake in the config: where, why, fix
+* ``UserError``: raise it with one or more problems; printed without a traceback
+* ``RunStopped``: raise it in an observer to end the run
 """
 
 from __future__ import annotations

@@ -6,21 +6,21 @@ parameters::
     def build(context: OptimizerContext[LionSection]) -> Lion:
         return Lion([group.as_dict() for group in context.groups], beta=context.section.beta)
 
-* ``Objective``: the kind of component that says what is minimised
-* ``Optimizer``: the kind of component that builds an optimizer
-* ``LRSchedule``: the kind of component that builds a learning-rate schedule
-* ``ObjectiveFunction``: the loss of logits and batch
+* ``Objective``: the component that ``objective.name`` selects (hook ``titan_objectives``)
+* ``Optimizer``: the component that ``optimizer.name`` selects (hook ``titan_optimizers``)
+* ``LRSchedule``: the component that ``lr_scheduler.name`` selects (hook ``titan_lr_schedules``)
+* ``ObjectiveFunction``: what ``Objective.build`` returns: logits, batch, vocabulary -> summed loss
 * ``Vocabulary``: arithmetic over a vocabulary that may be divided
-* ``Batch``: tokens, targets, weights, positions, documents
-* ``Extra``: a named extra tensor of a batch
-* ``BatchPlan``: how the global batch is divided
-* ``OptimizerContext``: its context, with the groups of parameters
-* ``ParamGroup``: parameters with the same settings
-* ``TrainedParameter``: one of them
-* ``ParameterRole``: its role
+* ``Batch``: tokens, targets, their weights, positions, documents, extra tensors
+* ``Extra``: a named extra tensor of a batch, and whether its second dimension is the sequence
+* ``BatchPlan``: how the global batch is divided over ranks and microbatches
+* ``OptimizerContext``: what ``Optimizer.build`` receives, with the groups of parameters
+* ``ParamGroup``: parameters with the same learning rate and weight decay
+* ``TrainedParameter``: a parameter of a group: name, tensor, shape, role
+* ``ParameterRole``: embedding, hidden matrix, hidden stack, head or vector
 * ``SkipsOnDevice``: an optimizer that skips a bad step without the host
-* ``LRScheduleContext``: its context
-* ``OptimizerSection``: the keys that all optimizers share
+* ``LRScheduleContext``: what ``LRSchedule.build`` receives: the optimizer and the number of steps
+* ``OptimizerSection``: the keys of ``[optimizer]`` that all optimizers share
 """
 
 from __future__ import annotations

@@ -1,0 +1,125 @@
+"""Files, links, names and hooks that the pages mention exist, and examples in Python import what can be imported."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import textwrap
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import titan_core.api
+from ci.contract import importable_names
+from titan_core.api import hookspecs
+from titan_core.plugins.discovery import REGISTRATION_HOOKS
+from titan_core.toolkit import hookspecs as toolkit_hooks
+from titan_core.toolkit.jobs import AssembledJob
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/*/README.md")])
+FOLDERS = ("packages", "examples", "tests", "docs", "ci", "benchmarks")
+FILES = [
+    f"/{path.relative_to(ROOT).as_posix()}"
+    for folder in FOLDERS
+    for path in (ROOT / folder).rglob("*")
+    if "__pycache__" not in path.parts
+]
+PACKAGES = {path.name for folder in ("packages", "examples") for path in (ROOT / folder).glob("*/src/titan_*")}
+SLOTS = {
+    name
+    for file in (ROOT / "packages").glob("*/src/*/slots.py")
+    for name in re.findall(r'name="(titan_\w+\.\w+)"', file.read_text(encoding="utf-8"))
+}
+HOOKS = {name for module in (hookspecs, toolkit_hooks) for name in vars(module) if name.startswith("titan_")}
+CLASSES = {name: value for name in importable_names() if inspect.isclass(value := getattr(titan_core.api, name))}
+NOT_OURS = {"random.py", "Dataset.save_to_disk"}
+"""A file of a user's, in docs/security.md; a method of Hugging Face's datasets, in docs/data.md."""
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def spans(page: Path) -> set[str]:
+    """Return what a page sets as code within a line."""
+    prose = re.sub(r"(?ms)^ *```.*?^ *```$", "", text_of(page))
+    return set(re.findall(r"`([^`\n]+)`", prose))
+
+
+def resolves(dotted: str) -> bool:
+    """Whether ``dotted`` names a module, or something in one."""
+    parts = dotted.split(".")
+    found: ModuleType | object = importlib.import_module(parts[0])
+    for index, part in enumerate(parts[1:], start=2):
+        if not hasattr(found, part):
+            try:
+                importlib.import_module(".".join(parts[:index]))
+            except ModuleNotFoundError:
+                return False
+        found = getattr(found, part)
+    return True
+
+
+def has(cls: type, attribute: str) -> bool:
+    return hasattr(cls, attribute) or any(attribute in inspect.get_annotations(base) for base in cls.__mro__)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"(?m)^#+ (.*)$", re.sub(r"(?ms)^```.*?^```$", "", text_of(page)))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@each_page
+def test_files_and_folders_exist(page: Path) -> None:
+    named = {span.rstrip("/") for span in spans(page) if re.fullmatch(r"[\w./-]+\.py|[\w.-]+/[\w./-]+/", span)} - NOT_OURS
+    assert {name for name in named if not any(file.endswith(f"/{name}") for file in FILES)} == set()
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?://|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)", text_of(page))
+    targets = [(page.parent / path if path else page, anchor) for path, anchor in links]
+    assert [target for target, _ in targets if not target.exists()] == []
+    assert [(target.name, anchor) for target, anchor in targets if anchor and anchor not in anchors(target)] == []
+
+
+@each_page
+def test_names_and_hooks_exist(page: Path) -> None:
+    dotted = set(re.findall(r"\btitan_\w+(?:\.\w+)+(?!\w*[/(])", text_of(page))) - SLOTS
+    dotted = {name for name in dotted if not name.endswith((".py", ".whl"))}
+    assert {name for name in dotted if not resolves(name)} == set()
+    of_the_contract = {name.split(".")[2] for name in dotted if name.startswith("titan_core.api.")}
+    assert of_the_contract - {"hookspecs"} <= importable_names()
+
+    words = {word for span in spans(page) for word in re.findall(r"^titan_[a-z_]+(?=$|\()", span)}
+    assert words - PACKAGES - HOOKS == set()
+
+
+@each_page
+def test_attributes_of_classes_exist(page: Path) -> None:
+    classes = {**CLASSES, "AssembledJob": AssembledJob}
+    named = {
+        tuple(found.groups()) for span in spans(page) - NOT_OURS if (found := re.match(r"([A-Z]\w+)\.([a-z_]\w*)", span))
+    }
+    assert {(cls, name) for cls, name in named if cls in classes and not has(classes[cls], name)} == set()
+
+
+@each_page
+def test_examples_are_python_and_import_names_that_exist(page: Path) -> None:
+    for code in re.findall(r"(?ms)^ *```python\n(.*?)^ *```$", text_of(page)):
+        for node in ast.walk(ast.parse(textwrap.dedent(code))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("titan_"):
+                module = importlib.import_module(f"{node.module}")
+                assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
+def test_the_page_about_plugins_lists_each_hook_that_registers() -> None:
+    page = text_of(ROOT / "docs/plugins.md")
+    assert {hook for hook in REGISTRATION_HOOKS if f"`{hook}`" not in page} == set()
