@@ -23,11 +23,11 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from titan_ckpt.config import CheckpointSection
-from titan_ckpt.folder import Folder
-from titan_ckpt.optimizer_restore import initialise_state
-from titan_ckpt.optimizer_state import group_values, parameter_names, state_of
-from titan_ckpt.saving import Saving
-from titan_ckpt.tensors import model_tensors
+from titan_ckpt.contents.optimizer_state import group_values, parameter_names, state_of
+from titan_ckpt.contents.tensors import model_tensors
+from titan_ckpt.format.folder import Folder
+from titan_ckpt.resume.optimizer_restore import initialise_state
+from titan_ckpt.save.saving import Saving
 from titan_core.api import Batch, CheckpointContext, StepInput
 from titan_core.config.load import load_config
 from titan_core.data.opened import OpenedData

@@ -34,7 +34,7 @@ def one_job(mode: str, steps: int) -> None:
     of threads."""
     import torch
 
-    from titan_ckpt.saving import Saving
+    from titan_ckpt.save.saving import Saving
     from titan_core.config.load import load_config
     from titan_core.data.opened import OpenedData
     from titan_core.job.assemble import assemble

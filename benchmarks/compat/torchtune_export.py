@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from titan_ckpt import exporting
+from titan_ckpt.foreign import exporting
 from titan_core.cli.main import main as titan
 from titan_core.cli.stored_models import InstalledModels
 from titan_core.plugins.registry import Components

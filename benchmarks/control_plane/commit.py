@@ -25,12 +25,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.control_plane.exchange import seeded_generators
 from benchmarks.control_plane.table import Cost, Row
-from titan_ckpt.catalogue import entry
-from titan_ckpt.collector import paused_collector
-from titan_ckpt.folder import Folder
-from titan_ckpt.reader import Reader
-from titan_ckpt.stored import NAME, Chunk, chunk_digest
-from titan_ckpt.writer import Writer
+from titan_ckpt.format.catalogue import entry
+from titan_ckpt.format.collector import paused_collector
+from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.reader import Reader
+from titan_ckpt.format.stored import NAME, Chunk, chunk_digest
+from titan_ckpt.format.writer import Writer
 
 WIDTH = 4
 """Elements of each tensor on each rank: tensors are small, because only their number counts here."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.control_plane.table import Cost, Row
-from titan_ckpt import rng
+from titan_ckpt.contents import rng
 from titan_core.api import UserError, World
 from titan_core.api.observe.shared_request import SharedRequests
 from titan_core.api.parallel import world as worlds

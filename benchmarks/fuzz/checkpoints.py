@@ -27,14 +27,14 @@ from typing import Any
 import torch
 
 from benchmarks.fuzz.damage import damage_bytes, places, wrong_type
-from titan_ckpt import state as plain
-from titan_ckpt.chunks import bytes_of
 from titan_ckpt.config import CheckpointSection
-from titan_ckpt.folder import Folder
-from titan_ckpt.optimizer_state import group_values, parameter_names, state_of
-from titan_ckpt.restoring import restore
-from titan_ckpt.stored import NAME, chunk_digest
-from titan_ckpt.tensors import model_tensors
+from titan_ckpt.contents import state as plain
+from titan_ckpt.contents.optimizer_state import group_values, parameter_names, state_of
+from titan_ckpt.contents.tensors import model_tensors
+from titan_ckpt.format.chunks import bytes_of
+from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.stored import NAME, chunk_digest
+from titan_ckpt.resume.restoring import restore
 from titan_core.api import CheckpointContext, Ref, UserError
 from titan_core.cli.main import main
 from titan_core.config.load import load_config

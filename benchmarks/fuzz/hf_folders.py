@@ -24,8 +24,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.fuzz.damage import damage_bytes, places, wrong_type
-from titan_ckpt.catalogue import pick
-from titan_ckpt.chunks import read_whole
+from titan_ckpt.format.catalogue import pick
+from titan_ckpt.format.chunks import read_whole
 from titan_core.api import TokenizerContext, UserError
 from titan_core.cli.main import main
 from titan_data.tokenizers.hugging_face import build

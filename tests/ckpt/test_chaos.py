@@ -39,7 +39,8 @@ def titan_job_assembled(job):
 
 
 def watch(wanted, number):
-    from titan_ckpt import folder, manifest, saving, writer
+    from titan_ckpt.format import folder, manifest, writer
+    from titan_ckpt.save import saving
 
     saves = 0
 

@@ -14,15 +14,15 @@ import torch
 import torch.distributed as dist
 
 from harness.one_of_many import OneOfMany
-from titan_ckpt import rng, state
-from titan_ckpt.catalogue import steps_in
-from titan_ckpt.chunks import bytes_of
-from titan_ckpt.folder import Folder
-from titan_ckpt.manifest import check_chunk
-from titan_ckpt.optimizer_restore import restore_rates
-from titan_ckpt.retention import to_remove
-from titan_ckpt.schedule_state import restore_schedule, schedule_state
-from titan_ckpt.stored import BrokenCheckpoint, Chunk, chunk_digest
+from titan_ckpt.contents import rng, state
+from titan_ckpt.contents.schedule_state import restore_schedule, schedule_state
+from titan_ckpt.format.catalogue import steps_in
+from titan_ckpt.format.chunks import bytes_of
+from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.manifest import check_chunk
+from titan_ckpt.format.stored import BrokenCheckpoint, Chunk, chunk_digest
+from titan_ckpt.resume.optimizer_restore import restore_rates
+from titan_ckpt.save.retention import to_remove
 
 
 @pytest.fixture(autouse=True)

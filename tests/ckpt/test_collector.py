@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from harness.jobs import run_recipe
-from titan_ckpt import restoring, saving
-from titan_ckpt.collector import paused_collector
+from titan_ckpt.format.collector import paused_collector
+from titan_ckpt.resume import restoring
+from titan_ckpt.save import saving
 
 SETTINGS: dict[str, object] = {"checkpoint.enable": "true", "checkpoint.async_mode": "disabled", "training.steps": 1}
 

@@ -15,11 +15,11 @@ import torch
 
 from harness import PATIENCE
 from harness.jobs import RunRecord, run_recipe
-from titan_ckpt import saving
 from titan_ckpt.config import CheckpointSection
-from titan_ckpt.folder import Folder
-from titan_ckpt.manifest import read_manifest, verify_data
-from titan_ckpt.stored import UNFINISHED, BrokenCheckpoint
+from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.manifest import read_manifest, verify_data
+from titan_ckpt.format.stored import UNFINISHED, BrokenCheckpoint
+from titan_ckpt.save import saving
 from titan_core.api import UserError, hookimpl
 from titan_core.toolkit.runs.run_log import RunLog
 

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from harness.dcp import IMPORT, MODEL, imported, require_equal, weights, write
 from harness.jobs import run_recipe
-from titan_ckpt.dcp_metadata import read_metadata
+from titan_ckpt.foreign.dcp_metadata import read_metadata
 from titan_core.api import UserError
 from titan_core.cli.main import main
 

@@ -13,9 +13,9 @@ import torch
 from fsspec.implementations.local import LocalFileSystem
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from titan_ckpt.folder import Folder
-from titan_ckpt.retention import remove
-from titan_ckpt.writer import Writer
+from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.writer import Writer
+from titan_ckpt.save.retention import remove
 
 STEP = "step-3"
 
@@ -120,7 +120,7 @@ def test_a_large_file_is_synced_while_it_is_written(tmp_path: Path, monkeypatch:
         synced.append(os.fstat(descriptor).st_size)
         fsync(descriptor)
 
-    monkeypatch.setattr("titan_ckpt.folder._FLUSH_BYTES", 10)
+    monkeypatch.setattr("titan_ckpt.format.folder._FLUSH_BYTES", 10)
     monkeypatch.setattr(os, "fsync", counted)
     with Folder(str(tmp_path)).create("data") as file:
         for _ in range(3):
@@ -136,7 +136,7 @@ def test_an_error_of_an_early_sync_fails_the_file(tmp_path: Path, monkeypatch: p
         if error := next(failures, None):
             raise error
 
-    monkeypatch.setattr("titan_ckpt.folder._FLUSH_BYTES", 1)
+    monkeypatch.setattr("titan_ckpt.format.folder._FLUSH_BYTES", 1)
     monkeypatch.setattr(os, "fsync", failing)
     with pytest.raises(OSError, match="no space left"), Folder(str(tmp_path)).create("data") as file:
         file.write(b"12345678")

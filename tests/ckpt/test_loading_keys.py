@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from harness.jobs import make_job, run_recipe
-from titan_ckpt.catalogue import entry
-from titan_ckpt.dtypes import to_dtype
-from titan_ckpt.folder import Folder
-from titan_ckpt.manifest_checks import _require_known_names
-from titan_ckpt.stored import BrokenCheckpoint, Chunk, StoredTensor
+from titan_ckpt.format.catalogue import entry
+from titan_ckpt.format.dtypes import to_dtype
+from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.manifest_checks import _require_known_names
+from titan_ckpt.format.stored import BrokenCheckpoint, Chunk, StoredTensor
 from titan_core.api import UserError, hookimpl
 
 ARGS = "{dim = 32, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 48%s}"

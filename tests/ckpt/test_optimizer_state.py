@@ -12,8 +12,8 @@ from torch import nn
 
 from harness.gloo_pool import GlooPool
 from harness.odd_optimizers import train_in
-from titan_ckpt.optimizer_state import group_values, state_of
-from titan_ckpt.plain_values import Unsaveable, decode, encode, require_same_type
+from titan_ckpt.contents.optimizer_state import group_values, state_of
+from titan_ckpt.contents.plain_values import Unsaveable, decode, encode, require_same_type
 from titan_core.api import UserError
 
 
@@ -130,7 +130,7 @@ class _World:
 
 
 def test_a_value_that_differs_between_ranks_is_refused_by_name() -> None:
-    from titan_ckpt.optimizer_state import state_of_all
+    from titan_ckpt.contents.optimizer_state import state_of_all
 
     parameter = nn.Parameter(torch.zeros(3))
     optimizer = torch.optim.SGD([parameter], 0.1)

@@ -17,16 +17,18 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from harness import PATIENCE
 from harness.jobs import make_job
-from titan_ckpt import rng, saving, writer
 from titan_ckpt.config import CheckpointSection
-from titan_ckpt.folder import Folder
-from titan_ckpt.manifest import read_manifest, verify_data
-from titan_ckpt.reader import Reader
-from titan_ckpt.saving import Saving
-from titan_ckpt.staging import Staging
-from titan_ckpt.stored import NAME, UNFINISHED, BrokenCheckpoint, chunk_digest
-from titan_ckpt.tensors import model_tensors
-from titan_ckpt.writer import Writer
+from titan_ckpt.contents import rng
+from titan_ckpt.contents.tensors import model_tensors
+from titan_ckpt.format import writer
+from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.manifest import read_manifest, verify_data
+from titan_ckpt.format.reader import Reader
+from titan_ckpt.format.stored import NAME, UNFINISHED, BrokenCheckpoint, chunk_digest
+from titan_ckpt.format.writer import Writer
+from titan_ckpt.save import saving
+from titan_ckpt.save.saving import Saving
+from titan_ckpt.save.staging import Staging
 from titan_core.api import ModelPart, hookimpl
 from titan_core.loop import trainer
 
@@ -154,7 +156,7 @@ class Weights:
 
 
 def weights_of(step: int) -> dict[str, Tensor]:
-    from titan_ckpt.chunks import read_whole
+    from titan_ckpt.format.chunks import read_whole
 
     folder = Folder(f"run/checkpoint/step-{step}")
     manifest = read_manifest(folder)
@@ -277,7 +279,7 @@ def test_swapped_chunks_are_detected(tmp_path: Path) -> None:
 
 
 def test_a_renamed_folder_is_refused(tmp_path: Path) -> None:
-    from titan_ckpt.catalogue import entry
+    from titan_ckpt.format.catalogue import entry
 
     saved(tmp_path, {"model.w": torch.ones(2)})
     (tmp_path / "step-3").rename(tmp_path / "step-30")

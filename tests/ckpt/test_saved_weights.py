@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from harness.jobs import TINY, make_job
+from titan_ckpt.commands.resume_command import with_overrides
 from titan_ckpt.plugin import titan_next_commands
-from titan_ckpt.resume_command import with_overrides
 from titan_core.api import RunEnd, hookimpl
 from titan_core.api.observe.events import EndedRun
 from titan_core.cli.main import main

@@ -14,8 +14,8 @@ from torch import Tensor
 from harness import PATIENCE
 from harness.jobs import RunRecord, run_recipe, whole
 from harness.noisy import NOISY
-from titan_ckpt import saving, staging
-from titan_ckpt.staging import Staging
+from titan_ckpt.save import saving, staging
+from titan_ckpt.save.staging import Staging
 from titan_core.api import hookimpl
 from titan_core.toolkit.json_lines import read_lines
 

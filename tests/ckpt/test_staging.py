@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from harness import PATIENCE
-from titan_ckpt.staging import Staging
+from titan_ckpt.save.staging import Staging
 
 
 class Event:

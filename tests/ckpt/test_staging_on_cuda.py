@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from harness.fake_cuda import FakeCuda
-from titan_ckpt.staging import Staging
+from titan_ckpt.save.staging import Staging
 
 
 def request_copies(pinned: bool) -> tuple[tuple[int, ...], str]:
@@ -29,6 +29,6 @@ def test_no_host_waits_for_copies_to_pinned_memory(fake_cuda: FakeCuda) -> None:
 
 
 def test_only_the_thread_that_writes_waits(fake_cuda: FakeCuda) -> None:
-    with pytest.raises(RuntimeError, match=r"Event\.synchronize, at titan_ckpt/staging\.py"):
+    with pytest.raises(RuntimeError, match=r"Event\.synchronize, at titan_ckpt/save/staging\.py"):
         fake_cuda.run(save, True, strict=True)
     fake_cuda.run(save, True, strict=False)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from harness.jobs import make_job, run_recipe
-from titan_ckpt.comparing import require_same_training
-from titan_ckpt.config_changes import config_changes, decisive_keys
-from titan_ckpt.folder import Folder
-from titan_ckpt.restoring import _another_optimizer
+from titan_ckpt.format.folder import Folder
+from titan_ckpt.resume.comparing import require_same_training
+from titan_ckpt.resume.config_changes import config_changes, decisive_keys
+from titan_ckpt.resume.restoring import _another_optimizer
 from titan_core.api import Problem, RefusedChange, UserError, matches
 from titan_core.api._secrets import redact
 from titan_core.api.checkpoint.store import refused_changes

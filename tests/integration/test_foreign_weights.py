@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.fuzz.hf_folders import CONFIG, FILES, INDEX, TOKENIZER, make_folder
 from harness.jobs import run_recipe
-from titan_ckpt.exporting import to_hf
-from titan_ckpt.foreign_checks import declared_tensors, require_equal_copies, require_weights
+from titan_ckpt.foreign.checks import declared_tensors, require_equal_copies, require_weights
+from titan_ckpt.foreign.exporting import to_hf
 from titan_core.api import ForeignTensor, Model, Ref, UserError
 from titan_core.cli.main import main
 from titan_core.plugins.registry import Components
@@ -202,7 +202,7 @@ def test_a_format_that_would_lose_tensors_is_refused(
 
 
 def test_meta_shards_must_agree(in_tmp: Path) -> None:
-    from titan_ckpt.foreign_files import MetaFiles
+    from titan_ckpt.foreign.files import MetaFiles
 
     good = {"norm.weight": torch.ones(4), "rope.freqs": torch.ones(2)}
     others: list[tuple[Any, str]] = [

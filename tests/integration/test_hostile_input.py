@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 from harness.made_runs import end, start, write_run
-from titan_ckpt.folder import Folder
-from titan_ckpt.manifest import read_manifest
-from titan_ckpt.stored import NAME, BrokenCheckpoint
+from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.manifest import read_manifest
+from titan_ckpt.format.stored import NAME, BrokenCheckpoint
 from titan_core.api import UserError
 from titan_core.cli.train import _WithoutSecrets
 from titan_core.toolkit.plain_json import read_object

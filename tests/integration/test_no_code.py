@@ -78,9 +78,9 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ),
     ("titan-simulate/src/titan_simulate/engine/fork_server.py", "pickle.loads"): (3, PIPE),
     ("titan-debug/src/titan_debug/torch_private.py", "pickle.loads"): (1, PIPE),
-    ("titan-ckpt/src/titan_ckpt/dcp_metadata.py", "_Unpickler"): (1, "resolves the names of a fixed list only"),
-    ("titan-ckpt/src/titan_ckpt/dcp_files.py", "torch.load"): (1, "weights_only=True, with the user's consent"),
-    ("titan-ckpt/src/titan_ckpt/foreign_files.py", "torch.load"): (1, "weights_only=True"),
+    ("titan-ckpt/src/titan_ckpt/foreign/dcp_metadata.py", "_Unpickler"): (1, "resolves the names of a fixed list only"),
+    ("titan-ckpt/src/titan_ckpt/foreign/dcp_files.py", "torch.load"): (1, "weights_only=True, with the user's consent"),
+    ("titan-ckpt/src/titan_ckpt/foreign/files.py", "torch.load"): (1, "weights_only=True"),
     ("titan-ft/src/titan_ft/run_state.py", "torch.load"): (1, "weights_only=True"),
     # Libraries of C
     ("titan-core/src/titan_core/toolkit/processes.py", "ctypes.CDLL"): (1, "this process itself"),
@@ -89,15 +89,14 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     **{
         (f"titan-ckpt/src/titan_ckpt/{name}.py", "getattr"): (number, DTYPE)
         for name, number in (
-            ("chunks", 2),
-            ("convert", 1),
-            ("dcp_export", 1),
-            ("dcp_files", 1),
-            ("exporting", 1),
-            ("foreign_reader", 1),
-            ("optimizer_restore", 1),
-            ("reader", 1),
-            ("saving", 1),
+            ("format/chunks", 2),
+            ("foreign/convert", 1),
+            ("foreign/dcp_files", 1),
+            ("foreign/exporting", 2),
+            ("foreign/load", 1),
+            ("resume/optimizer_restore", 1),
+            ("format/reader", 1),
+            ("save/saving", 1),
         )
     },
     ("titan-debug/src/titan_debug/mfu.py", "getattr"): (1, DTYPE),

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from titan_ckpt.foreign_checks import require_equal_copies, require_weights
-from titan_ckpt.foreign_files import MetaFiles
+from titan_ckpt.foreign.checks import require_equal_copies, require_weights
+from titan_ckpt.foreign.files import MetaFiles
 from titan_core.api import UserError
 from titan_models_llama.config import FLAVORS, LlamaArgs
 from titan_models_llama.formats import meta_args, meta_tensors

@@ -15,9 +15,9 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from titan_ckpt.chunks import read_whole
-from titan_ckpt.folder import Folder
-from titan_ckpt.manifest import read_manifest
+from titan_ckpt.format.chunks import read_whole
+from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.manifest import read_manifest
 from titan_core.cli.main import main
 from titan_models_llama.config import LlamaArgs
 from titan_models_llama.layout import define

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job, run_recipe
-from titan_ckpt.catalogue import pick
-from titan_ckpt.chunks import read_whole
-from titan_ckpt.foreign_files import SafetensorsFiles, our_rows
+from titan_ckpt.foreign.files import SafetensorsFiles, our_rows
+from titan_ckpt.format.catalogue import pick
+from titan_ckpt.format.chunks import read_whole
 from titan_core.api import UserError, hookimpl
 from titan_core.cli.main import main
 from titan_core.loop import trainer
@@ -166,7 +166,7 @@ def test_a_job_that_starts_from_a_transformers_model_has_its_logits(in_tmp: Path
 
 def first_loss(folder: str, overrides: dict[str, object]) -> tuple[float, int]:
     """Return the first loss, and the number of elements that this rank read from files."""
-    from titan_ckpt import foreign_files
+    from titan_ckpt.foreign import files as foreign_files
 
     os.chdir(folder)
     read = []

@@ -35,43 +35,43 @@ def titan_commands() -> list[Command]:
             name="checkpoint list",
             group="data and models",
             summary="list the checkpoints of a run",
-            arguments=Ref("titan_ckpt.cli:list_arguments"),
-            run=Ref("titan_ckpt.cli:list_checkpoints"),
+            arguments=Ref("titan_ckpt.commands.cli:list_arguments"),
+            run=Ref("titan_ckpt.commands.cli:list_checkpoints"),
         ),
         Command(
             name="checkpoint show",
             group="data and models",
             summary="show the contents of a checkpoint",
-            arguments=Ref("titan_ckpt.cli:show_arguments"),
-            run=Ref("titan_ckpt.cli:show"),
+            arguments=Ref("titan_ckpt.commands.cli:show_arguments"),
+            run=Ref("titan_ckpt.commands.cli:show"),
         ),
         Command(
             name="checkpoint verify",
             group="data and models",
             summary="verify every byte of checkpoints by checksum",
-            arguments=Ref("titan_ckpt.cli:verify_arguments"),
-            run=Ref("titan_ckpt.cli:verify"),
+            arguments=Ref("titan_ckpt.commands.cli:verify_arguments"),
+            run=Ref("titan_ckpt.commands.cli:verify"),
         ),
         Command(
             name="checkpoint convert",
             group="data and models",
             summary="convert to Hugging Face or DCP format, or from Hugging Face, Meta or DCP (TorchTitan) format",
             overrides=True,
-            arguments=Ref("titan_ckpt.cli:convert_arguments"),
-            run=Ref("titan_ckpt.convert:run"),
+            arguments=Ref("titan_ckpt.commands.cli:convert_arguments"),
+            run=Ref("titan_ckpt.foreign.convert:run"),
         ),
         Command(
             name="checkpoint rm",
             group="data and models",
             summary="remove checkpoints",
-            arguments=Ref("titan_ckpt.cli:rm_arguments"),
-            run=Ref("titan_ckpt.cli:rm"),
+            arguments=Ref("titan_ckpt.commands.cli:rm_arguments"),
+            run=Ref("titan_ckpt.commands.cli:rm"),
         ),
     ]
 
 
 @hookimpl(trylast=True)
 def titan_next_commands(run: EndedRun) -> list[NextCommand]:
-    from titan_ckpt.resume_command import resume_commands
+    from titan_ckpt.commands.resume_command import resume_commands
 
     return resume_commands(run)

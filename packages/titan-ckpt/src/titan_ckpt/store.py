@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from titan_ckpt.catalogue import step_folder
 from titan_ckpt.config import CheckpointSection
-from titan_ckpt.folder import Folder
-from titan_ckpt.optimizer_trial import try_optimizer
-from titan_ckpt.plain_values import Unsaveable
-from titan_ckpt.restoring import restore
-from titan_ckpt.saving import Saving, unsaveable
-from titan_ckpt.schedule_state import schedule_state
+from titan_ckpt.contents.plain_values import Unsaveable
+from titan_ckpt.contents.schedule_state import schedule_state
+from titan_ckpt.format.catalogue import step_folder
+from titan_ckpt.format.folder import Folder
+from titan_ckpt.resume.restoring import restore
+from titan_ckpt.save.optimizer_trial import try_optimizer
+from titan_ckpt.save.saving import Saving, unsaveable
 from titan_core.api import CheckpointContext, UserError
 from titan_core.toolkit.sections import TrainingSection
 
@@ -26,7 +26,7 @@ class Store:
         self._compared = False
 
     def restore(self) -> bool:
-        """See :func:`~titan_ckpt.restoring.restore`."""
+        """See :func:`~titan_ckpt.resume.restoring.restore`."""
         self._saving.observer_tensors()  # raises for tensors that cannot be saved, and so cannot be loaded into
         restored = restore(self._context, self._folder, self._saving.built)
         self._saving.newest, self._saving.inherited = restored.step, restored.inherited

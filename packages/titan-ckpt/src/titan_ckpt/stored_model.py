@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from shlex import quote
+from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from titan_ckpt.catalogue import pick
-from titan_ckpt.foreign_config import CONFIG_OF, hf_about, kind_of, model_for, read_config, require_shards
-from titan_ckpt.hf_export import tokenizer_in
-from titan_ckpt.located import located
-from titan_ckpt.manifest import read_manifest
-from titan_ckpt.stored import Manifest
-from titan_core.api import Model, Ref, Registry, StoredModel, UserError, WeightFormat, WeightsContext
+from titan_ckpt.foreign.config import CONFIG_OF, hf_about, kind_of, model_for, read_config, require_shards
+from titan_ckpt.foreign.hf_export import tokenizer_in
+from titan_ckpt.format.catalogue import pick
+from titan_ckpt.format.manifest import read_manifest
+from titan_ckpt.format.stored import Manifest
+from titan_core.api import (
+    Model,
+    ModelHub,
+    Problem,
+    Recipe,
+    Ref,
+    Registry,
+    StoredModel,
+    UserError,
+    WeightFormat,
+    WeightsContext,
+)
 from titan_core.toolkit.errors import nearest_path
 from titan_core.toolkit.sections import LARGEST
 from titan_core.toolkit.text import shorten, show, show_mistakes
+
+NAME_ON_HUB: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def find(path: str, registry: Registry) -> StoredModel:
@@ -124,7 +138,7 @@ def load_foreign(context: WeightsContext) -> None:
     Raises:
         UserError: they are not those of the job's model; on every rank.
     """
-    from titan_ckpt.foreign_load import load_foreign as load
+    from titan_ckpt.foreign.load import load_foreign as load
 
     load(context.job, context.world, context.parts, Path(context.stored.path))
 
@@ -138,11 +152,11 @@ def load_own(context: WeightsContext) -> None:
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    from titan_ckpt.comparing import require_same_tensors
-    from titan_ckpt.diverging_replicas import require_equal_weights
-    from titan_ckpt.folder import Folder
-    from titan_ckpt.reader import Reader
-    from titan_ckpt.tensors import model_tensors
+    from titan_ckpt.contents.tensors import model_tensors
+    from titan_ckpt.format.chunks import require_equal_weights
+    from titan_ckpt.format.folder import Folder
+    from titan_ckpt.format.reader import Reader
+    from titan_ckpt.resume.comparing import require_same_tensors
 
     folder, world = Folder(context.stored.path), context.world
     manifest = world.on_first_rank(lambda: read_manifest(folder))
@@ -154,3 +168,35 @@ def load_own(context: WeightsContext) -> None:
     except CheckpointException as error:
         reasons = [reason[0] if isinstance(reason, tuple) else reason for reason in error.failures.values()]
         raise UserError.one(str(folder), str(reasons[0]), "use another checkpoint") from None
+
+
+def located(path: str, registry: Registry) -> str:
+    """Return the folder of a model that a hub knows by the name ``path``; otherwise ``path``, with ``~`` expanded.
+
+    Raises:
+        UserError: the name is that of a model which this machine does not have.
+    """
+    local = Path(path).expanduser()
+    if path in [recipe.name for recipe in registry.all(Recipe)] and not local.exists():
+        fix = f"train it first (`titan train {quote(str(path))}`), and give the run's directory, by default outputs/{path}"
+        raise UserError.one(path, "is a recipe, not a trained model", fix)
+    try:
+        exists = local.exists()
+    except OSError:  # such as a name that is too long
+        exists = False
+    if exists or not NAME_ON_HUB.fullmatch(path):
+        return path if "://" in path else str(local)
+    hubs = registry.all(ModelHub)
+    if not hubs:
+        why = "does not exist, and no installed plugin finds models by name"
+        raise UserError.one(path, why, "check the path, or install titan-data")
+    problems: list[Problem] = []
+    for hub in hubs:
+        try:
+            return hub.locate.load()(path)
+        except UserError as error:
+            problems += error.problems
+    if local.parent.is_dir():  # more likely a path than the name of a model
+        why = "does not exist, and no installed plugin knows a model of this name"
+        raise UserError.one(path, why, nearest_path(str(local)))
+    raise UserError(*problems)

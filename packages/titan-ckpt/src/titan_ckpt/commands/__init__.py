@@ -1,0 +1,1 @@
+"""`titan checkpoint ...`, and the command that resumes a run."""

@@ -1,0 +1,1 @@
+"""What a checkpoint contains: tensors, and the state of optimizer, schedule, generators, data and observers."""

@@ -1,0 +1,132 @@
+"""``titan checkpoint convert``: converting between Titan checkpoints, the formats that model plugins declare, and
+``torch.distributed.checkpoint`` (DCP)."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import torch
+
+from titan_ckpt.foreign.config import kind_of
+from titan_ckpt.foreign.exporting import to_dcp, to_hf
+from titan_ckpt.foreign.hf_export import TOKENIZER_FIX, copy_tokenizer
+from titan_ckpt.foreign.importing import Foreign, import_weights, open_dcp_weights, open_foreign_weights
+from titan_core.api import CommandContext, Recipe, UserError
+from titan_core.toolkit.folder_lock import FolderLock
+
+_STEP = re.compile(r"step-[0-9]+")
+_ONLY_FOR = {
+    "to": ("titan",),
+    "model": ("hf", "meta"),
+    "recipe": ("dcp",),
+    "exclude": ("dcp",),
+    "allow_pickle": ("dcp",),
+}
+"""Options that apply to some sources only."""
+_SHOWN = {"titan": "a Titan checkpoint", "hf": "Hugging Face weights", "meta": "Meta's weights", "dcp": "a DCP folder"}
+
+
+def run(context: CommandContext) -> int:
+    """Convert to or from Titan's format, depending on the source."""
+    arguments = context.arguments
+    source, target = Path(arguments.source), Path(arguments.target)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError.one(str(target), "already exists and is not empty", "choose a new folder")
+    dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
+    kind = kind_of(source) if source.is_dir() else None
+    _require_options_apply(context, kind or "titan")
+    if kind is not None and _STEP.fullmatch(target.name):
+        why = "only a run may name the folders of its checkpoints step-N"
+        raise UserError.one(str(target), why, "choose another name")
+    foreign = _open(context, source, kind) if kind is not None else None
+    with FolderLock.beside(target, str(target)):
+        # Rename at the end, so that no partial result exists under the target's name.
+        partial = target.with_name(target.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            partial.mkdir(parents=True)
+            if foreign is not None:
+                import_weights(foreign, partial, dtype)
+                _copy_tokenizer(arguments.tokenizer, foreign, partial)
+            elif arguments.to == "dcp":
+                to_dcp(arguments.source, partial, context.registry, dtype)
+            else:
+                to_hf(arguments.source, partial, context.registry, dtype, arguments.tokenizer)
+            if target.exists():
+                target.rmdir()
+            partial.rename(target)
+        except OSError as error:
+            why = f"cannot be written: {error.strerror or error}"
+            raise UserError.one(str(target), why, "make space, or choose another location") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    print(f"wrote {target}")
+    if foreign is not None and foreign.left_out:
+        shown = (name if number == 1 else f"{name} ({number} entries)" for name, number in foreign.left_out.items())
+        print(f"not imported: {', '.join(shown)}")
+    return 0
+
+
+def _require_options_apply(context: CommandContext, kind: str) -> None:
+    """Require every option to have an effect on a source of this kind.
+
+    Raises:
+        UserError: an option has none.
+    """
+    arguments = vars(context.arguments)
+    given = [key for key in _ONLY_FOR if arguments.get(key)]
+    wrong = [f"--{key.replace('_', '-')}" for key in given if kind not in _ONLY_FOR[key]]
+    if kind != "dcp":
+        wrong += [f"--{override.key}" for override in context.overrides]
+    elif arguments["model"]:
+        wrong.append("--model")
+    elif other := [override.key for override in context.overrides if not override.key.startswith("model.")]:
+        wrong += [f"--{key}" for key in other]
+    if arguments["tokenizer"] and arguments["to"] == "dcp":
+        wrong.append("--tokenizer")
+    if wrong:
+        raise UserError.one(wrong[0], f"has no effect on the conversion of {_SHOWN[kind]}", "leave it out")
+
+
+def _open(context: CommandContext, source: Path, kind: str) -> Foreign:
+    """Open weights in another format.
+
+    Raises:
+        UserError: no installed model supports them, or their files are missing, damaged or not allowed.
+    """
+    arguments = context.arguments
+    if kind != "dcp":
+        return open_foreign_weights(source, kind, context.registry, arguments.model)
+    if not arguments.allow_pickle:
+        why = (
+            "is a pickle, which is read only on request: with an unpickler that accepts nothing but the classes of torch's "
+            "metadata, and executes no code from the file"
+        )
+        raise UserError.one(f"{source}/.metadata", why, "add --allow-pickle")
+    named = "recipe" in arguments or any(override.key.startswith("model.tokenizer") for override in context.overrides)
+    if "recipe" not in arguments:
+        default = next((recipe.name for recipe in context.registry.all(Recipe) if recipe.default), None)
+        if default is None or not context.overrides:
+            why = "is a torch.distributed.checkpoint folder, which does not describe its model"
+            fix = "add --recipe RECIPE|FILE, or --model.flavor NAME and further --model.* keys"
+            raise UserError.one(str(source), why, fix)
+        arguments.recipe = default
+    model, args = context.model()
+    about = {"config": {"model": context.config().as_dict()["model"]}} if named and not arguments.tokenizer else {}
+    return open_dcp_weights(source, model, args, arguments.exclude, about)
+
+
+def _copy_tokenizer(chosen: str | None, foreign: Foreign, target: Path) -> None:
+    """Copy the ``chosen`` tokenizer beside the weights; by default that of the recipe, or else of the original weights.
+
+    Raises:
+        UserError: there is no tokenizer at ``chosen``.
+    """
+    if chosen is not None:
+        if not copy_tokenizer(Path(chosen).expanduser(), target):
+            raise UserError.one(chosen, "there is no tokenizer here", TOKENIZER_FIX)
+        return
+    of_recipe = foreign.about.get("config", {}).get("model", {}).get("tokenizer_path")
+    copy_tokenizer(Path(of_recipe).expanduser() if of_recipe else foreign.source, target)

@@ -1,0 +1,233 @@
+"""Exporting a Titan checkpoint to another format, with one tensor (or one file of the export) in memory at a time."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from titan_ckpt.commands.cli import progress
+from titan_ckpt.foreign.checks import declared_tensors
+from titan_ckpt.foreign.config import HF_INDEX
+from titan_ckpt.foreign.files import their_rows
+from titan_ckpt.foreign.hf_export import (
+    TOKENIZER_FIX,
+    complete_tokenizer,
+    copy_tokenizer,
+    export_config,
+    export_generation_config,
+    warn_without_end_id,
+    write_card,
+    write_json,
+    write_tokenizer,
+)
+from titan_ckpt.format.catalogue import Entry, pick
+from titan_ckpt.format.chunks import read_whole, require_equal_weights
+from titan_ckpt.format.dtypes import FLOATS, dtype_name, to_dtype
+from titan_ckpt.format.stored import MODEL, Manifest, StoredTensor
+from titan_ckpt.stored_model import model_of
+from titan_core.api import ForeignTensor, Registry, UserError
+from titan_core.toolkit.atomic_write import atomic_write
+
+FILE_BYTES = 5 * 10**9
+"""Maximum size of a file of a Hugging Face export. Only a file with a single tensor may be larger."""
+
+
+def to_hf(source: str, target: Path, registry: Registry, dtype: torch.dtype | None, tokenizer: str | None) -> None:
+    """Convert a Titan checkpoint to a folder that ``transformers`` loads.
+
+    Raises:
+        UserError: the checkpoint is missing or damaged, or its model cannot be exported.
+    """
+    from safetensors.torch import save_file
+
+    found = pick(source, None)
+    manifest = found.manifest
+    assert manifest is not None
+    model, args = model_of(manifest, registry)
+    form = next((form for form in model.formats if form.name == "hf" and form.from_args is not None), None)
+    if form is None:
+        raise UserError.one(
+            f"model {model.name!r}", "its plugin does not support export to Hugging Face format", "ask the plugin's author"
+        )
+    tensors = [tensor for tensor in declared_tensors(form, args, model.name) if not tensor.copy]
+    _require_all_exported(manifest, tensors, model.name, "Hugging Face", FLOATS)
+    require_equal_weights(found.folder, manifest)
+    files = _plan_files(tensors, manifest, dtype)
+    weight_map: dict[str, str] = {}
+    total = 0
+    with progress("tensors", len(tensors), False) as advance:
+        for number, names in enumerate(files, 1):
+            name = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+            shard = {}
+            for tensor in names:
+                whole = their_rows(read_whole(found.folder, manifest, f"{MODEL}.{tensor.parameter}"), tensor)
+                shard[tensor.name] = to_dtype(whole, dtype, tensor.parameter).contiguous()
+                advance(1)
+            with atomic_write(target / name) as part:
+                save_file(shard, part, metadata={"format": "pt"})
+            weight_map |= dict.fromkeys(shard, name)
+            total += sum(exported.numel() * exported.element_size() for exported in shard.values())
+    if len(files) > 1:
+        write_json(target / HF_INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    stored = dtype_name(dtype) if dtype else manifest.tensors[f"{MODEL}.{tensors[0].parameter}"].dtype
+    config = export_config(form, args, manifest.about, stored)
+    write_json(target / "config.json", config)
+    generation = export_generation_config(manifest.about)
+    if generation:
+        write_json(target / "generation_config.json", generation)
+    warn_without_end_id({**config, **generation})
+    _export_tokenizer(found, tokenizer, target, registry)
+    write_card(target, manifest)
+
+
+def to_dcp(source: str, target: Path, registry: Registry, dtype: torch.dtype | None) -> None:
+    """Convert a Titan checkpoint to a ``torch.distributed.checkpoint`` folder with the weights alone, under the names that
+    TorchTitan uses for the model.
+
+    Raises:
+        UserError: the checkpoint is missing or damaged, or its model cannot be exported.
+    """
+    found = pick(source, None)
+    manifest = found.manifest
+    assert manifest is not None
+    model, args = model_of(manifest, registry)
+    form = next((form for form in model.formats if form.name == "dcp"), None)
+    if form is None:
+        own_names = (name.removeprefix(f"{MODEL}.") for name in manifest.tensors if name.startswith(f"{MODEL}."))
+        tensors = [ForeignTensor(name, name) for name in own_names]
+    else:
+        tensors = [tensor for tensor in declared_tensors(form, args, model.name) if not tensor.copy]
+    _require_all_exported(manifest, tensors, model.name, "DCP")
+    require_equal_weights(found.folder, manifest)
+    by_name = {tensor.name: tensor for tensor in tensors}
+    stored = {tensor.name: _stored(manifest, tensor) for tensor in tensors}
+    with progress("tensors", len(tensors), False) as advance:
+
+        def read(name: str) -> Tensor:
+            tensor = by_name[name]
+            whole = their_rows(read_whole(found.folder, manifest, f"{MODEL}.{tensor.parameter}"), tensor)
+            advance(1)
+            return to_dtype(whole, dtype, tensor.parameter).contiguous()
+
+        write_dcp(target, {name: described(kept.shape, kept.dtype, dtype) for name, kept in stored.items()}, read)
+
+
+def _require_all_exported(
+    manifest: Manifest, tensors: Sequence[ForeignTensor], model: str, form: str, dtypes: Collection[str] = ()
+) -> None:
+    """Require an export to contain every tensor of the model.
+
+    Args:
+        form: name of the format, for messages.
+        dtypes: dtypes that the format can hold (default: all).
+
+    Raises:
+        UserError: the plugin declares no foreign tensor for one of them, or one has another dtype.
+    """
+    exported = {f"{MODEL}.{tensor.parameter}" for tensor in tensors}
+    missing = [name for name in manifest.tensors if name.startswith(f"{MODEL}.") and name not in exported]
+    if missing:
+        why = f"its plugin declares no {form} tensor for {', '.join(missing[:3])}, so the export would be incomplete"
+        raise UserError.one(f"model {model!r}", why, "ask the plugin's author")
+    for name in sorted(exported & manifest.tensors.keys()):
+        if dtypes and manifest.tensors[name].dtype not in dtypes:
+            why = f"is stored as {manifest.tensors[name].dtype}, which is not a dtype of weights"
+            raise UserError.one(name.removeprefix(f"{MODEL}."), why, "is this a checkpoint of a training run?")
+
+
+def _export_tokenizer(found: Entry, given: str | None, target: Path, registry: Registry) -> None:
+    """Copy the ``given`` tokenizer; by default the one in the checkpoint's folder, or else the run's. If that has no file
+    for ``transformers``, it writes one itself.
+
+    Raises:
+        UserError: there is no tokenizer at ``given``.
+    """
+    assert found.manifest is not None
+    about = found.manifest.about
+    of_run = about.get("config", {}).get("model", {}).get("tokenizer_path")
+    if given is not None:
+        if not copy_tokenizer(Path(given).expanduser(), target):
+            raise UserError.one(given, "there is no tokenizer here", TOKENIZER_FIX)
+    else:
+        candidates = [path] if (path := found.folder.local_path) is not None else []
+        candidates += [Path(of_run).expanduser()] if of_run else []
+        any(copy_tokenizer(path, target) for path in candidates)
+        if not (target / "tokenizer.json").is_file() and (why := write_tokenizer(about, target, registry)):
+            fix = "pass one with --tokenizer (`titan tokenizer download OWNER/NAME` downloads one)"
+            print(f"titan: warning: exported without a tokenizer that transformers reads: {why}; {fix}", file=sys.stderr)
+    complete_tokenizer(target, about)
+
+
+def _plan_files(
+    tensors: Sequence[ForeignTensor], manifest: Manifest, dtype: torch.dtype | None
+) -> list[list[ForeignTensor]]:
+    """Return the tensors of each file of an export."""
+    files: list[list[ForeignTensor]] = [[]]
+    room = FILE_BYTES
+    for tensor in tensors:
+        stored = _stored(manifest, tensor)
+        element = (dtype or getattr(torch, stored.dtype)).itemsize
+        size = element * torch.Size(stored.shape).numel()
+        if size > room and files[-1]:
+            files.append([])
+            room = FILE_BYTES
+        files[-1].append(tensor)
+        room -= size
+    return files
+
+
+def _stored(manifest: Manifest, tensor: ForeignTensor) -> StoredTensor:
+    try:
+        return manifest.tensors[f"{MODEL}.{tensor.parameter}"]
+    except KeyError:
+        why = f"it does not contain {tensor.parameter}"
+        raise UserError.one("checkpoint", why, "use a checkpoint of the whole model") from None
+
+
+class _ReadWhenWritten(DefaultSavePlanner):
+    """Plans a save from tensors on the meta device, and reads each one only when DCP writes it."""
+
+    def __init__(self, read: Callable[[str], Tensor]) -> None:
+        super().__init__()
+        self._read = read
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        """Return the tensor to write. Overrides :meth:`DefaultSavePlanner.lookup_object`."""
+        return self._read(index.fqn)
+
+
+def write_dcp(target: Path, tensors: Mapping[str, Tensor], read: Callable[[str], Tensor]) -> None:
+    """Write a DCP checkpoint of one process.
+
+    Args:
+        tensors: tensors on the meta device, by name.
+        read: returns the tensor of a name, with the shape and dtype of that in ``tensors``.
+
+    Raises:
+        UserError: ``read`` did.
+        OSError: ``target`` cannot be written.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        try:
+            save(dict(tensors), storage_writer=FileSystemWriter(target), planner=_ReadWhenWritten(read), no_dist=True)
+        except CheckpointException as error:  # contains what was raised while it wrote
+            failure = next(iter(error.failures.values()))
+            raise (failure[0] if isinstance(failure, tuple) else failure) from None
+
+
+def described(shape: tuple[int, ...], stored: str, wanted: torch.dtype | None) -> Tensor:
+    """Return a tensor on the meta device, as :func:`~titan_ckpt.format.dtypes.to_dtype` converts one so ``stored``."""
+    tensor = torch.empty(shape, dtype=getattr(torch, stored), device="meta")
+    return tensor.to(wanted) if wanted is not None and tensor.is_floating_point() else tensor

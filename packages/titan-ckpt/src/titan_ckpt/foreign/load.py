@@ -1,0 +1,161 @@
+"""Loading weights in another format into a job's model. Each rank reads only its own shards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from titan_ckpt.contents.tensors import model_tensors
+from titan_ckpt.foreign.checks import as_named_in, declared_tensors, require_equal_copies, require_weights
+from titan_ckpt.foreign.config import CONFIG_OF, DOWNLOAD_AGAIN, kind_of, read_args, read_config
+from titan_ckpt.foreign.files import ForeignFiles, open_files, our_rows
+from titan_ckpt.format.dtypes import dtype_name
+from titan_ckpt.format.stored import MODEL
+from titan_ckpt.resume.excluding import require_patterns_match
+from titan_core.api import ForeignTensor, ModelPart, UserError, World, matches
+from titan_core.toolkit.jobs import AssembledJob
+
+
+def load_foreign(
+    job: AssembledJob, world: World, parts: Sequence[ModelPart], path: Path, excluded: Sequence[str] = (), key: str = ""
+) -> None:
+    """Load the weights in ``path`` into the model, except those that match ``excluded``.
+
+    Args:
+        key: the config key that names ``path``, for errors.
+
+    Raises:
+        UserError: the weights are not those of this job's model; on every rank.
+    """
+    opened, mistake = None, None
+    names = [name for of_rank in world.gather(list(model_tensors(parts))) for name in of_rank]
+    require_patterns_match(job, excluded, names, str(path))
+    try:
+        opened = _open(job, world, parts, path, excluded, job.config.where(key, str(path)) if key else str(path))
+    except UserError as error:
+        mistake = error
+    world.raise_together(mistake)
+    assert opened is not None
+    tensors, reader = opened
+    load(tensors, storage_reader=reader)
+
+
+def _open(
+    job: AssembledJob, world: World, parts: Sequence[ModelPart], path: Path, excluded: Sequence[str], where: str
+) -> tuple[dict[str, Tensor], ForeignReader]:
+    """Return the tensors to load into, and the reader to load them with.
+
+    Raises:
+        UserError: the weights are not those of this job's model.
+    """
+    kind = kind_of(path)
+    if kind is None:
+        raise UserError.one(where, "contains no weights", DOWNLOAD_AGAIN)
+    config = read_config(path, kind)
+    form = next((form for form in job.family.formats if form.name == kind), None)
+    if form is None:
+        raise UserError.one(
+            where, f"model {job.model_name!r} does not support format {kind!r}", "convert the weights to a supported format"
+        )
+    args = job.model_args
+    try:
+        theirs = read_args(form, config)
+    except ValueError as error:
+        raise UserError.one(
+            where, f"{CONFIG_OF[kind]} does not describe model {job.model_name!r}: {error}", "use weights of this model"
+        ) from None
+    # max_seq_len does not affect weights.
+    differences = [
+        f"{key} is {value!r} in its {CONFIG_OF[kind]} and {wanted_value!r} in this job"
+        for (key, value), (_, wanted_value) in zip(theirs, args, strict=True)
+        if value != wanted_value and key != "max_seq_len"
+    ]
+    if differences:
+        raise UserError.one(where, "; ".join(differences), "set model.flavor and model.args to the model of these weights")
+    tensors = model_tensors(parts)
+    tensors = {name: tensor for name, tensor in tensors.items() if not matches(name, excluded)}
+    files = open_files(path, kind)
+    declared = as_named_in(files, declared_tensors(form, args, job.model_name), where)
+    foreign = {f"{MODEL}.{tensor.parameter}": tensor for tensor in declared if not tensor.copy}
+    unknown = [name for name in tensors if name not in foreign]
+    if unknown:
+        why = f"the model's plugin declares no {kind!r} tensor for {unknown[0]}"
+        raise UserError.one(where, why, "add the name to checkpoint.exclude_from_loading")
+    wanted = {
+        name.removeprefix(f"{MODEL}."): (tuple(tensor.shape), dtype_name(tensor.dtype)) for name, tensor in tensors.items()
+    }
+    require_weights(files, declared, wanted, form.ignored, where)
+    if world.rank == 0:  # on one rank only, because it reads whole tensors
+        require_equal_copies(files, declared, where)
+    return tensors, ForeignReader(files, {name: foreign[name] for name in tensors})
+
+
+class ForeignReader(StorageReader):
+    """Presents each foreign tensor to DCP as one chunk, under the name of this model's parameter."""
+
+    def __init__(self, files: ForeignFiles, tensors: Mapping[str, ForeignTensor]) -> None:
+        """
+        Args:
+            tensors: foreign tensors by the name of the tensor to load into.
+        """
+        self._files, self._tensors = files, tensors
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Do nothing: the reader keeps no state between loads."""
+
+    def read_metadata(self, *arguments: Any, **keywords: Any) -> Metadata:
+        """Return the shapes and dtypes in the files."""
+        stored: dict[str, Any] = {}
+        for name, tensor in self._tensors.items():
+            shape = torch.Size(self._files.shape(tensor))
+            whole = ChunkStorageMetadata(torch.Size([0] * len(shape)), shape)
+            stored[name] = TensorStorageMetadata(
+                TensorProperties(dtype=getattr(torch, self._files.dtype(tensor.name))), shape, [whole]
+            )
+        return Metadata(stored)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *arguments: Any, **keywords: Any) -> None:
+        """Do nothing: the coordinator reads like any other rank."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return the plan unchanged."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Return the plans unchanged."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read the rows that contain each item."""
+        for item in plan.items:
+            tensor = self._tensors[item.storage_index.fqn]
+            start, length = item.storage_offsets[0], item.lengths[0]
+            rows = our_rows(self._files, tensor, start, start + length)
+            sides = zip(item.storage_offsets[1:], item.lengths[1:], strict=True)
+            part = rows[(slice(None), *(slice(first, first + size) for first, size in sides))]
+            target = planner.resolve_tensor(item).detach()
+            target.copy_(part)
+            planner.commit_tensor(item, target)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return ``False``: the files are an argument of the constructor, not an id."""
+        return False

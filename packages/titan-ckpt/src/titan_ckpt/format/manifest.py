@@ -1,0 +1,113 @@
+"""Reading and writing a checkpoint's manifest, ``checkpoint.json``.
+
+A checkpoint is a folder ``step-N``. It contains a file ``data-R.bin`` per rank, with the raw bytes of its chunks of tensors
+one after another, and the manifest, with the location and SHA-256 of each chunk and all state that is not a tensor. The
+manifest is written last, once all data is durable: a folder with a manifest is a complete checkpoint. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.manifest_checks import checked_manifest
+from titan_ckpt.format.stored import (
+    FORMAT,
+    NAME,
+    UNFINISHED,
+    BrokenCheckpoint,
+    Chunk,
+    IncompleteCheckpoint,
+    Manifest,
+    StoredTensor,
+    chunk_digest,
+)
+
+
+def write_manifest(folder: Folder, manifest: Manifest) -> None:
+    """Write the manifest, which completes the checkpoint in ``folder``."""
+    contents = {
+        "format": FORMAT,
+        "step": manifest.step,
+        "created": manifest.created,
+        "about": manifest.about,
+        "state": manifest.state,
+        "files": manifest.files,
+        "tensors": {
+            name: {
+                "dtype": tensor.dtype,
+                "shape": tensor.shape,
+                "chunks": [[c.offset, c.shape, c.file, c.start, c.num_bytes, c.sha256] for c in tensor.chunks],
+            }
+            for name, tensor in manifest.tensors.items()
+        },
+    }
+    text = _canonical(contents)
+    folder.write(NAME, f'{{"sha256": "{_digest(text)}", "checkpoint": {text}}}\n'.encode())
+
+
+def read_manifest(folder: Folder) -> Manifest:
+    """Return the manifest of the checkpoint in ``folder``, after checking that the chunks cover every tensor and that all
+    data files exist with the right size.
+
+    Raises:
+        BrokenCheckpoint: the checkpoint is incomplete, damaged or inconsistent.
+    """
+    try:
+        document = json.loads(folder.read(NAME))
+        contents = document["checkpoint"]
+        if document["sha256"] != _digest(_canonical(contents)):
+            raise BrokenCheckpoint(f"{NAME} is damaged: its checksum does not match")
+    except FileNotFoundError:
+        why = "its save was interrupted" if folder.size(UNFINISHED) is not None else f"there is no {NAME}"
+        raise IncompleteCheckpoint(f"it is not complete: {why}") from None
+    except OSError as error:
+        raise BrokenCheckpoint(f"{NAME} cannot be read: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise BrokenCheckpoint(f"{NAME} is damaged: it is not the JSON of a manifest") from None
+    manifest = checked_manifest(contents)
+    for name, expected in manifest.files.items():
+        size = folder.size(name)
+        if size != expected:
+            found = "is missing" if size is None else f"has {size} bytes"
+            raise BrokenCheckpoint(f"{name} {found}; it should have {expected} bytes")
+    return manifest
+
+
+def verify_data(folder: Folder, manifest: Manifest) -> Iterator[int]:
+    """Verify the checksum of every chunk. Yields the size of each chunk in bytes.
+
+    Raises:
+        BrokenCheckpoint: a chunk does not match its checksum.
+    """
+    by_file: dict[str, list[tuple[str, StoredTensor, Chunk]]] = {}
+    for name, stored in manifest.tensors.items():
+        for chunk in stored.chunks:
+            by_file.setdefault(chunk.file, []).append((name, stored, chunk))
+    for file_name, chunks in by_file.items():
+        with folder.open(file_name) as file:
+            for name, stored, chunk in sorted(chunks, key=lambda entry: entry[2].start):
+                file.seek(chunk.start)
+                check_chunk(name, stored.dtype, chunk, file.read(chunk.num_bytes))
+                yield chunk.num_bytes
+
+
+def check_chunk(tensor: str, dtype: str, chunk: Chunk, data: bytes | memoryview) -> None:
+    """Verify ``data``, read from a file, by the chunk's checksum.
+
+    Raises:
+        BrokenCheckpoint: the checksum does not match.
+    """
+    if len(data) != chunk.num_bytes or chunk_digest(tensor, dtype, chunk.offset, chunk.shape, data) != chunk.sha256:
+        raise BrokenCheckpoint(f"{chunk.file} is damaged in {tensor}: its checksum does not match")
+
+
+def _canonical(contents: Any) -> str:
+    return json.dumps(contents, sort_keys=True, separators=(",", ":"))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,290 @@
+"""Validating the JSON of a manifest and converting it to a :class:`~titan_ckpt.format.stored.Manifest`."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise, product
+from typing import Annotated, Any, Protocol
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from titan_ckpt.format.dtypes import ITEM_BYTES
+from titan_ckpt.format.stored import (
+    FORMAT,
+    MODEL,
+    NAME,
+    OBSERVERS,
+    OPTIMIZER,
+    BrokenCheckpoint,
+    Chunk,
+    Manifest,
+    StoredTensor,
+    of_replica,
+    tensors_in,
+)
+
+_KINDS = tuple(f"{kind}." for kind in (MODEL, OPTIMIZER, OBSERVERS))
+_FILE = re.compile(r"data-[0-9]{5,}\.bin")
+
+
+def _data_file(name: str) -> str:
+    # A bare file name, so that no path can lead out of the folder.
+    if not _FILE.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of a data file")
+    return name
+
+
+def _time(text: str) -> str:
+    if datetime.datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("has no time zone")
+    return text
+
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Shape = Annotated[list[Count], Field(max_length=64)]
+
+
+class Box(Protocol):
+    """A rectangular part of a tensor."""
+
+    @property
+    def offset(self) -> tuple[int, ...]:
+        """Index of its first element."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its number of elements in each dimension."""
+        ...
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _Tensor(_Strict):
+    dtype: str
+    shape: Shape
+    chunks: list[Annotated[list[Any], Field(min_length=6, max_length=6)]]
+
+
+class About(BaseModel):
+    """The entries of ``about`` that titan-ckpt reads; others are allowed."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str = ""
+    model_name: str = ""
+    model_args: dict[str, Any] = Field(default_factory=dict)
+    mesh: dict[str, int] = Field(default_factory=dict)
+    world_size: int = 1
+    diverging_replicas: Annotated[int, Field(ge=1, lt=2**31)] = 1
+    torch: str = ""
+    config: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    decisive: list[str] = Field(default_factory=list)
+    plugins: dict[str, str] = Field(default_factory=dict)
+    global_batch_size: int | None = None
+    tokenizer: dict[str, list[int]] = Field(default_factory=dict)
+    hf: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+class _Generators(_Strict):
+    python: list[Any] | int
+    cpu: str | int
+    cuda: str | None = None
+
+
+class _Loader(_Strict):
+    stream_of: dict[str, Any]
+    shards: dict[str, dict[str, Any]]
+
+
+class _Group(_Strict):
+    built: dict[str, Any]
+    now: dict[str, Any]
+
+
+class _Own(_Strict):
+    state: dict[str, Any]
+    extra: dict[str, Any]
+
+
+class _Optimizer(_Strict):
+    parameters: dict[str, dict[str, Any]]
+    groups: list[_Group]
+    group_of: dict[str, Count]
+    own: _Own
+
+    @model_validator(mode="after")
+    def _groups_of_all(self) -> _Optimizer:
+        if self.group_of.keys() != self.parameters.keys() or any(
+            group >= len(self.groups) for group in self.group_of.values()
+        ):
+            raise ValueError("a parameter has no group")
+        return self
+
+
+class _State(_Strict):
+    """State that is not a tensor, as collected by :mod:`titan_ckpt.contents.state`."""
+
+    step: Count
+    tokens_seen: Count
+    tokens_by_dataset: dict[str, Count]
+    lr_scheduler: dict[str, Any]
+    optimizer: _Optimizer
+    loader: _Loader
+    mesh: dict[str, int]
+    generators: list[_Generators]
+    observers: dict[str, Any]
+
+
+class _Contents(_Strict):
+    format: int
+    step: Count
+    created: Annotated[str, AfterValidator(_time)]
+    about: About
+    state: dict[str, Any]
+    files: dict[Annotated[str, AfterValidator(_data_file)], Count]
+    tensors: dict[str, _Tensor]
+
+
+def checked_manifest(contents: Any) -> Manifest:
+    """Convert the JSON ``contents`` of a manifest.
+
+    Raises:
+        BrokenCheckpoint: a value has the wrong type, or contradicts another value.
+    """
+    found = contents.get("format") if isinstance(contents, dict) else None
+    if found != FORMAT:
+        raise BrokenCheckpoint(f"it has format {found!r}, but this version of titan-ckpt reads format {FORMAT}")
+    try:
+        checked = _Contents.model_validate(contents)
+        if checked.state:
+            _require_state(checked.state)
+            if checked.state["step"] != checked.step:
+                raise BrokenCheckpoint(f"{NAME} is of step {checked.step}, but its state is of step {checked.state['step']}")
+        tensors = {name: _stored(name, tensor) for name, tensor in checked.tensors.items()}
+    except ValidationError as error:
+        raise BrokenCheckpoint(f"{NAME} is damaged: {_first(error)}") from None
+    _require_whole_files(checked.files, tensors)
+    _require_known_names(tensors, checked.about.diverging_replicas)
+    if checked.state:
+        stored = {name for name in tensors if name.startswith("optimizer.")}
+        unmatched = stored ^ set(tensors_in(checked.state["optimizer"]))
+        if unmatched:
+            name = min(unmatched)
+            known, lacking = ("tensors", "optimizer state") if name in stored else ("optimizer state", "tensors")
+            raise BrokenCheckpoint(f"{name} is listed in the {known}, but not in the {lacking}")
+    return Manifest(checked.step, checked.created, contents["about"], checked.state, tensors, checked.files)
+
+
+def _require_state(state: dict[str, Any]) -> None:
+    try:
+        _State.model_validate(state)
+    except ValidationError as error:
+        raise BrokenCheckpoint(f"{NAME} is damaged: {_first(error, 'state')}") from None
+
+
+def _first(error: ValidationError, *parents: str) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, (*parents, *first['loc'])))}: {first['msg']}"
+
+
+def _stored(name: str, tensor: _Tensor) -> StoredTensor:
+    """Convert a tensor, after checking that its chunks cover it exactly."""
+    if tensor.dtype not in ITEM_BYTES:
+        raise BrokenCheckpoint(f"{name} has unknown dtype {tensor.dtype!r}")
+    chunks = tuple(_checked_chunk(name, tensor, chunk) for chunk in tensor.chunks)
+    shape = tuple(tensor.shape)
+    problem = cover_problem(chunks, shape)
+    if problem:
+        raise BrokenCheckpoint(f"{name} {problem}")
+    return StoredTensor(tensor.dtype, shape, chunks)
+
+
+def cover_problem(chunks: Sequence[Box], shape: tuple[int, ...]) -> str:
+    """Return why ``chunks``, all within bounds, do not cover a tensor of this shape exactly; ``""`` if they do."""
+    covered = sum(math.prod(chunk.shape) for chunk in chunks)
+    if covered < math.prod(shape) or not chunks:
+        return f"is incomplete: its chunks cover {covered} of {math.prod(shape)} elements"
+    if covered > math.prod(shape) or _overlap(chunks, shape):
+        return "has overlapping chunks"
+    return ""
+
+
+def _require_known_names(tensors: Mapping[str, StoredTensor], replicas: int) -> None:
+    """Require every tensor name to have a known prefix, and each diverging replica to have the same tensors as the first."""
+    of_first = {name: stored for name, stored in tensors.items() if name.startswith(_KINDS)}
+    if len(tensors) != len(of_first) * replicas:
+        expected = f"{replicas} replica(s) with {len(of_first)} tensors whose names this version of titan-ckpt knows"
+        raise BrokenCheckpoint(f"it has {len(tensors)} tensors, expected {expected}")
+    for replica in range(1, replicas if tensors else 1):
+        for name, stored in of_first.items():
+            other = tensors.get(of_replica(replica) + name)
+            if other is None or (other.shape, other.dtype) != (stored.shape, stored.dtype):
+                why = f"is missing from replica {replica} of {replicas}, or has another shape or dtype there"
+                raise BrokenCheckpoint(f"{name} {why}")
+
+
+def _checked_chunk(name: str, tensor: _Tensor, contents: list[Any]) -> Chunk:
+    # Not a pydantic model, for speed: a checkpoint of a large model has millions of chunks.
+    offset, shape, file, start, num_bytes, sha256 = contents
+    sizes = [*offset, *shape, start, num_bytes] if isinstance(offset, list) and isinstance(shape, list) else [None]
+    plain = all(type(size) is int and 0 <= size < 2**63 for size in sizes)
+    if not (plain and isinstance(file, str) and isinstance(sha256, str)):
+        raise BrokenCheckpoint(f"{NAME} is damaged: a chunk of {name} has values of the wrong type")
+    chunk = Chunk(tuple(offset), tuple(shape), file, start, num_bytes, sha256)
+    inside = len(offset) == len(shape) == len(tensor.shape) and all(
+        first + size <= whole for first, size, whole in zip(offset, shape, tensor.shape, strict=True)
+    )
+    if not inside:
+        raise BrokenCheckpoint(f"{name} has a chunk out of bounds: offset {offset} and shape {shape} in {tensor.shape}")
+    if num_bytes != math.prod(shape) * ITEM_BYTES[tensor.dtype]:
+        raise BrokenCheckpoint(f"{name} has a chunk of {num_bytes} bytes, which does not match {tensor.dtype} {shape}")
+    return chunk
+
+
+def _overlap(chunks: Sequence[Box], shape: tuple[int, ...]) -> bool:
+    """Whether an element is in two of ``chunks``. The borders of the chunks divide the tensor into cells, of which there are
+    few if the division is regular; no cell may be in two chunks."""
+    if len(chunks) == 1:
+        return False
+    borders = [
+        sorted({0, size, *(c.offset[dim] for c in chunks), *(c.offset[dim] + c.shape[dim] for c in chunks)})
+        for dim, size in enumerate(shape)
+    ]
+    index = [{border: number for number, border in enumerate(of_dim)} for of_dim in borders]
+    seen: set[tuple[int, ...]] = set()
+    for chunk in chunks:
+        spans = (
+            range(places[first], places[first + size])
+            for places, first, size in zip(index, chunk.offset, chunk.shape, strict=True)
+        )
+        for cell in product(*spans):
+            if cell in seen:
+                return True
+            seen.add(cell)
+    return False
+
+
+def _require_whole_files(files: Mapping[str, int], tensors: Mapping[str, StoredTensor]) -> None:
+    """Require every byte of the files to belong to exactly one chunk.
+
+    Raises:
+        BrokenCheckpoint: a byte belongs to no chunk or to several. The message names the file.
+    """
+    spans: dict[str, list[tuple[int, int]]] = {name: [(0, 0)] for name in files}
+    for name, stored in tensors.items():
+        for chunk in stored.chunks:
+            if chunk.file not in files:
+                raise BrokenCheckpoint(f"{name} has a chunk in {chunk.file}, which the checkpoint does not list")
+            spans[chunk.file].append((chunk.start, chunk.start + chunk.num_bytes))
+    for file, of_file in spans.items():
+        ordered = [*sorted(of_file), (files[file], files[file])]
+        for (_, end), (start, _) in pairwise(ordered):
+            if start != end:
+                owners = "several chunks" if start < end else "no chunk"
+                raise BrokenCheckpoint(f"{file} has bytes that belong to {owners}, from byte {min(start, end)} on")

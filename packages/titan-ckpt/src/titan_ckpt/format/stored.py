@@ -1,0 +1,102 @@
+"""Data classes for the contents of a manifest; file names, name prefixes and checksums. Does not import torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NAME = "checkpoint.json"
+UNFINISHED = "unfinished"
+"""Name of a file that exists while a checkpoint is being written or removed. Data with neither a manifest nor this file is
+not left over from an interrupted save, and is never removed."""
+FORMAT = 2
+MODEL, OPTIMIZER, OBSERVERS = "model", "optimizer", "observers"
+"""Prefixes of tensor names."""
+
+
+def of_replica(replica: int) -> str:
+    """Return the prefix of a diverging replica's tensor names; the first replica has none."""
+    return f"replica-{replica}." if replica else ""
+
+
+class BrokenCheckpoint(Exception):
+    """A checkpoint cannot be used."""
+
+
+class IncompleteCheckpoint(BrokenCheckpoint):
+    """The manifest is missing."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A rectangular part of a tensor, and the location of its bytes."""
+
+    offset: tuple[int, ...]
+    """Index, in the whole tensor, of the chunk's first element."""
+    shape: tuple[int, ...]
+    file: str
+    start: int
+    """Offset of the first byte in the file."""
+    num_bytes: int
+    sha256: str
+    """:func:`chunk_digest` of its place and its bytes."""
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor, divided into chunks."""
+
+    dtype: str
+    """Name of the dtype without ``torch.``, e.g. ``"float32"``."""
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The contents of ``checkpoint.json``."""
+
+    step: int
+    created: str
+    """UTC, ISO 8601."""
+    about: Mapping[str, Any]
+    """Model, mesh, resolved config, plugins and versions, for display and for checks."""
+    state: Mapping[str, Any]
+    """State that is not a tensor; empty if only weights were saved."""
+    tensors: Mapping[str, StoredTensor]
+    files: Mapping[str, int]
+    """Size of each data file in bytes, by name."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tensors in bytes."""
+        return sum(self.files.values())
+
+    @property
+    def diverging_replicas(self) -> int:
+        """Number of replicas of the model with separate weights (local SGD); 1 for other jobs."""
+        return int(self.about.get("diverging_replicas", 1))
+
+    @property
+    def model_only(self) -> bool:
+        """Whether the checkpoint contains only weights, so that no run can resume from it."""
+        return not self.state
+
+
+def chunk_digest(tensor: str, dtype: str, offset: tuple[int, ...], shape: tuple[int, ...], data: bytes | memoryview) -> str:
+    """Return the SHA-256 of a chunk. It also covers the tensor's name, the dtype, offset and shape, so that a chunk cannot
+    pass for one of another tensor or position."""
+    digest = hashlib.sha256(json.dumps([tensor, dtype, offset, shape]).encode())
+    digest.update(data)
+    return digest.hexdigest()
+
+
+def tensors_in(value: Any) -> list[str]:
+    """Return the names of the tensors that encoded values (:mod:`titan_ckpt.contents.plain_values`) refer to."""
+    if isinstance(value, dict) and "$stored" in value:
+        return [str(value["$stored"])]
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [name for item in inside for name in tensors_in(item)]

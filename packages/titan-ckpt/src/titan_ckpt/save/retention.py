@@ -1,0 +1,87 @@
+"""Removing checkpoints. A removal that is interrupted leaves nothing that could pass for a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from titan_ckpt.format.catalogue import entry, step_folder, steps_in
+from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.stored import NAME, UNFINISHED
+
+
+class Retention:
+    """Removes checkpoints of a run that the retention policy does not keep."""
+
+    def __init__(self, folder: Folder, keep_latest: int, keep_every: int) -> None:
+        """See :func:`to_remove`."""
+        self._folder, self._keep_latest, self._keep_every = folder, keep_latest, keep_every
+        self._complete: set[int] = set()  # read each manifest once: a large model has a large one
+
+    def prune(self, newest: int) -> None:
+        """Apply the retention policy after the checkpoint of ``newest`` was saved, while no save is in progress.
+
+        Raises:
+            OSError: a file cannot be removed.
+        """
+        # After checkpoint.load_step, later checkpoints belong to the abandoned part of the run. They do not count here, and
+        # only the user removes them.
+        steps = [step for step in steps_in(self._folder) if step <= newest]
+        folders = {step: step_folder(self._folder, step) for step in steps}
+        self._complete |= {step for step in steps if step not in self._complete and entry(folders[step], step).manifest}
+        complete = [step for step in steps if step in self._complete]
+        unwanted = to_remove(complete, self._keep_latest, self._keep_every)
+        # Remove leftovers of interrupted saves. Checkpoints that are damaged or lost their manifest stay for inspection.
+        older = (step for step in steps if step < max(complete, default=-1) and step not in self._complete)
+        unwanted += [step for step in older if entry(folders[step], step).unfinished]
+        for step in unwanted:
+            remove(self._folder, step)
+
+
+def to_remove(complete: Sequence[int], keep_latest: int, keep_every: int) -> list[int]:
+    """Return the steps, out of those in ``complete``, whose checkpoints to remove.
+
+    Args:
+        keep_latest: number of newest checkpoints to keep; 0 keeps all.
+        keep_every: never remove steps that are a multiple of this number; 0 disables the rule.
+    """
+    if keep_latest == 0:
+        return []
+    older = sorted(complete, reverse=True)[keep_latest:]
+    return [step for step in older if not (keep_every and step % keep_every == 0)]
+
+
+def make_room(folder: Folder, step: int) -> str | None:
+    """Make room for a new checkpoint of ``step``. A complete checkpoint of the same step and the leftovers of an interrupted
+    save are removed; anything else (a damaged checkpoint, data that lost its manifest) is moved aside.
+
+    Returns:
+        The path that the old contents were moved to, or ``None``.
+
+    Raises:
+        OSError: the old contents cannot be removed or moved.
+    """
+    checkpoint = step_folder(folder, step)
+    found = entry(checkpoint, step)
+    if found.manifest is not None or found.unfinished:
+        remove(folder, step)
+        return None
+    others = set(folder.list())
+    aside = next(name for number in range(1, len(others) + 2) if (name := f"{checkpoint.name}.aside-{number}") not in others)
+    checkpoint.rename(aside)
+    return str(folder / aside)
+
+
+def remove(folder: Folder, step: int) -> None:
+    """Remove the checkpoint of ``step``: first the manifest, last the file that marks the folder as unfinished."""
+    checkpoint = step_folder(folder, step)
+    names = checkpoint.list()
+    if names:
+        if UNFINISHED not in names:
+            checkpoint.write(UNFINISHED, b"")
+        checkpoint.remove(NAME)
+        if checkpoint.is_local:
+            checkpoint.sync()
+        for name in names:
+            if name != UNFINISHED:
+                (checkpoint / name).remove_all()
+    checkpoint.remove_all()

@@ -1,0 +1,334 @@
+"""Saving checkpoints, synchronously or in the background."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from titan_ckpt.config import CheckpointSection
+from titan_ckpt.contents import state as plain
+from titan_ckpt.contents.optimizer_state import OptimizerState, group_values, parameter_names, state_of
+from titan_ckpt.contents.plain_values import Unsaveable
+from titan_ckpt.contents.replicas import MAKE_EQUAL, require_equal_on_ranks
+from titan_ckpt.contents.tensors import buffer_names, local, model_tensors, observer_tensors, with_replica_prefix
+from titan_ckpt.format.catalogue import step_folder
+from titan_ckpt.format.collector import paused_collector
+from titan_ckpt.format.dtypes import overflows
+from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.writer import Writer
+from titan_ckpt.resume.comparing import resolved
+from titan_ckpt.resume.config_changes import decisive_keys
+from titan_ckpt.save.retention import Retention, make_room
+from titan_ckpt.save.staging import Snapshot, Staging
+from titan_core.api import CheckpointContext, RendersChats, TextTokenizer, UserError
+from titan_core.toolkit.errors import caused_by_peer
+from titan_core.toolkit.sections import TrainingSection
+from titan_core.toolkit.tokenizers import begin_and_end_ids
+
+LOST_SECONDS = 5.0
+"""How long a rank that has lost another one waits for its background save. The save may be complete but for the manifest; if
+it needs the lost rank, it does not end before the timeout of its group, which is long."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A save in the background."""
+
+    step: int
+    snapshot: Snapshot
+    writer: Writer
+    future: Future[None]
+
+
+class Saving:
+    """Saves a run's checkpoints in ``folder``. All ranks must call the same methods in the same order."""
+
+    def __init__(self, context: CheckpointContext[CheckpointSection], folder: Folder) -> None:
+        self._context, self._section, self._folder = context, context.section, folder
+        self._job, self._world, self._state = context.job, context.world, context.state
+        self._asynchronous = self._section.async_mode != "disabled"
+        # Collectives of a background save need their own group, so that they do not interleave with those of training.
+        self._group = self._world.new_background_group() if self._asynchronous else None
+        self._staging = self._make_staging()
+        self._retention = Retention(folder, self._section.keep_latest_k, self._section.keep_every_n_steps)
+        self._pending: _Pending | None = None
+        self.newest: int | None = None
+        """Step of the newest complete checkpoint that this run has saved or resumed from."""
+        self.inherited: dict[str, Any] = {}
+        """Entries of a manifest's ``about`` that describe the origin of the run's initial weights."""
+        self.built = self._built()
+        """Values of the parameter groups as built from the config."""
+
+    def _built(self) -> list[dict[str, Any]]:
+        try:
+            return group_values(self._state.optimizer)
+        except Unsaveable as error:
+            raise unsaveable(error) from None
+
+    def save(self, last: bool) -> None:
+        """Save the state, in the background if the config says so and this is not the ``last`` save.
+
+        Raises:
+            UserError: part of the state cannot be saved, or the last save failed.
+        """
+        step = self._state.step
+        exported = last and self._section.last_save_model_only and step >= self._job.config.section(TrainingSection).steps
+        weights_only = exported or step == 0  # the optimizer has no state yet
+        tensors = model_tensors(self._state.parts)
+        # The update waits until everything is copied. But buffers and observers' tensors may change earlier, in the next
+        # forward pass.
+        unguarded = set(buffer_names(self._state.parts))
+        if exported:
+            tensors = self._convert_for_export(tensors)
+        values: dict[str, Any] = {}
+        if not weights_only:
+            optimizer = self._optimizer_state()
+            tensors |= optimizer.tensors
+            observed = self.observer_tensors()
+            tensors |= observed
+            unguarded |= observed.keys()
+            try:
+                values = plain.collect(self._context, optimizer)
+            except Unsaveable as error:  # raised on every rank
+                raise unsaveable(error) from None
+        self.require_equal_on_ranks()
+        folder = step_folder(self._folder, step)
+        # The step may have a folder already: from an interrupted save, or from before the run resumed from an older step.
+        self._clear(step)
+        writer = Writer(folder, self._world.rank, step, self._about(), values)
+        if not self._asynchronous or last:
+            try:
+                with paused_collector():  # a save in the background runs while training has switched collections off
+                    save(with_replica_prefix(tensors, self._world), storage_writer=writer)
+            except CheckpointException as error:
+                self._failed(step, error, last)
+            else:
+                self._committed(step)
+            return
+        tensors |= {name: tensors[name].clone() for name in unguarded & tensors.keys()}
+        snapshot = self._staging.snapshot(with_replica_prefix(tensors, self._world))
+        future = _in_background(lambda: self._save_in_background(snapshot, writer))
+        self._pending = _Pending(step, snapshot, writer, future)
+
+    def _convert_for_export(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return ``tensors`` in ``checkpoint.export_dtype``, or unchanged if a value would overflow."""
+        dtype = getattr(torch, self._section.export_dtype)
+        exported = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+        overflowing = [
+            name
+            for name, tensor in exported.items()
+            if tensor.is_floating_point() and overflows(local(tensors[name]), local(tensor))
+        ]
+        on_all_ranks = sorted({name for names in self._world.gather(overflowing) for name in names})
+        if not on_all_ranks:
+            return exported
+        log.error(
+            "%s has values too large for checkpoint.export_dtype = %r: the weights are saved in their own dtype",
+            on_all_ranks[0],
+            self._section.export_dtype,
+        )
+        return tensors
+
+    def require_equal_on_ranks(self) -> None:
+        """Require buffers and all other replicated tensors to be equal on all ranks.
+
+        Raises:
+            UserError: a tensor differs between ranks; on every rank.
+        """
+        tensors = with_replica_prefix(model_tensors(self._state.parts) | self.observer_tensors(), self._world)
+        try:
+            require_equal_on_ranks(tensors, self._world)
+        except Unsaveable as error:
+            raise UserError.one(error.name, f"{error.why}, but a checkpoint contains only one copy", MAKE_EQUAL) from None
+
+    def observer_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that observers save.
+
+        Raises:
+            UserError: a tensor cannot be saved; on every rank.
+        """
+        found: dict[str, Tensor] = {}
+        mistake = None
+        try:
+            found = observer_tensors(self._context.lifecycle)
+        except Unsaveable as error:
+            mistake = unsaveable(error)
+        self._world.raise_together(mistake)
+        return found
+
+    def _optimizer_state(self) -> OptimizerState:
+        """Return the state of this rank's optimizer.
+
+        Raises:
+            UserError: part of the state cannot be saved; on every rank.
+        """
+        found, mistake = OptimizerState(), None
+        try:
+            found = state_of(parameter_names(self._state.parts), self._state.optimizer, self.built)
+        except Unsaveable as error:
+            mistake = unsaveable(error)
+        self._world.raise_together(mistake)
+        return found
+
+    def _save_in_background(self, snapshot: Snapshot, writer: Writer) -> None:
+        """Copy the tensors, which the next update waits for, and write the copies. Runs in the background thread."""
+        copies: dict[str, Tensor] = {}
+        try:
+            copies = snapshot.copy()
+        except (RuntimeError, MemoryError) as error:
+            writer.give_up(error)  # the save is collective, and reports the error to the other ranks
+        save(copies, storage_writer=writer, process_group=self._group)
+
+    def wait_for_copy(self) -> None:
+        """Make the update that follows wait until the background save has copied its tensors to the host. The copy overlaps
+        forward and backward. On a GPU with pinned memory, the device waits and the host does not."""
+        if self._pending is not None:
+            self._pending.snapshot.before_update()
+
+    def report_finished(self) -> None:
+        """Finish the background save if it is done on all ranks. All ranks finish it after the same step."""
+        if self._pending is None:
+            return
+        done = torch.tensor(int(self._pending.future.done()))
+        if int(self._world.sum(done)) == self._world.size:
+            self.finish_pending()
+
+    def finish_pending(self) -> None:
+        """Wait for the background save, if one is running."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        try:
+            pending.future.result()
+        except CheckpointException as error:
+            self._failed(pending.step, error, last=False)
+        else:
+            self._committed(pending.step)
+
+    def _committed(self, step: int) -> None:
+        """Report a complete checkpoint, and remove the checkpoints that the retention policy no longer keeps."""
+        self.newest = step
+        folder = step_folder(self._folder, step)
+        log.info("saved %s", folder)
+        self._context.lifecycle.checkpoint_saved(step, str(folder))
+
+        def prune() -> None:
+            try:
+                self._retention.prune(step)
+            except OSError as error:
+                log.warning("old checkpoints in %s cannot be removed: %s", self._folder, error.strerror or error)
+
+        self._world.on_first_rank(prune)
+
+    def _clear(self, step: int) -> None:
+        """Remove or move aside an existing folder of ``step``. Logs a failure, after which the save fails too."""
+
+        def clear() -> None:
+            try:
+                aside = make_room(self._folder, step)
+            except OSError as error:
+                log.warning("%s cannot be removed: %s", step_folder(self._folder, step), error.strerror or error)
+            else:
+                if aside is not None:
+                    log.warning("%s is not a complete checkpoint; moved to %s", step_folder(self._folder, step), aside)
+
+        self._world.on_first_rank(clear)
+
+    def _failed(self, step: int, error: CheckpointException, last: bool) -> None:
+        """Log a save that failed.
+
+        Raises:
+            UserError: the save was the last one, so that training cannot continue.
+            CheckpointException: the cause is not a lack of memory or an ``OSError``.
+        """
+        rank, failure = next(iter(error.failures.items()))
+        reason = failure[0] if isinstance(failure, tuple) else failure
+        if not isinstance(reason, OSError | MemoryError | torch.OutOfMemoryError):
+            raise error
+        self._clear(step)  # a partial checkpoint is useless, and takes space
+        newest = "there is no checkpoint yet" if self.newest is None else f"the newest checkpoint is of step {self.newest}"
+        why = f"cannot be written (rank {rank}: {getattr(reason, 'strerror', None) or reason})"
+        if last:
+            raise UserError.one(str(step_folder(self._folder, step)), why, f"make space and start the job again ({newest})")
+        log.error("checkpoint of step %d %s; training continues; %s", step, why, newest)
+        self._context.lifecycle.checkpoint_failed(self._state.step, f"step {step} {why}; {newest}")
+
+    def close(self) -> None:
+        """Wait until this rank's background save ends, but for no other rank: after an error, others may not get here. If
+        the error that ends the run (the exception being handled) is the loss of another rank, abandon a save that waits for
+        that rank."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        failure = sys.exception()
+        wait([pending.future], LOST_SECONDS if failure is not None and caused_by_peer(failure) else None)
+        if not pending.future.done():
+            pending.writer.give_up(RuntimeError("another rank is lost"))
+            log.error("checkpoint of step %d is abandoned: it waits for another rank, which is lost", pending.step)
+        elif error := pending.future.exception():
+            log.error("checkpoint of step %d could not be completed: %s", pending.step, error)
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            **self._state.origin,
+            **self.inherited,
+            "model": self._job.name,
+            "model_name": self._job.model_name,
+            **resolved(self._job),
+            "decisive": decisive_keys(self._job.config),
+            "tokenizer": token_ids(self._job.text_tokenizer),
+            "mesh": {name: degree for name, degree in self._world.plan.degrees.items() if degree > 1},
+            "world_size": self._world.size,
+            "diverging_replicas": self._world.plan.diverging_replicas,
+            "torch": torch.__version__,
+            **self._job.identity(),
+        }
+
+    def _make_staging(self) -> Staging:
+        pinned = self._section.async_mode == "async_with_pinned_mem"
+        if pinned and self._world.device.type != "cuda":
+            key = "checkpoint.async_mode"
+            raise UserError(self._job.config.problem(key, "pinned memory requires a CUDA device", 'set it to "async"'))
+        return Staging(self._world.device, pinned)
+
+
+def _in_background(work: Callable[[], None]) -> Future[None]:
+    """Run ``work`` in a thread that the process does not wait for when it ends (it would, for those of an executor)."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised by the future
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=run, name="checkpoint", daemon=True).start()
+    return future
+
+
+def unsaveable(error: Unsaveable) -> UserError:
+    """Convert ``error`` to an error for the user."""
+    why = f"{error.why}, so a resumed run could not restore it"
+    return UserError.one(error.name, why, "keep state as plain values, DTensors, or tensors that are equal on all ranks")
+
+
+def token_ids(tokenizer: TextTokenizer) -> dict[str, list[int]]:
+    """Return the ids that ``tokenizer`` puts at the ``begin`` and ``end`` of a document, both empty if that is unclear, and
+    at the end of the assistant's turn in a chat (``turn_end``)."""
+    turn_end = [int(token) for token in tokenizer.turn_end_ids] if isinstance(tokenizer, RendersChats) else []
+    begin, end = begin_and_end_ids(tokenizer) or ([], [])
+    return {"begin": begin, "end": end, "turn_end": turn_end}
