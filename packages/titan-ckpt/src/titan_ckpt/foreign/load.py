@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,13 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.storage import StorageReader
-from torch.futures import Future
 
 from titan_ckpt.contents.tensors import model_tensors
 from titan_ckpt.foreign.checks import as_named_in, declared_tensors, require_equal_copies, require_weights
 from titan_ckpt.foreign.config import CONFIG_OF, DOWNLOAD_AGAIN, kind_of, read_args, read_config
 from titan_ckpt.foreign.files import ForeignFiles, open_files, our_rows
 from titan_ckpt.format.dtypes import dtype_name
+from titan_ckpt.format.reader import PlainReader
 from titan_ckpt.format.stored import MODEL
 from titan_ckpt.resume.excluding import require_patterns_match
 from titan_core.api import ForeignTensor, ModelPart, UserError, World, matches
@@ -105,7 +103,7 @@ def _open(
     return tensors, ForeignReader(files, {name: foreign[name] for name in tensors})
 
 
-class ForeignReader(StorageReader):
+class ForeignReader(PlainReader):
     """Presents each foreign tensor to DCP as one chunk, under the name of this model's parameter."""
 
     def __init__(self, files: ForeignFiles, tensors: Mapping[str, ForeignTensor]) -> None:
@@ -114,9 +112,6 @@ class ForeignReader(StorageReader):
             tensors: foreign tensors by the name of the tensor to load into.
         """
         self._files, self._tensors = files, tensors
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """Do nothing: the reader keeps no state between loads."""
 
     def read_metadata(self, *arguments: Any, **keywords: Any) -> Metadata:
         """Return the shapes and dtypes in the files."""
@@ -129,18 +124,7 @@ class ForeignReader(StorageReader):
             )
         return Metadata(stored)
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *arguments: Any, **keywords: Any) -> None:
-        """Do nothing: the coordinator reads like any other rank."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan unchanged."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans unchanged."""
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+    def read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         """Read the rows that contain each item."""
         for item in plan.items:
             tensor = self._tensors[item.storage_index.fqn]
@@ -151,11 +135,3 @@ class ForeignReader(StorageReader):
             target = planner.resolve_tensor(item).detach()
             target.copy_(part)
             planner.commit_tensor(item, target)
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return ``False``: the files are an argument of the constructor, not an id."""
-        return False
