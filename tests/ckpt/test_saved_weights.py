@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from harness.jobs import TINY, make_job
 from titan_ckpt.commands.resume_command import with_overrides
 from titan_ckpt.plugin import titan_next_commands
 from titan_core.api import RunEnd, hookimpl
-from titan_core.api.observe.events import EndedRun
 from titan_core.cli.main import main
 from titan_core.loop.trainer import train
 
@@ -77,8 +77,9 @@ def test_an_override_takes_the_place_of_an_earlier_one(given: list[str], changed
 
 def resume(changes: dict[str, object], end: RunEnd, **facts: Any) -> list[tuple[str, ...]]:
     job = make_job("tiny", {**SAVED, **changes})
-    run = EndedRun(job, end, **{"checkpoint": "c/step-5", "command": ("train", "tiny"), **facts})
-    return [command.arguments for command in titan_next_commands(run)]
+    command = facts.pop("command", ("train", "tiny"))
+    end = replace(end, **{"checkpoint": "c/step-5", **facts})
+    return [one.arguments for one in titan_next_commands(job, end, command)]
 
 
 def test_a_complete_run_can_train_further_and_a_stopped_one_to_its_end() -> None:

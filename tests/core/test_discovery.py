@@ -257,15 +257,14 @@ timer.join(60)
 
 
 def test_a_plugin_that_takes_long_to_load_is_named_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_distribution(tmp_path, "slow", HANGS + GOOD.format(name="papers"), version="0.3")
     write_distribution(tmp_path, "swift", GOOD.format(name="news"))
     monkeypatch.setattr(discovery, "SLOW_SECONDS", 0.25)  # the import ends when the line is printed
     assert Components(found(tmp_path, monkeypatch)).names(Dataset) == ["papers", "news"]
-    assert capsys.readouterr().err == (
-        "titan: plugin 'slow' (slow 0.3) is still loading after 0.25 s; TITAN_DISABLE_PLUGINS=slow leaves it out\n"
-    )
+    line = "titan: plugin 'slow' (slow 0.3) is still loading after 0.25 s; TITAN_DISABLE_PLUGINS=slow leaves it out"
+    assert caplog.messages == [line]
     assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
 
 

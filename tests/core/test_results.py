@@ -11,7 +11,7 @@ import pytest
 from harness.jobs import TINY, make_job
 from titan_core.api import RunEnd, hookimpl
 from titan_core.api._shown import printable
-from titan_core.api.observe.events import EndedRun, NextCommand
+from titan_core.api.observe.events import NextCommand
 from titan_core.loop.results import last_checkpoint, print_next_commands
 from titan_core.loop.trainer import train
 from titan_core.plugins.lifecycle import Lifecycle
@@ -48,7 +48,7 @@ def test_a_store_that_omits_the_last_step_is_reported(
 def suggesting(answer: Any) -> object:
     class Suggests:
         @hookimpl
-        def titan_next_commands(self, run: EndedRun) -> Any:
+        def titan_next_commands(self, end: RunEnd) -> Any:
             return answer
 
     return Suggests()
@@ -59,10 +59,11 @@ def test_next_commands_are_those_of_all_plugins_quoted_for_the_shell(
 ) -> None:
     monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
     monkeypatch.setattr("sys.argv", ["/venv/bin/titan", "train"])
-    run: Any = None
+    job: Any = None
+    end = RunEnd(4, True, "")
     one = NextCommand("look", ("report", "my run"))
     other = NextCommand("go on", ("train", "--a.b", "it's"))
-    commands = Lifecycle([suggesting([other]), suggesting(None), suggesting((one,))]).next_commands(run)
+    commands = Lifecycle([suggesting([other]), suggesting(None), suggesting((one,))]).next_commands(job, end, None)
     assert commands == [one, other]
     print_next_commands(commands)
     assert capsys.readouterr().out == "next:\n  look   titan report 'my run'\n  go on  titan train --a.b 'it'\"'\"'s'\n"
@@ -72,9 +73,9 @@ def test_next_commands_are_those_of_all_plugins_quoted_for_the_shell(
 
 @pytest.mark.parametrize("answer", ["titan report", ["titan report"], 3])
 def test_other_answers_are_refused(answer: Any) -> None:
-    run: Any = None
+    job: Any = None
     with pytest.raises(ValueError, match=r"titan_next_commands of .* must return a list of NextCommand"):
-        Lifecycle([suggesting(answer)]).next_commands(run)
+        Lifecycle([suggesting(answer)]).next_commands(job, RunEnd(4, True, ""), None)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 
 from harness.jobs import TINY, make_job, run_recipe
 from titan_core.api import Run, RunEnd, UserError, hookimpl
-from titan_core.api.observe.events import EndedRun, Sample
+from titan_core.api.observe.events import Sample
 from titan_inference.plugin import titan_next_commands
 from titan_inference.sample import obstacle_to_sampling
 
@@ -125,7 +125,7 @@ def test_the_next_command_continues_a_prompt_from_the_saved_weights(in_tmp: Path
     job = make_job("tiny", {"sample.prompts": '["", "say \'hi\'"]'})
 
     def commands(checkpoint: str | None) -> list[Any]:
-        return titan_next_commands(EndedRun(job, RunEnd(4, True, ""), checkpoint, ("train", "tiny")))
+        return titan_next_commands(job, RunEnd(4, True, "", checkpoint=checkpoint))
 
     assert [one.arguments for one in commands("run/step-4")] == [("generate", "run/step-4", "--prompt", "say 'hi'")]
     assert commands(None) == []

@@ -8,7 +8,8 @@ from titan_ckpt.config import CheckpointSection
 from titan_core.api import Checkpoint, Command, Ref, hookimpl
 
 if TYPE_CHECKING:
-    from titan_core.toolkit.jobs import EndedRun, NextCommand
+    from titan_core.api import RunEnd
+    from titan_core.toolkit.jobs import AssembledJob, NextCommand
 
 api = (1, 0)
 
@@ -71,7 +72,7 @@ def titan_commands() -> list[Command]:
 
 
 @hookimpl(trylast=True)
-def titan_next_commands(run: EndedRun) -> list[NextCommand]:
+def titan_next_commands(job: AssembledJob, end: RunEnd, command: tuple[str, ...] | None) -> list[NextCommand]:
     from titan_ckpt.commands.resume_command import resume_commands
 
-    return resume_commands(run)
+    return resume_commands(job, end, command)

@@ -1,4 +1,26 @@
-"""titan-core: the plugin contract (:mod:`titan_core.api`), discovery, typed config, job assembly and the trainer.
+"""titan-core: the plugin contract (:mod:`titan_core.api`), discovery, typed config, job assembly and the trainer; and four
+functions for scripts and notebooks (:mod:`titan_core.door`): ``train``, ``load_config``, ``assemble``, ``read_run``.
 
 Nothing in this package imports torch until a job runs.
 """
+
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["assemble", "load_config", "read_run", "train"]
+
+if TYPE_CHECKING:
+    from titan_core.door import (
+        assemble as assemble,
+        load_config as load_config,
+        read_run as read_run,
+        train as train,
+    )
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Import a function of the door when it is first used (PEP 562)."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from titan_core import door
+
+        return getattr(door, name)

@@ -15,7 +15,7 @@ from titan_core.api import (
     Tokenizer,
     hookimpl,
 )
-from titan_core.api.config.sections import LRSchedulerSection, TrainingSection
+from titan_core.api.config.sections import LRSchedulerSection, MetricsSection, TrainingSection
 
 api = (1, 0)
 
@@ -87,8 +87,9 @@ def titan_metric_loggers() -> list[Observer]:
             may_fail=True,
             name="console",
             summary="lines and a progress bar",
+            config=MetricsSection,
             build=Ref("titan_core.runlog.console:ConsoleLog"),
-            active=lambda context: True,
+            active=lambda context: context.section.enable_console,
         ),
         Observer(
             first_rank=True,

@@ -8,7 +8,8 @@ from titan_core.api import Command, Observer, Ref, hookimpl
 from titan_inference.config import SampleSection
 
 if TYPE_CHECKING:
-    from titan_core.toolkit.jobs import EndedRun, NextCommand
+    from titan_core.api import RunEnd
+    from titan_core.toolkit.jobs import AssembledJob, NextCommand
 
 api = (1, 0)
 
@@ -54,10 +55,10 @@ def titan_commands() -> list[Command]:
 
 
 @hookimpl(tryfirst=True)
-def titan_next_commands(run: EndedRun) -> list[NextCommand]:
+def titan_next_commands(job: AssembledJob, end: RunEnd) -> list[NextCommand]:
     from titan_core.toolkit.jobs import NextCommand
 
-    if run.checkpoint is None or run.job.mesh.diverging_replicas > 1:  # their weights are not one model
+    if end.checkpoint is None or job.mesh.diverging_replicas > 1:  # their weights are not one model
         return []
-    prompt = next(filter(None, run.job.config.section(SampleSection).prompts), PROMPT)
-    return [NextCommand("continue a prompt", ("generate", run.checkpoint, "--prompt", prompt))]
+    prompt = next(filter(None, job.config.section(SampleSection).prompts), PROMPT)
+    return [NextCommand("continue a prompt", ("generate", end.checkpoint, "--prompt", prompt))]

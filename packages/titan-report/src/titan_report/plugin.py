@@ -8,7 +8,8 @@ from titan_core.api import Command, Observer, Ref, hookimpl
 from titan_report.config import TensorBoardKeys, WandbKeys
 
 if TYPE_CHECKING:
-    from titan_core.toolkit.jobs import EndedRun, NextCommand
+    from titan_core.api import RunEnd
+    from titan_core.toolkit.jobs import NextCommand
 
 api = (1, 0)
 
@@ -68,7 +69,7 @@ def titan_commands() -> list[Command]:
 
 
 @hookimpl
-def titan_next_commands(run: EndedRun) -> list[NextCommand]:
+def titan_next_commands(end: RunEnd) -> list[NextCommand]:
     from titan_core.toolkit.jobs import NextCommand
 
-    return [NextCommand("see how it went", ("report", run.job.dump_folder))]
+    return [NextCommand("see how it went", ("report", end.dump_folder))]

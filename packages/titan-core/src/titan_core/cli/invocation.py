@@ -11,13 +11,12 @@ from pydantic import BaseModel
 
 from titan_core.api import Config, Model, Recipe, UserError
 from titan_core.api.config.resolved import Override
-from titan_core.api.config.sections import TrainingSection
 from titan_core.api.data.dataset import StepRows
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.cli.stored_models import InstalledModels
 from titan_core.config.load import load_config
-from titan_core.job.assemble import assemble, pick_model
-from titan_core.job.elastic import adaptations
+from titan_core.job.assemble import pick_model
+from titan_core.job.elastic import load_job
 from titan_core.plugins.registry import Components
 
 if TYPE_CHECKING:
@@ -74,16 +73,7 @@ class Invocation:
 
     def job(self, world_size: int | None = None, more: Sequence[Override] = (), missing_ok: bool = False) -> AssembledJob:
         """See :meth:`titan_core.api.CommandContext.job`."""
-        config, registry = self._loaded(more)
-        if world_size is None or not config.section(TrainingSection).elastic:
-            return assemble(config, registry, world_size, missing_ok=missing_ok)
-        found: list[UserError] = []
-        for overrides in adaptations(config, registry, world_size):
-            try:
-                return assemble(*self._loaded([*more, *overrides]), world_size, missing_ok=missing_ok)
-            except UserError as error:
-                found.append(error)
-        raise found[0]
+        return load_job(self.arguments.recipe, [*self.overrides, *more], self.registry, world_size, missing_ok)
 
     def train(self, job: AssembledJob, observers: Iterable[object] = ()) -> RunEnd:
         """See :meth:`titan_core.api.CommandContext.train`."""

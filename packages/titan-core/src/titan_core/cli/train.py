@@ -14,14 +14,20 @@ from typing import TYPE_CHECKING, cast
 from titan_core.api import CommandContext, RunStopped, UserError
 from titan_core.api._secrets import redact_text
 from titan_core.api._shown import printable
-from titan_core.api.config.numbers import MOST_RANKS
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.loop.collector import collector_as_before
 from titan_core.plugins.registry import Components
 from titan_core.runlog.run_directory import early_lock
-from titan_core.toolkit.arguments import parse_integer
 from titan_core.toolkit.errors import EXIT_DATA_ENDED, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_PREEMPTED, exit_status
-from titan_core.toolkit.launching import Launcher, RankJob, interrupted_line, own_command, reported_by_launcher, resume_line
+from titan_core.toolkit.launching import (
+    Launcher,
+    RankJob,
+    interrupted_line,
+    own_command,
+    place_in_environment,
+    reported_by_launcher,
+    resume_line,
+)
 from titan_core.toolkit.processes import end_with_parent
 from titan_core.toolkit.status import phase, show_status
 
@@ -42,7 +48,7 @@ def run(context: CommandContext) -> int:
 
     if launcher is not None:
         return launcher.run.load()(context, RankJob(assembled))
-    rank, world_size = _place_in_environment()
+    rank, world_size = place_in_environment()
     # Ranks of Titan's launcher each have a log of their own.
     with show_status(context.registry) if rank == 0 or reported_by_launcher() else nullcontext():
         with phase("reading the recipe"):
@@ -170,23 +176,3 @@ class _WithoutSecrets(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(redact_text(super().format(record)))
-
-
-def _place_in_environment() -> tuple[int, int]:
-    """Return rank and world size, as set by a launcher such as torchrun; 0 and 1 without a launcher.
-
-    Raises:
-        UserError: only one of the variables is set, or the values are invalid.
-    """
-    rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-    if rank is None and world_size is None:
-        return 0, 1
-    place = parse_integer(rank or "", 0, MOST_RANKS - 1)
-    ranks = parse_integer(world_size or "", 1, MOST_RANKS)
-    if place is None or ranks is None or place >= ranks:
-        raise UserError.one(
-            f"environment: RANK = {rank!r}, WORLD_SIZE = {world_size!r}",
-            "both must be whole numbers, with RANK below WORLD_SIZE",
-            "start with a launcher such as torchrun, or unset both",
-        )
-    return place, ranks

@@ -13,9 +13,9 @@ from titan_core.api import Config, Model, Problem, Recipe, Section, StoredModel,
 from titan_core.api._secrets import is_redacted, redact_text
 from titan_core.api._shown import shorten, show
 from titan_core.api._toml import LONGEST, BadToml, parse_toml
-from titan_core.api.config.resolved import COMMAND_LINE, Override
+from titan_core.api.config.resolved import COMMAND_LINE
 from titan_core.api.config.sections import JobSection, ModelSection, PluginsSection
-from titan_core.config.overrides import value_of, without_dashes
+from titan_core.config.overrides import OVERRIDES, AnyOverride, TypedOverride, given_value, where_of, without_dashes
 from titan_core.config.pretrained import lay_under
 from titan_core.config.problems import problems_of
 from titan_core.plugins.conflicts import KEY
@@ -34,17 +34,20 @@ class RawConfig:
     name: str
     """Name of the recipe, or of the file without its suffix; part of the default run directory."""
     tables: Table
+    overridden: frozenset[str] = frozenset()
+    """Dotted keys that overrides have set before."""
 
 
-def load_config(recipe: str, overrides: Sequence[Override], registry: Components) -> tuple[Config, Components]:
-    """Read ``recipe`` (the name of a recipe or the path of a TOML file), apply ``overrides`` and validate every section.
+def load_config(recipe: str | Config, overrides: Sequence[AnyOverride], registry: Components) -> tuple[Config, Components]:
+    """Read ``recipe`` (the name of a recipe, the path of a TOML file, or a config), apply ``overrides`` and validate every
+    section.
 
     Returns the config, and ``registry`` without the plugins that the config switches off.
 
     Raises:
         UserError: the config is invalid. Lists all problems at once if possible.
     """
-    raw = read_raw(recipe, registry)
+    raw = raw_of(recipe) if isinstance(recipe, Config) else read_raw(recipe, registry)
     registry = registry.without(_plugin_names(raw, overrides, "disable"))
     return resolve(raw, overrides, registry), registry
 
@@ -88,6 +91,14 @@ def read_raw(recipe: str, registry: Components) -> RawConfig:
     return RawConfig(recipe, path.stem, _parse(text, recipe))
 
 
+def raw_of(config: Config) -> RawConfig:
+    """Return the document that ``config`` is the validated form of, with every key."""
+    tables: Table = {}
+    for section in config.sections.values():
+        tables.setdefault(section.section, {}).update(section.model_dump())
+    return RawConfig(config.source, Path(config.source).stem, tables, config.overridden)
+
+
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
@@ -106,17 +117,17 @@ def _parse(text: str, source: str) -> Table:
         raise UserError.one(f"{source}:{error.line}", str(error), f"fix this line: {redact_text(line)}") from None
 
 
-def _plugin_names(raw: RawConfig, overrides: Sequence[Override], key: str) -> list[str]:
+def _plugin_names(raw: RawConfig, overrides: Sequence[AnyOverride], key: str) -> list[str]:
     """Return a list in ``[plugins]``. It is read before the other sections, because it decides which of them exist."""
     table = raw.tables.get(PluginsSection.section, {})
     names = table.get(key, []) if isinstance(table, dict) else []
     for override in overrides:
         if override.key == f"plugins.{key}":
-            names = value_of(override.text, PluginsSection, key)
+            names = given_value(override, PluginsSection, key)
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
-def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Components) -> Config:
+def resolve(raw: RawConfig, overrides: Sequence[AnyOverride], registry: Components) -> Config:
     """Apply ``overrides`` to ``raw`` and validate every section with the classes that own its keys.
 
     Raises:
@@ -130,8 +141,10 @@ def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Components)
         del tables[name]
     for override in overrides:
         _apply(override, tables, classes)
-    overridden = frozenset(override.key for override in overrides)
-    config = Config(raw.source, {}, overridden)  # for its ``where``
+    overridden = raw.overridden | {override.key for override in overrides}
+    typed = any(isinstance(override, TypedOverride) for override in overrides)
+    by = OVERRIDES if typed or raw.overridden else COMMAND_LINE
+    config = Config(raw.source, {}, overridden, overridden_by=by)  # for its ``where``
 
     problems: list[Problem] = []
     pretrained: StoredModel | None = None
@@ -174,7 +187,7 @@ def resolve(raw: RawConfig, overrides: Sequence[Override], registry: Components)
                 sections[cls] = found
     if problems:
         raise UserError(*problems)
-    return Config(raw.source, sections, overridden, tuple(notes), pretrained)
+    return Config(raw.source, sections, overridden, tuple(notes), pretrained, by)
 
 
 def _validate(cls: type[Section], values: Table) -> Section | ValidationError:
@@ -189,7 +202,7 @@ def unknown_section(config: Config, name: str, registry: Components) -> Problem:
     """Return the problem that no plugin owns ``[name]``: misspelt, or its plugin is missing, broken or switched off."""
     where = config.where(f"[{name}]")
     if any(key.startswith(name + ".") for key in config.overridden):
-        where = f"{COMMAND_LINE}: --{name}.*"
+        where = f"{config.overridden_by}: {'--' * (config.overridden_by == COMMAND_LINE)}{name}.*"
     why = (
         "no installed plugin owns this section"
         if provider("section", name) is None
@@ -219,17 +232,20 @@ def _unknown_key(section: str, key: str, known: list[str], registry: Components)
     return nearest(key, known)
 
 
-def _apply(override: Override, tables: Table, classes: Mapping[str, Sequence[type[Section]]]) -> None:
+def _apply(override: AnyOverride, tables: Table, classes: Mapping[str, Sequence[type[Section]]]) -> None:
     section, *path = override.key.split(".")
-    where = f"{COMMAND_LINE}: --{override.key}"
     table = tables.setdefault(section, {})
     for part in path[:-1]:
         if not isinstance(table, dict):
             break
         table[part] = dict(table[part]) if isinstance(table.get(part), dict) else {}
         table = table[part]
-    if not isinstance(table, dict) or not all(path):
-        raise UserError.one(where, f"is not the name of a key (value {show(override.text)})", "write --section.key VALUE")
+    if not isinstance(table, dict) or not path or not all(path):
+        if isinstance(override, TypedOverride):
+            value, fix = override.value, 'write "section.key": value'
+        else:
+            value, fix = override.text, "write --section.key VALUE"
+        raise UserError.one(where_of(override), f"is not the name of a key (value {show(value, override.key)})", fix)
     owners = classes.get(section, ()) if len(path) == 1 else ()
     cls = next((cls for cls in owners if path[-1] in cls.model_fields), None)
-    table[path[-1]] = value_of(override.text, cls, path[-1])
+    table[path[-1]] = given_value(override, cls, path[-1])

@@ -1,14 +1,41 @@
-"""Values of ``--section.key VALUE`` on the command line."""
+"""Overrides: ``--section.key VALUE`` on the command line, and typed values from Python."""
 
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from titan_core.api._shown import shorten
 from titan_core.api._toml import BadToml, parse_toml
+from titan_core.api.config.resolved import COMMAND_LINE, Override
+
+OVERRIDES = "overrides"
+"""Origin of a value that a :class:`TypedOverride` set."""
+
+
+@dataclass(frozen=True)
+class TypedOverride:
+    """An override by a value of Python."""
+
+    key: str
+    """Dotted, as in :class:`Override`."""
+    value: Any
+
+
+AnyOverride = Override | TypedOverride
+
+
+def where_of(override: AnyOverride) -> str:
+    """Return the origin of an override, for error messages."""
+    return f"{OVERRIDES}: {override.key}" if isinstance(override, TypedOverride) else f"{COMMAND_LINE}: --{override.key}"
+
+
+def given_value(override: AnyOverride, cls: type[BaseModel] | None, field: str) -> Any:
+    """Return the value of an override for ``field`` of ``cls``."""
+    return override.value if isinstance(override, TypedOverride) else value_of(override.text, cls, field)
 
 
 def value_of(text: str, cls: type[BaseModel] | None, field: str) -> Any:

@@ -1,18 +1,51 @@
-"""Elastic jobs: how a config adapts to the number of ranks while what it trains stays the same. Arithmetic only."""
+"""From a recipe to a job. Elastic jobs: how a config adapts to the number of ranks while what it trains stays the same."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from titan_core.api import Config
+from titan_core.api import Config, UserError
 from titan_core.api._toml import parse_toml
 from titan_core.api.config.resolved import Override
 from titan_core.api.config.sections import JobSection, TrainingSection
 from titan_core.api.parallel.mesh import REMAINDER_KEY
-from titan_core.job.assemble import mesh_of
+from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.config.load import load_config
+from titan_core.config.overrides import AnyOverride
+from titan_core.job.assemble import assemble, mesh_of
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.runs.files import CONFIG
+
+
+def load_job(
+    recipe: str | Config,
+    overrides: Sequence[AnyOverride],
+    registry: Components,
+    world_size: int | None,
+    missing_ok: bool = False,
+) -> AssembledJob:
+    """Return the job of ``recipe``, adapted to ``world_size`` ranks if it is elastic.
+
+    Args:
+        recipe: see :func:`~titan_core.config.load.load_config`.
+        world_size: see :func:`~titan_core.job.assemble.assemble`.
+        missing_ok: likewise.
+
+    Raises:
+        UserError: the config or the job is invalid.
+    """
+    config, used = load_config(recipe, overrides, registry)
+    if world_size is None or not config.section(TrainingSection).elastic:
+        return assemble(config, used, world_size, missing_ok=missing_ok)
+    found: list[UserError] = []
+    for more in adaptations(config, used, world_size):
+        try:
+            return assemble(*load_config(recipe, [*overrides, *more], registry), world_size, missing_ok=missing_ok)
+        except UserError as error:
+            found.append(error)
+    raise found[0]
 
 
 def adaptations(config: Config, registry: Components, ranks: int) -> list[list[Override]]:

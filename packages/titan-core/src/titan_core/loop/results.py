@@ -51,13 +51,19 @@ def end_of_run(step: int, last_step: int, steps: int, interruption: Interruption
     return RunEnd(step, completed, reason)
 
 
-def last_checkpoint(store: CheckpointStore | None, end: RunEnd) -> str | None:
-    """Return the path of the checkpoint with the weights at the end of the run. Logs a warning if the store has none."""
+def last_checkpoint(store: CheckpointStore | None, end: RunEnd, warns: bool = True) -> str | None:
+    """Return the path of the checkpoint with the weights at the end of the run.
+
+    Args:
+        warns: whether to log a warning if the store has none.
+    """
     if store is None:
         return None
     step, path = store.newest or (None, None)
     if step == end.step:
         return path
+    if not warns:
+        return None
     before = "there is no checkpoint" if step is None else f"the newest checkpoint is of step {step}"
     log.warning("the weights after step %d were not saved: %s", end.step, before)
     return None

@@ -12,6 +12,9 @@ import torch
 from titan_core.api import World
 from titan_core.api.config.sections import TrainingSection
 
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+"""Environment variable without which cuBLAS refuses deterministic products."""
+
 
 @contextmanager
 def numerics_as_before() -> Iterator[None]:
@@ -21,9 +24,12 @@ def numerics_as_before() -> Iterator[None]:
     precision, benchmark = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
     enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fills = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]  # as below
+    workspace = os.environ.get(_WORKSPACE)
     try:
         yield
     finally:
+        if workspace is None:
+            os.environ.pop(_WORKSPACE, None)
         torch.set_float32_matmul_precision(precision)
         torch.use_deterministic_algorithms(enabled, warn_only=warns)
         deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
@@ -37,7 +43,7 @@ def prepare_numerics(training: TrainingSection, world: World) -> None:
     """
     torch.set_float32_matmul_precision(training.float32_matmul_precision)
     if training.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault(_WORKSPACE, ":4096:8")
         torch.use_deterministic_algorithms(True)
         # Filling new memory takes time, and nothing here reads uninitialised memory.
         setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (a property that type checkers do not know)

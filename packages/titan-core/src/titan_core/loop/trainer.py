@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 
 from titan_core.api import (
@@ -19,10 +20,10 @@ from titan_core.api import (
     StepReport,
     TrainState,
     UserError,
+    ValidationReport,
     World,
 )
 from titan_core.api.config.sections import CommSection, TrainingSection
-from titan_core.api.observe.events import EndedRun
 from titan_core.api.observe.shared_request import SharedRequests
 from titan_core.api.parallel.microbatch import AuxiliaryLosses
 from titan_core.api.plugins.assembled_job import AssembledJob
@@ -112,14 +113,13 @@ def train(job: AssembledJob, observers: Iterable[object] = (), next_commands: bo
             end = trainer.run()
         except BaseException as error:
             step = trainer.state.step if trainer is not None else 0
-            lifecycle.failed(error, RunEnd(step, completed=False, reason=type(error).__name__, failed=True))
+            lifecycle.failed(error, RunEnd(step, False, type(error).__name__, failed=True, dump_folder=job.dump_folder))
             raise
         lifecycle.train_end(end)
-        checkpoint = last_checkpoint(trainer.checkpoints, end) if world.rank == 0 else None
         if next_commands and world.rank == 0 and not (end.interrupted or end.preempted):
             arguments = user_command()[1]
             command = None if arguments is None else tuple(arguments)
-            print_next_commands(lifecycle.next_commands(EndedRun(job, end, checkpoint, command)))
+            print_next_commands(lifecycle.next_commands(job, end, command))
         return end
 
 
@@ -170,6 +170,8 @@ class Trainer:
         lifecycle.register(self.events)
         lifecycle.register(CollectiveTimeouts(job.config.section(CommSection)))
         self.validation: Validation | None = None
+        self.last_report: StepReport | None = None
+        self.last_validation: ValidationReport | None = None
         if job.validation is not None:
             self.validation = Validation(
                 job, job.validation, data.validation, world, parts, self.run_step, self.interruption.stop
@@ -198,7 +200,14 @@ class Trainer:
             self.save(last=True)
         self.validate(last=state.step > before)
         self.lifecycle.flush(state.step)
-        return end_of_run(state.step, self.last_step, self.training.steps, self.interruption)
+        end = end_of_run(state.step, self.last_step, self.training.steps, self.interruption)
+        return replace(
+            end,
+            loss=None if self.last_report is None else self.last_report.loss.item(),
+            validation_loss=None if self.last_validation is None else self.last_validation.loss,
+            checkpoint=last_checkpoint(self.checkpoints, end, warns=self.world.rank == 0),
+            dump_folder=self.job.dump_folder,
+        )
 
     def run_start(self) -> Run:
         """Return the facts that observers receive before the first step."""
@@ -247,6 +256,7 @@ class Trainer:
             self.state.optimizer.zero_grad()
             self.lifecycle.step_cancelled(number)
             return True
+        self.last_report = report
         self.lifecycle.step_end(report)
         self.save(last=number == self.last_step)
         self.validate()
@@ -269,6 +279,7 @@ class Trainer:
             return
         report = self.validation.measure(self.state.step)
         if report is not None:
+            self.last_validation = report
             self.lifecycle.validation_end(report)
 
     def close(self) -> None:

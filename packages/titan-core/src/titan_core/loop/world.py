@@ -75,6 +75,9 @@ def _lazy_connections() -> Iterator[bool]:
 @contextmanager
 def _joined(job: AssembledJob) -> Iterator[World]:
     plan = job.mesh
+    if dist.is_initialized():
+        why = "has a process group already, and a job makes its own"
+        raise UserError.one("this process", why, "call torch.distributed.destroy_process_group() before")
     device = choose_device(job.config.section(JobSection).device)
     timeout = timedelta(seconds=job.config.section(CommSection).init_timeout_seconds)
     with _lazy_connections() as lazy:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,6 +45,8 @@ from titan_core.toolkit.hookspecs import hook_manager
 from titan_core.toolkit.launching import Launcher
 from titan_core.toolkit.plugin_files import PluginFile, load_plugin_files
 from titan_core.toolkit.status import StatusDisplay
+
+log = logging.getLogger(__name__)
 
 GROUP = "titan.plugins"
 CORE = "core"
@@ -164,11 +166,11 @@ def discover(entry_points: Iterable[importlib_metadata.EntryPoint] | None = None
 
 @contextmanager
 def _named_if_slow(plugin: str, name: str) -> Iterator[None]:
-    """Print one line if the block, which loads ``plugin``, takes longer than :data:`SLOW_SECONDS`: an import that hangs
+    """Log one line if the block, which loads ``plugin``, takes longer than :data:`SLOW_SECONDS`: an import that hangs
     would be silent otherwise."""
     fix = f"{DISABLE_VARIABLE}={name} leaves it out"
-    line = f"titan: {plugin} is still loading after {SLOW_SECONDS:g} s; {fix}\n"
-    timer = threading.Timer(SLOW_SECONDS, lambda: sys.stderr.write(line))
+    line = f"titan: {plugin} is still loading after {SLOW_SECONDS:g} s; {fix}"
+    timer = threading.Timer(SLOW_SECONDS, lambda: log.warning("%s", line))  # on stderr unless a program has set up logging
     timer.daemon = True  # if the process is interrupted meanwhile
     timer.start()
     try:

@@ -25,8 +25,8 @@ from titan_core.toolkit.random_state import same_generators
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from titan_core.api import PendingUpdate
-    from titan_core.api.observe.events import EndedRun, NextCommand
+    from titan_core.api import PendingUpdate, RunEnd
+    from titan_core.api.observe.events import NextCommand
     from titan_core.plugins.unchanged import Unchanged
 
 log = logging.getLogger(__name__)
@@ -79,6 +79,11 @@ def _notification(spec: Callable[P, Any], random: bool = True) -> Callable[Conca
 
     call.__doc__ = f"See :func:`titan_core.api.hookspecs.{hook}`."
     return call
+
+
+def _is_cores(observer: object) -> bool:
+    """Whether the hooks of ``observer`` run code of the core alone."""
+    return type(observer).__module__.startswith("titan_core.") and not getattr(observer, "is_foreign", False)
 
 
 class Lifecycle:
@@ -138,7 +143,7 @@ class Lifecycle:
                 if wraps and caller.name in ANSWERED:
                     raise owner.failure(f"wraps {caller.name}, whose answers belong to the observers that give them")
                 function = owner.guard_hook(caller.name, implementation.function, wraps)
-                if not wraps and caller.name in CHECKED and not type(observer).__module__.startswith("titan_core."):
+                if not wraps and caller.name in CHECKED and not _is_cores(observer):
                     self._checked.add(caller.name)
                     function = self._watched(caller.name, function, owner, changes_weights)
                 if wrap is not None and not wraps:
@@ -215,9 +220,10 @@ class Lifecycle:
         """See :func:`titan_core.toolkit.hookspecs.titan_job_facts`. Return the facts of all plugins."""
         return [fact for _, facts in self._answers("titan_job_facts", {"job": job}) for fact in facts]
 
-    def next_commands(self, run: EndedRun) -> list[NextCommand]:
+    def next_commands(self, job: AssembledJob, end: RunEnd, command: tuple[str, ...] | None) -> list[NextCommand]:
         """See :func:`titan_core.toolkit.hookspecs.titan_next_commands`. Return the commands of all plugins and observers."""
-        return [command for _, commands in self._answers("titan_next_commands", {"run": run}) for command in commands]
+        answers = self._answers("titan_next_commands", {"job": job, "end": end, "command": command})
+        return [command for _, commands in answers for command in commands]
 
     def failed(self, error: BaseException, end: object) -> None:
         """Call ``titan_exception`` and ``titan_train_end`` of every observer, because ``error`` ended the run.

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from titan_core.api import JobContext, Record, Run, RunEnd, StepReport, hookimpl
 from titan_core.api._shown import printable
+from titan_core.api.config.sections import MetricsSection
 from titan_core.api.data.dataset import StreamSpec
 from titan_core.api.observe.events import Sample
 from titan_core.toolkit.device import device_name
@@ -19,7 +20,7 @@ from titan_core.toolkit.text import describe_model, format_mfu, is_estimated, sh
 class ConsoleLog:
     """Prints to stdout. On a terminal, the status line stays below the lines, and lines are made to fit."""
 
-    def __init__(self, context: JobContext[None], console: Console | None = None) -> None:
+    def __init__(self, context: JobContext[MetricsSection], console: Console | None = None) -> None:
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._width = self._console.width if self._console.is_interactive and self._console.file.isatty() else None
         self._run: Run | None = None

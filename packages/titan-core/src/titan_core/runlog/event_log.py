@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,17 @@ class EventLog:
     def titan_train_end(self, end: RunEnd) -> None:
         """Log the end of the attempt."""
         more: dict[str, Any] = {"error": self._error} if self._error else {}
-        self._write("end", **asdict(end), **more)
+        self._write(
+            "end",
+            end.step,
+            completed=end.completed,
+            failed=end.failed,
+            preempted=end.preempted,
+            interrupted=end.interrupted,
+            data_ended=end.data_ended,
+            reason=end.reason,
+            **more,
+        )
 
     def _write(self, event: str, step: int, **more: object) -> None:
         file = self._file

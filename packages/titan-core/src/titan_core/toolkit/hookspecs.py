@@ -15,7 +15,8 @@ from titan_core.toolkit.launching import Launcher
 from titan_core.toolkit.status import StatusDisplay
 
 if TYPE_CHECKING:
-    from titan_core.toolkit.jobs import EndedRun, NextCommand, Sample
+    from titan_core.api import RunEnd
+    from titan_core.toolkit.jobs import NextCommand, Sample
 
 
 def hook_manager() -> pluggy.PluginManager:
@@ -58,6 +59,11 @@ def titan_diagnose(run: str, since: float) -> str | None:
 
 
 @hookspec
-def titan_next_commands(run: EndedRun) -> Sequence[NextCommand] | None:
+def titan_next_commands(job: AssembledJob, end: RunEnd, command: tuple[str, ...] | None) -> Sequence[NextCommand] | None:
     """The run has ended without an error, and was not interrupted. Return the commands that its user may want next, the most
-    useful first; they are printed. Called on rank 0 only, if ``titan train`` started the run."""
+    useful first; they are printed. Called on rank 0 only, if ``titan train`` started the run.
+
+    Args:
+        command: the command that started the run, as the arguments of ``titan``, without secrets; ``None`` if it is unknown,
+            because another launcher started the ranks.
+    """

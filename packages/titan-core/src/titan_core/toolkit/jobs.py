@@ -13,7 +13,7 @@ from titan_core.api.checkpoint.store import refused_changes as refused_changes
 from titan_core.api.checkpoint.stored_model import LoadedModel as LoadedModel, StoredModels as StoredModels
 from titan_core.api.commands.health import Health as Health
 from titan_core.api.config.resolved import COMMAND_LINE as COMMAND_LINE, Override as Override
-from titan_core.api.observe.events import EndedRun as EndedRun, NextCommand as NextCommand, Sample as Sample
+from titan_core.api.observe.events import NextCommand as NextCommand, Sample as Sample
 from titan_core.api.plugins.assembled_job import AssembledJob as AssembledJob
 
 

@@ -17,9 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from titan_core.api import CommandContext, Component, Ref
+from titan_core.api import CommandContext, Component, Ref, UserError
 from titan_core.api._secrets import redact_arguments
+from titan_core.api.config.numbers import MOST_RANKS
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.toolkit.arguments import parse_integer
 from titan_core.toolkit.folder_lock import FolderLock
 from titan_core.toolkit.plugin_files import OPTION, plugin_options
 from titan_core.toolkit.runs.files import LOGS
@@ -109,6 +111,26 @@ def leave_loopback() -> None:
 def reported_by_launcher() -> bool:
     """Whether a launcher reports the outcome of this process, which is one of its ranks."""
     return OUTCOMES in os.environ
+
+
+def place_in_environment() -> tuple[int, int]:
+    """Return rank and world size, as set by a launcher such as torchrun; 0 and 1 without a launcher.
+
+    Raises:
+        UserError: only one of the variables is set, or the values are invalid.
+    """
+    rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None and world_size is None:
+        return 0, 1
+    place = parse_integer(rank or "", 0, MOST_RANKS - 1)
+    ranks = parse_integer(world_size or "", 1, MOST_RANKS)
+    if place is None or ranks is None or place >= ranks:
+        raise UserError.one(
+            f"environment: RANK = {rank!r}, WORLD_SIZE = {world_size!r}",
+            "both must be whole numbers, with RANK below WORLD_SIZE",
+            "start with a launcher such as torchrun, or unset both",
+        )
+    return place, ranks
 
 
 def rank_log(run: str | Path, rank: int) -> Path:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from titan_core.api import Component, Ref, Registry
@@ -99,6 +99,16 @@ def hide_progress(progress: RunProgress) -> None:
     """Stop showing ``progress``."""
     if progress in _progress:
         _progress.remove(progress)
+
+
+@contextmanager
+def progress_as_before() -> Iterator[None]:
+    """Show phases and progress after the block if they were shown before: an interrupt within hides them."""
+    before = _hidden
+    try:
+        yield
+    finally:
+        hide_all(before)
 
 
 def hide_all(hidden: bool = True) -> None:

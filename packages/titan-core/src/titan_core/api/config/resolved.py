@@ -26,12 +26,14 @@ class Config:
     sections: Mapping[type[Section], Section]
     """The values of every section class of the core and of the discovered plugins."""
     overridden: frozenset[str] = field(default_factory=frozenset)
-    """Dotted keys that the command line set."""
+    """Dotted keys that overrides set."""
     notes: tuple[str, ...] = ()
     """Differences between this config and the recipe that a user should know, one line each: sections that are omitted
     (``plugins.optional``), and how ``model.from_pretrained`` completes ``[model]``."""
     pretrained: StoredModel | None = None
     """The model that ``model.from_pretrained`` names, if this machine has it."""
+    overridden_by: str = COMMAND_LINE
+    """Where the overrides come from, for error messages."""
 
     def section(self, cls: type[S]) -> S:
         """Return the section of class ``cls``."""
@@ -41,7 +43,7 @@ class Config:
 
     def where(self, key: str, value: Any = None) -> str:
         """Return the origin of ``key`` for an error message: ``"my.toml: training.steps = 3"``."""
-        origin = COMMAND_LINE if self._is_overridden(key) else self.source
+        origin = self.overridden_by if self._is_overridden(key) else self.source
         return f"{origin}: {key}" if value is None else f"{origin}: {key} = {show(value, key)}"
 
     def problem(self, key: str, why: str, fix: str = "") -> Problem:

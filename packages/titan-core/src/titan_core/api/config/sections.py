@@ -291,6 +291,8 @@ class MetricsSection(Section):
 
     log_freq: Steps = Field(default=10, gt=0)
     """Log metrics every this many steps, and for the first and the last."""
+    enable_console: bool = True
+    """Print the run, its logged steps and how it ended."""
 
 
 class ParallelismSection(Section):

@@ -156,7 +156,7 @@ class ValidationReport:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended."""
+    """How a run ended, and what it left. The result of :func:`titan_core.train`."""
 
     step: int
     """The last step taken."""
@@ -172,19 +172,14 @@ class RunEnd:
     """Whether a person interrupted the run (Ctrl-C), after a complete step."""
     data_ended: bool = False
     """Whether the data ended before the last step."""
-
-
-@dataclass(frozen=True)
-class EndedRun:
-    """A run that has ended as intended, and what it left."""
-
-    job: AssembledJob
-    end: RunEnd
-    checkpoint: str | None
-    """The checkpoint of the last step; ``None`` if there is none."""
-    command: tuple[str, ...] | None
-    """The command that started the run, as the arguments of ``titan``, without secrets. ``None`` if it is unknown, because
-    another launcher started the ranks."""
+    loss: float | None = None
+    """Loss of the last step; ``None`` if this attempt took no step, or failed."""
+    validation_loss: float | None = None
+    """Loss of the last validation; ``None`` if this attempt measured none, or failed."""
+    checkpoint: str | None = None
+    """Path of the checkpoint of the last step; ``None`` if there is none."""
+    dump_folder: str = ""
+    """The run's directory."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,16 @@ class RunLog:
         if not isinstance(folder, str):
             raise _unreadable(path, ValueError(f"{key} in its {CONFIG} is not a folder's name"))
         return Path(path) / folder
+
+    @staticmethod
+    def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
+        """Yield all records of the run in directory ``path``, in order; none if the file does not exist. Lines that are too
+        long, or nested too deeply, are left out.
+
+        Raises:
+            UserError: the directory does not exist, or the file is damaged.
+        """
+        return checked_records(_directory(path) / METRICS, metrics_flaw, skipped=lambda number: None)
 
     @staticmethod
     def read_events(path: str | Path) -> list[dict[str, Any]]:
