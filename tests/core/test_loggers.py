@@ -81,7 +81,7 @@ def test_a_logger_that_fails_is_switched_off_and_training_continues(
     assert f"raised OSError: no space left, in {where}" in messages[0]
     assert broken_logger.counted == {"build": [], "log": [1], "hook": [], "close": [1, 2, 3, 4]}[where]
     findings = [event for event in read_lines(in_tmp / "run/events.jsonl") if event["event"] == "finding"]
-    assert [finding["kind"] for finding in findings] == ["logger"]
+    assert [finding["kind"] for finding in findings] == ["observer"]
 
 
 def ranks_metrics(folder: str) -> dict[str, Any]:

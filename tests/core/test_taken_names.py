@@ -9,8 +9,7 @@ import importlib_metadata
 import pytest
 
 from harness.distributions import entry_points_in
-from titan_core.api import HealthContext
-from titan_core.api.commands.health import Health
+from titan_core.api import Health, HealthContext
 from titan_core.cli.main import main
 from titan_core.plugins import names
 from titan_core.plugins.registry import Components

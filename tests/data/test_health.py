@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from titan_core.api import CheckResult, HealthContext
-from titan_core.api.commands.health import Health
+from titan_core.api import CheckResult, Health, HealthContext
 from titan_core.plugins.discovery import discover
 from titan_core.plugins.registry import Components
 from titan_data.health import check

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from titan_core.api import CheckResult, HealthCheck, HealthContext, Ref, UserError
-from titan_core.api.commands.health import Health
+from titan_core.api import CheckResult, Health, HealthCheck, HealthContext, Ref, UserError
 from titan_core.cli.main import main
 from titan_core.plugins.discovery import discover
 from titan_core.plugins.registry import Components

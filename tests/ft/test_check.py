@@ -8,8 +8,7 @@ import pytest
 
 from harness.jobs import make_job
 from harness.replicas import SHARED
-from titan_core.api import HealthContext, UserError
-from titan_core.api.commands.health import Health
+from titan_core.api import Health, HealthContext, UserError
 from titan_ft import check as check_module
 from titan_ft.address import LIGHTHOUSE
 from titan_ft.check import check_health

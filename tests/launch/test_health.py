@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from titan_core.api import CheckResult, HealthContext, UserError
-from titan_core.api.commands.health import Health
+from titan_core.api import CheckResult, Health, HealthContext, UserError
 from titan_core.plugins.discovery import discover
 from titan_core.plugins.registry import Components
 from titan_launch.health import check

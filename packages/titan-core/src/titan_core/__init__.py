@@ -4,7 +4,8 @@ functions for scripts and notebooks (:mod:`titan_core.door`): ``train``, ``load_
 Nothing in this package imports torch until a job runs.
 """
 
-from typing import TYPE_CHECKING, Any
+# Not from typing: `python -m titan_core` imports this file before it drops the current folder, which may have a typing.py.
+TYPE_CHECKING = False
 
 __all__ = ["assemble", "load_config", "read_run", "train"]
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     )
 else:
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str):
         """Import a function of the door when it is first used (PEP 562)."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

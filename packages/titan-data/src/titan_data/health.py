@@ -6,8 +6,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
-from titan_core.api import CheckResult, HealthContext
-from titan_core.toolkit.jobs import Health
+from titan_core.api import CheckResult, Health, HealthContext
 from titan_core.toolkit.secrets import redact_text
 
 _PATIENCE_SECONDS = 5.0

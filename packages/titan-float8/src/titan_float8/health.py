@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from titan_core.api import CheckResult, HealthContext
-from titan_core.toolkit.jobs import Health
+from titan_core.api import CheckResult, Health, HealthContext
 from titan_float8.hardware import FLOAT8, MXFP8
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import urlsplit
 
-from titan_core.api import CheckResult, HealthContext, JobContext, Problem
-from titan_core.toolkit.jobs import Health
+from titan_core.api import CheckResult, Health, HealthContext, JobContext, Problem
 from titan_core.toolkit.launching import LOCAL_ADDRESS
 from titan_core.toolkit.sections import JobSection, TrainingSection
 from titan_ft.address import LIGHTHOUSE, lighthouse_of, own_host

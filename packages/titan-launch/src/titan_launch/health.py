@@ -6,8 +6,7 @@ import errno
 import socket
 from collections.abc import Iterator
 
-from titan_core.api import CheckResult, HealthContext
-from titan_core.toolkit.jobs import Health
+from titan_core.api import CheckResult, Health, HealthContext
 from titan_core.toolkit.listening import is_local_address
 from titan_launch.rendezvous import host_and_port
 

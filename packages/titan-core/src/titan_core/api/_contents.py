@@ -83,7 +83,7 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
     "commands": {
         "commands.command": "Command CommandContext",
         "commands.registry": "Registry",
-        "commands.health": "HealthCheck HealthContext CheckResult",
+        "commands.health": "HealthCheck HealthContext CheckResult Health",
     },
 }
 

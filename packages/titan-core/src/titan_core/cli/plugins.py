@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import importlib_metadata
 
-from titan_core.api import CheckResult, Component, HealthContext
-from titan_core.api.commands.health import Health
+from titan_core.api import CheckResult, Component, Health, HealthContext
 from titan_core.cli.invocation import Invocation
 from titan_core.plugins.discovery import DISABLE_VARIABLE
 from titan_core.plugins.registry import Components

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import importlib_metadata
 
-from titan_core.api import CheckResult, HealthContext, Problem, UserError
-from titan_core.api.commands.health import Health
+from titan_core.api import CheckResult, Health, HealthContext, Problem, UserError
 
 if TYPE_CHECKING:
     from importlib_metadata import IDistribution as Installed

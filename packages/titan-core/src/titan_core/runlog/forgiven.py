@@ -63,7 +63,7 @@ class ForgivenObservers:
         """Report the failures before the run."""
         self._run, self._step = run, run.step
         for message in self._early:
-            run.report(Finding("logger", message, run.step))
+            run.report(Finding("observer", message, run.step))
 
     @hookimpl(tryfirst=True)
     def titan_metrics(self, record: Record) -> None:
@@ -104,4 +104,4 @@ class ForgivenObservers:
         if self._run is None:
             self._early.append(message)
         else:
-            self._run.report(Finding("logger", message, self._step))
+            self._run.report(Finding("observer", message, self._step))

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import wrap
 
-from titan_core.api import CheckResult, CommandContext, HealthCheck, HealthContext, UserError
+from titan_core.api import CheckResult, CommandContext, Health, HealthCheck, HealthContext, UserError
 from titan_core.toolkit.arguments import json_argument
-from titan_core.toolkit.jobs import Health
 from titan_core.toolkit.text import print_json
 
 _MARKS = {Health.OK: "ok", Health.NOTE: "note", Health.WARNING: "WARN", Health.ERROR: "FAIL"}

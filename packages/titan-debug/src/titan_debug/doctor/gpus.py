@@ -9,8 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from titan_core.api import CheckResult, HealthContext
-from titan_core.toolkit.jobs import Health
+from titan_core.api import CheckResult, Health, HealthContext
 from titan_debug.doctor.software import torch_build
 
 GIB = 2**30

@@ -9,8 +9,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from titan_core.api import CheckResult, HealthContext
-from titan_core.toolkit.jobs import Health
+from titan_core.api import CheckResult, Health, HealthContext
 
 _INFINIBAND = Path("/sys/class/infiniband")
 _INTERFACES = Path("/sys/class/net")

@@ -19,8 +19,7 @@ from runpy import run_path
 
 import importlib_metadata
 
-from titan_core.api import CheckResult, HealthContext, UserError
-from titan_core.toolkit.jobs import Health
+from titan_core.api import CheckResult, Health, HealthContext, UserError
 from titan_core.toolkit.processes import python
 from titan_core.toolkit.text import shorten
 

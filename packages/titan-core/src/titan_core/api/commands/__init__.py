@@ -13,6 +13,7 @@ A ``Command`` (hook ``titan_commands``) refers to a function that returns the ex
 * ``HealthCheck``: a check that ``titan doctor`` runs (hook ``titan_health_checks``)
 * ``HealthContext``: what ``HealthCheck.check`` receives
 * ``CheckResult``: one line of the report: subject, health, detail, fix
+* ``Health``: how much a result matters: ok, note, warning or error
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from titan_core.api.commands.command import Command as Command, CommandContext as CommandContext
     from titan_core.api.commands.health import (
         CheckResult as CheckResult,
+        Health as Health,
         HealthCheck as HealthCheck,
         HealthContext as HealthContext,
     )

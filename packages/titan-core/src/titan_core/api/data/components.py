@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from titan_core.api.data.dataset import DatasetContext, DocumentSource
 from titan_core.api.data.tokenizer import TextTokenizer, TokenizerContext
 from titan_core.api.plugins.component import Component
 from titan_core.api.plugins.errors import Problem
 from titan_core.api.plugins.ref import Ref
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ divided::
 * ``RandomStream``: base class of modules whose random draws are the same on every mesh
 * ``add_auxiliary_loss``: adds a loss from inside the model, such as that of load balancing
 * ``matches``: whether the name of a parameter or module matches patterns
-* ``WeightFormat``: the weights of a family in another format, such as Hugging Face's
+* ``WeightFormat``: the names and shapes that a family's weights have in another format
 * ``ForeignTensor``: the name and layout of a parameter in such a format
 """
 
