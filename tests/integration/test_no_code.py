@@ -1,5 +1,7 @@
 """No string of a recipe, a checkpoint, a dataset or a folder of a model reaches an import, a process or code, except through
-the entry points of installed plugins and the files of ``titan --plugin``."""
+the entry points of installed plugins and the files of ``titan --plugin``.
+
+``uv run pytest -m long tests/integration/test_no_code.py`` tries hostile values at each place of a manifest."""
 
 from __future__ import annotations
 
@@ -479,16 +481,16 @@ class Touch:
 SHARES = 32
 
 
-@pytest.mark.parametrize("share", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(1, SHARES))])
+@pytest.mark.parametrize("share", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, SHARES))])
 def test_no_door_runs_code(share: int, hostile: Path) -> None:
     """A step of a job; a checkpoint whose manifest names files and modules at each place; a folder of a model with code,
     pickles and templates."""
     result = watched(hostile, str(share), str(SHARES), json.dumps(TEMPLATES), script=HOOK + DOORS)
     assert result["found"] == []
     assert not list(hostile.rglob("owned"))
-    assert {"step", "resume", "show"} <= set(result["reached"])
-    if share == 0:
-        assert {"folder", "export", "generate", "template"} <= set(result["reached"])
+    assert {"step", "show"} <= set(result["reached"])
+    if share == 0:  # in other shares, each manifest may be refused
+        assert {"resume", "folder", "export", "generate", "template"} <= set(result["reached"])
         assert not {"code in config.json", "pickles"} & set(result["reached"])  # refused
 
 
