@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import threading
 
 from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.arguments import integer
@@ -46,15 +45,16 @@ def run(context: CommandContext) -> int:
     os.environ.setdefault("RUST_LOG", "info" if given.verbose else "error")
     from titan_ft.torchft_api import lighthouse_server
 
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    ends = {signal.SIGINT, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # waited for below; the server's threads inherit it
     try:
         server = lighthouse_server(given.bind, given.min_replicas, given.join_timeout_ms, given.heartbeat_timeout_ms)
     except (RuntimeError, OSError, ValueError) as error:
         fix = "choose another port, or stop the process that listens on it"
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise UserError.one(f"--bind {given.bind}", f"cannot listen there: {error}", fix) from None
     print(f"lighthouse at {server.address()}", flush=True)
-    stop.wait()
+    signal.sigwait(ends)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     server.shutdown()
     return 0
