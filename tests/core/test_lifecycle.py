@@ -70,7 +70,7 @@ def test_an_observer_that_fails_hides_neither_the_error_nor_others(in_tmp: Path)
             raise ValueError("the original")
 
         @hookimpl(tryfirst=True)
-        def titan_exception(self) -> None:
+        def titan_train_end(self) -> None:
             raise RuntimeError("another")
 
     recorder = Recorder(weights=False)

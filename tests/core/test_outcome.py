@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from titan_core.api import RunStopped, UserError
+from titan_core.api import RunEnd, RunStopped, UserError
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.cli import train as command
 from titan_core.cli.main import main
@@ -62,7 +62,7 @@ def train_with(act: Any) -> Any:
         try:
             act()
         except Exception as error:
-            recorder.titan_exception(error)
+            recorder.titan_train_end(RunEnd(3, False, "", error=error))
             raise
 
     return train
@@ -154,7 +154,7 @@ def test_a_failed_run_with_a_checkpoint_says_how_to_resume(
 
     def fail(job: Any, observers: Any, **more: Any) -> None:
         observers[0].titan_checkpoint_saved(step=2, path="run/step-2")
-        observers[0].titan_exception(error)
+        observers[0].titan_train_end(RunEnd(2, False, "", error=error))
         raise error
 
     monkeypatch.setattr(trainer, "train", fail)

@@ -82,11 +82,9 @@ class Recorder:
         self.record.validation[report.step] = (report.loss, report.num_targets)
 
     @hookimpl
-    def titan_exception(self, error: BaseException) -> None:
-        self.record.events.append(f"exception {type(error).__name__}")
-
-    @hookimpl
     def titan_train_end(self, end: Any) -> None:
+        if end.failed:
+            self.record.events.append(f"exception {type(end.error).__name__}")
         self.record.events.append("train_end")
         self.record.reason = end.reason
         self.record.final = self._whole()

@@ -239,10 +239,6 @@ def titan_checkpoint_saved(step: int, path: str) -> None:
 
 
 @hookspec
-def titan_exception(error: BaseException) -> None:
-    """The run is ending because of ``error``, which may be a KeyboardInterrupt."""
-
-
-@hookspec
 def titan_train_end(end: RunEnd) -> None:
-    """The run is over, for whatever reason. If the run had a process group, it still exists."""
+    """The run is over, for whatever reason; ``end.error`` is the exception that ended it, if any. If the run had a process
+    group, it still exists. After an error the hook of every observer is called, even if those of others raise."""

@@ -57,14 +57,10 @@ class OutcomeRecorder:
         self._checkpoint = (step, path)
 
     @hookimpl(tryfirst=True)
-    def titan_exception(self, error: BaseException) -> None:
-        """Record the error that ends the run."""
-        self.failed(error)
-
-    @hookimpl
     def titan_train_end(self, end: RunEnd) -> None:
         """Record the end of the run."""
-        if end.failed:
+        if end.error is not None:
+            self.failed(end.error)
             return
         step, path = self._checkpoint
         checkpoint = path if step == end.step else ""

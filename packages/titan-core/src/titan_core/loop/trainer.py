@@ -113,7 +113,7 @@ def train(job: AssembledJob, observers: Iterable[object] = (), next_commands: bo
             end = trainer.run()
         except BaseException as error:
             step = trainer.state.step if trainer is not None else 0
-            lifecycle.failed(error, RunEnd(step, False, type(error).__name__, failed=True, dump_folder=job.dump_folder))
+            lifecycle.failed(RunEnd(step, False, type(error).__name__, error=error, dump_folder=job.dump_folder))
             raise
         lifecycle.train_end(end)
         if next_commands and world.rank == 0 and not (end.interrupted or end.preempted):

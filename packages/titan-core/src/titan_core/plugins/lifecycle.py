@@ -32,17 +32,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 
-ANSWERED: Final = (
-    "titan_job_facts",
-    "titan_before_update",
-    "titan_figures",
-    "titan_save_state",
-    "titan_state_tensors",
-    "titan_next_commands",
-)
+MERGED: Final = ("titan_figures", "titan_save_state", "titan_state_tensors")
+"""Hooks whose answers are mappings, merged into one without equal names."""
+ANSWERED: Final = (*MERGED, "titan_before_update", "titan_job_facts", "titan_next_commands")
 """Hooks whose answers the core combines. They cannot be wrapped."""
-
-
 CHECKED: Final = ("titan_gradients_complete", "titan_before_update", "titan_step_end")
 """Hooks after which the tensors of the run are compared: those that see a step's tensors."""
 
@@ -67,11 +60,7 @@ class _Caller:
 
 
 def _notification(spec: Callable[P, Any], random: bool = True) -> Callable[Concatenate[Lifecycle, P], None]:
-    """Return the method that calls the hook ``spec``, whose answers are ignored.
-
-    Args:
-        random: whether random generators are guarded. During another thread's step there is no state to restore.
-    """
+    """Return the method that calls the hook ``spec``, whose answers are ignored. ``random``: see :meth:`Lifecycle.call`."""
     hook, names = spec.__name__, list(inspect.signature(spec).parameters)
 
     def call(lifecycle: Lifecycle, /, *arguments: P.args, **keywords: P.kwargs) -> None:
@@ -95,7 +84,7 @@ class Lifecycle:
 
     def __init__(self, observers: Iterable[ModuleType | object] = ()) -> None:
         self._manager = hook_manager()
-        self._owners: dict[int, CodeOrigin | _Caller] = {}
+        self._taken: set[str] = set()  # names in the answers of the hook that is being called
         self._parameters: list[Tensor] = []  # of the run, once it starts
         self._checked: set[str] = set()  # hooks of observers that are not the core's
         self._unchanged: Unchanged | None = None  # while a hook is called
@@ -123,7 +112,7 @@ class Lifecycle:
             PluginFailure: a hook is misspelt, has a wrong signature, wraps a hook that is answered, or returns tensors
                 although it may have none; a ValueError for an observer that belongs to no plugin.
         """
-        owner = self._owners[id(observer)] = origin or _Caller(observer)
+        owner = origin or _Caller(observer)
         try:
             self._manager.register(observer)
             self._manager.check_pending()
@@ -143,6 +132,8 @@ class Lifecycle:
                 if wraps and caller.name in ANSWERED:
                     raise owner.failure(f"wraps {caller.name}, whose answers belong to the observers that give them")
                 function = owner.guard_hook(caller.name, implementation.function, wraps)
+                if caller.name in MERGED:
+                    function = self._unique(caller.name, function, owner)
                 if not wraps and caller.name in CHECKED and not _is_cores(observer):
                     self._checked.add(caller.name)
                     function = self._watched(caller.name, function, owner, changes_weights)
@@ -185,7 +176,7 @@ class Lifecycle:
     def before_update(self, update: PendingUpdate) -> bool | Tensor:
         """See :func:`titan_core.api.hookspecs.titan_before_update`. Return whether to skip the update: a tensor if the
         device has yet to decide."""
-        answers = [answer for _, answer in self._answers("titan_before_update", {"update": update}) if answer is not None]
+        answers = self.call("titan_before_update", {"update": update})
         if not answers:
             return False
         from titan_core.api.observe.deferred_reports import any_of  # imports torch
@@ -218,61 +209,58 @@ class Lifecycle:
 
     def job_facts(self, job: AssembledJob) -> list[JobFact]:
         """See :func:`titan_core.toolkit.hookspecs.titan_job_facts`. Return the facts of all plugins."""
-        return [fact for _, facts in self._answers("titan_job_facts", {"job": job}) for fact in facts]
+        return [fact for facts in self.call("titan_job_facts", {"job": job}) for fact in facts]
 
     def next_commands(self, job: AssembledJob, end: RunEnd, command: tuple[str, ...] | None) -> list[NextCommand]:
         """See :func:`titan_core.toolkit.hookspecs.titan_next_commands`. Return the commands of all plugins and observers."""
-        answers = self._answers("titan_next_commands", {"job": job, "end": end, "command": command})
-        return [command for _, commands in answers for command in commands]
+        answers = self.call("titan_next_commands", {"job": job, "end": end, "command": command})
+        return [command for commands in answers for command in commands]
 
-    def failed(self, error: BaseException, end: object) -> None:
-        """Call ``titan_exception`` and ``titan_train_end`` of every observer, because ``error`` ended the run.
+    def failed(self, end: RunEnd) -> None:
+        """Call ``titan_train_end`` of every observer by itself, because ``end.error`` ended the run.
 
-        An observer's own failure is logged; it neither hides ``error`` nor keeps the hooks of other observers from running.
+        An observer's own failure is logged; it neither hides the error nor keeps the hooks of other observers from running.
         """
         observers = [observer for _, observer in self._manager.list_name_plugin()]  # in order of registration
         for observer in observers:
             others = [other for other in observers if other is not observer]
-            for name, arguments in (("titan_exception", {"error": error}), ("titan_train_end", {"end": end})):
-                try:
-                    self._manager.subset_hook_caller(name, others)(**arguments)
-                except Exception:  # must not hide the error that ended the run; logged with its traceback
-                    log.exception("observer %r failed in %s", observer, name)
+            try:
+                self._manager.subset_hook_caller("titan_train_end", others)(end=end)
+            except Exception:  # must not hide the error that ended the run; logged with its traceback
+                log.exception("observer %r failed at the end of the run", observer)
 
-    def call(self, hook: str, arguments: dict[str, Any], random: bool = True) -> None:
-        """Call all implementations of ``hook``. A hook without any skips the guards, which cost some 15 µs."""
-        caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
-        if caller.get_hookimpls():
-            with self._guards(hook, arguments) if random else nullcontext():
-                caller(**arguments)
-
-    def _answers(self, hook: str, arguments: dict[str, Any]) -> list[tuple[CodeOrigin | _Caller, Any]]:
-        """Return the answer of each implementation of ``hook``, ``None`` included, with its owner."""
-        implementations = getattr(self._manager.hook, hook).get_hookimpls()
-        if not implementations:
-            return []
-        found = []
-        with self._guards(hook, arguments):
-            for one in reversed(implementations):
-                answer = one.function(*(arguments[name] for name in one.argnames))
-                found.append((self._owners[id(one.plugin)], answer))
-        return found
-
-    def _merged(self, hook: str, arguments: dict[str, Any], taken: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the merged mappings that all implementations of ``hook`` return.
+    def call(self, hook: str, arguments: dict[str, Any], random: bool = True) -> list[Any]:
+        """Call all implementations of ``hook``, and return what those that do not return ``None`` return. A hook without
+        implementations skips the guards, which cost some 15 µs.
 
         Args:
-            taken: names that they must not return.
+            random: whether random generators are guarded. During another thread's step there is no state to restore.
+        """
+        caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
+        if not caller.get_hookimpls():
+            return []
+        with self._guards(hook, arguments) if random else nullcontext():
+            answers: list[Any] = caller(**arguments)
+        return answers
+
+    def _merged(self, hook: str, arguments: dict[str, Any], taken: Iterable[str] = ()) -> dict[str, Any]:
+        """Return the merged mappings that all implementations of ``hook`` return, under names other than ``taken``.
 
         Raises:
             PluginFailure: two observers return one name.
         """
-        merged: dict[str, Any] = {}
-        for owner, found in self._answers(hook, arguments):
-            if clash := (merged.keys() | (taken or {}).keys()) & found.keys():
+        self._taken = set(taken)
+        return {name: value for answer in self.call(hook, arguments) for name, value in answer.items()}
+
+    def _unique(self, hook: str, function: Callable[..., Any], owner: CodeOrigin | _Caller) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            found = function(*arguments)
+            if clash := self._taken & found.keys():
                 raise owner.failure(f"{hook} returned {min(clash)!r}, which is already in use: names must be unique")
-            merged |= found
-        return merged
+            self._taken |= found.keys()
+            return found
+
+        return call
 
     @contextmanager
     def _guards(self, hook: str, arguments: Mapping[str, Any]) -> Iterator[None]:

@@ -423,7 +423,7 @@ RETURNS: Final[dict[str, Check]] = {
         (
             "titan_job_assembled", "titan_restore_state", "titan_train_start", "titan_step_start", "titan_step_cancelled",
             "titan_gradients_complete", "titan_step_end", "titan_metrics", "titan_validation_end", "titan_sample",
-            "titan_finding", "titan_flush", "titan_checkpoint_saved", "titan_exception", "titan_train_end",
+            "titan_finding", "titan_flush", "titan_checkpoint_saved", "titan_train_end",
         ),
         _anything,
     ),

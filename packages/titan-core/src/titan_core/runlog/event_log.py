@@ -39,7 +39,6 @@ class EventLog:
         process = {"host": socket.gethostname(), "pid": os.getpid(), "pid_namespace": pid_namespace()}
         self._processes = world.gather(process)
         self._file = LineFile(folder / EVENTS) if world.rank == 0 else None
-        self._error = ""
 
     @hookimpl(tryfirst=True)
     def titan_train_start(self, run: Run) -> None:
@@ -74,14 +73,11 @@ class EventLog:
         self._write("finding", finding.step, kind=finding.kind, message=redact_text(finding.message))
 
     @hookimpl
-    def titan_exception(self, error: BaseException) -> None:
-        """Remember ``error`` for the ``end`` event."""
-        self._error = redact_text(f"{type(error).__name__}: {error}".partition("\n")[0])
-
-    @hookimpl
     def titan_train_end(self, end: RunEnd) -> None:
         """Log the end of the attempt."""
-        more: dict[str, Any] = {"error": self._error} if self._error else {}
+        more: dict[str, Any] = {}
+        if end.error is not None:
+            more["error"] = redact_text(f"{type(end.error).__name__}: {end.error}".partition("\n")[0])
         self._write(
             "end",
             end.step,

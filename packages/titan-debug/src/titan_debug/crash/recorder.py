@@ -17,7 +17,7 @@ from shlex import quote
 
 import torch
 
-from titan_core.api import JobContext, Run, RunStopped, UserError, hookimpl
+from titan_core.api import JobContext, Run, RunEnd, RunStopped, UserError, hookimpl
 from titan_core.toolkit.errors import PluginFailure, caused_by_peer
 from titan_core.toolkit.secrets import REDACTED, is_secret, redact_arguments, redact_text
 from titan_debug.crash.report import RankCrash, crash_folder, write_crash
@@ -50,10 +50,10 @@ class CrashRecorder:
         self._step = step
 
     @hookimpl
-    def titan_exception(self, error: BaseException) -> None:
-        """Write this rank's file. If the rank failed on its own, log how to read it."""
-        run = self._run
-        if run is None or isinstance(error, KeyboardInterrupt):
+    def titan_train_end(self, end: RunEnd) -> None:
+        """If an error ended the run, write this rank's file. If the rank failed on its own, log how to read it."""
+        run, error = self._run, end.error
+        if run is None or error is None or isinstance(error, KeyboardInterrupt):
             return
         crash = self._crash(run, error)
         try:

@@ -90,20 +90,15 @@ class FlightRecorder:
         if self._watchdog is not None:
             self._watchdog.step_cancelled()
 
-    @hookimpl
-    def titan_exception(self, error: BaseException) -> None:
-        """If ``error`` only reports that another rank is gone or late, dump, and request dumps from the other ranks. An
-        error of this rank itself needs no dump to explain it."""
-        run = self._run
-        if run is None or run.world.size == 1 or not caused_by_peer(error):
-            return
-        why = redact_text(f"{type(error).__name__}: {error}".partition("\n")[0])
-        if self._write(why, lost=True):
-            self._request_others(why)
-
     @hookimpl(tryfirst=True)
     def titan_train_end(self, end: RunEnd) -> None:
-        """Stop the watchdog."""
+        """Stop the watchdog. If the run's error only reports that another rank is gone or late, dump, and request dumps from
+        the other ranks; an error of this rank itself needs no dump to explain it."""
+        run = self._run
+        if end.error is not None and run is not None and run.world.size > 1 and caused_by_peer(end.error):
+            why = redact_text(f"{type(end.error).__name__}: {end.error}".partition("\n")[0])
+            if self._write(why, lost=True):
+                self._request_others(why)
         if self._watchdog is not None:
             self._watchdog.stop()
             self._watchdog = None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from titan_core.api import Finding, JobContext, Run, StepReport, hookimpl
+from titan_core.api import Finding, JobContext, Run, RunEnd, StepReport, hookimpl
 from titan_core.toolkit.atomic_write import atomic_write
 from titan_debug.config import ProfilingSection
 from titan_debug.torch_private import CudaMemoryHistory
@@ -54,15 +54,11 @@ class MemorySnapshots:
             self._write(self._run, f"step-{report.step}")
 
     @hookimpl
-    def titan_exception(self, error: BaseException) -> None:
-        """Write a snapshot if memory ran out."""
-        if self._run is not None and ran_out_of_memory(error):
-            self._write(self._run, f"step-{self._step}-out-of-memory")
-
-    @hookimpl
-    def titan_train_end(self) -> None:
-        """Stop the history."""
+    def titan_train_end(self, end: RunEnd) -> None:
+        """Write a snapshot if memory ran out, and stop the history."""
         if self._run is not None:
+            if end.error is not None and ran_out_of_memory(end.error):
+                self._write(self._run, f"step-{self._step}-out-of-memory")
             self._run = None
             self._history.stop()
 

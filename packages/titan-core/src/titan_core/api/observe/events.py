@@ -164,8 +164,8 @@ class RunEnd:
     """Whether the run reached the last step that the config requests."""
     reason: str
     """The reason, in words."""
-    failed: bool = False
-    """Whether an exception ended the run."""
+    error: BaseException | None = None
+    """The exception that ended the run, which may be a KeyboardInterrupt."""
     preempted: bool = False
     """Whether SIGTERM ended the run, after a complete step; the job should be restarted."""
     interrupted: bool = False
@@ -180,6 +180,11 @@ class RunEnd:
     """Path of the checkpoint of the last step; ``None`` if there is none."""
     dump_folder: str = ""
     """The run's directory."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether an exception ended the run."""
+        return self.error is not None
 
 
 @dataclass(frozen=True)
