@@ -11,7 +11,7 @@ import pytest
 
 from harness.letters import letters, stream
 from harness.loaders import close, loaders, loaders_of, plan
-from titan_core.api import CorruptRecord, UserError
+from titan_core.api import CorruptRecord, TextTokenizer, UserError
 from titan_core.api.data.dataset import ReadPolicy
 from titan_core.data.buffered_shuffle import BufferedShuffle
 from titan_core.data.tokens import TokenStream
@@ -106,7 +106,7 @@ def test_corrupt_records_are_counted_and_skipped_or_end_the_job(workers: int) ->
 
 
 def test_a_stream_without_tokens_is_an_error_instead_of_an_endless_loop() -> None:
-    class Mute:
+    class Mute(TextTokenizer):
         vocab_size = 1
 
         def encode_document(self, text: str) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 
 from harness.letters import BYTE, letters, stream
 from harness.loaders import LENGTHS, MIXED, close, loaders, loaders_of, merged, plan
-from titan_core.api import UserError
+from titan_core.api import TextTokenizer, UserError
 from titan_core.api.data.dataset import DatasetSpec, FormatSpec, StreamSpec
 from titan_core.data.loader import DataLoader
 from titan_core.data.streams import open_sources
@@ -85,7 +85,7 @@ def test_a_position_is_valid_only_in_its_own_stream(change: str) -> None:
 
 
 def test_another_tokenizer_is_another_stream(tmp_path: Path) -> None:
-    class Shifted:
+    class Shifted(TextTokenizer):
         vocab_size = BYTE.vocab_size + 1
 
         def encode_document(self, text: str) -> Any:

@@ -19,9 +19,8 @@ import pytest
 from harness import PATIENCE
 from harness.jobs import make_job
 from harness.letters import BYTE, letters, stream
-from titan_core.api import BatchPlan, CorruptRecord, DatasetContext, Ref, ShuffledDocuments, UserError
+from titan_core.api import BatchPlan, CorruptRecord, DatasetContext, Ref, ShuffledDocuments, TextTokenizer, UserError
 from titan_core.api.data.dataset import DatasetSpec, ReadPolicy
-from titan_core.api.data.tokenizer import fingerprint
 from titan_core.data.loader import DataLoader
 from titan_core.data.tokens import TokenStream
 from titan_core.toolkit.reading import DocumentReader
@@ -48,7 +47,7 @@ def test_every_document_is_stored_as_the_source_yields_it(tmp_path: Path) -> Non
     done = make(tmp_path / "tokens", workers=2)
     assert done[-1].parts == done[-1].of == 7
     assert done[-1].tokens == sum(LENGTHS) + 2 * len(LENGTHS)
-    source = open_tokenized(request(tmp_path / "tokens", fingerprint(BYTE)))
+    source = open_tokenized(request(tmp_path / "tokens", BYTE.fingerprint()))
     assert source.num_documents == len(LENGTHS)
     spec = letters(",".join(map(str, LENGTHS)))
     texts = [BYTE.encode_document(text).tolist() for text in spec.build.load()(spec.context).shard(0, 1, 0)]
@@ -80,7 +79,7 @@ def test_an_interrupted_tokenisation_resumes(tmp_path: Path) -> None:
     make(made)
     (made / INDEX).unlink()
     plan = {"dataset": "letters", "path": ",".join(map(str, LENGTHS)), "text_field": "text", "format": None,
-            "tokenizer": fingerprint(BYTE), "documents": len(LENGTHS), "parts": 7}  # fmt: skip
+            "tokenizer": BYTE.fingerprint(), "documents": len(LENGTHS), "parts": 7}  # fmt: skip
     (made / "plan.json").write_text(json.dumps(plan))
     # As if killed while writing part 3: its data exists without an index.
     (made / "part-00003.idx").unlink()
@@ -260,12 +259,12 @@ def test_a_job_checks_its_tokenised_dataset_against_its_tokenizer(tmp_path: Path
     settings = {"training.dataset": "tokenized", "training.dataset_path": tmp_path / "tokens"}
     context = make_job("tiny", settings).data.datasets[0].context
     assert context.vocab_size == BYTE.vocab_size
-    assert context.tokenizer == fingerprint(BYTE)
+    assert context.tokenizer == BYTE.fingerprint()
 
 
 @pytest.mark.parametrize("ids", [[1, 258, 2], [1, -1], [2**40], numpy.array([1.0, 2.0]), numpy.array([[1]])], ids=str)
 def test_token_ids_from_plugins_are_checked_against_the_vocabulary(tmp_path: Path, ids: Any) -> None:
-    class Odd:
+    class Odd(TextTokenizer):
         vocab_size = 258
 
         def encode_document(self, text: str) -> Any:

@@ -9,7 +9,6 @@ import pytest
 
 from harness.contexts import tokenizer_at
 from titan_core.api import UserError
-from titan_core.api.data.tokenizer import fingerprint
 from titan_core.data.byte_tokenizer import ByteTokenizer
 from titan_models_llama.tokenizer import build as build_llama3
 
@@ -63,10 +62,10 @@ def test_a_bad_rank_file_is_refused(tmp_path: Path, content: bytes | None, messa
 
 def test_the_fingerprint_depends_only_on_the_ids(tmp_path: Path) -> None:
     def made(name: str, merges: list[bytes]) -> str:
-        return fingerprint(build_llama3(tokenizer_at(rank_file(tmp_path / name, merges))))
+        return build_llama3(tokenizer_at(rank_file(tmp_path / name, merges))).fingerprint()
 
     assert made("one", [b"th", b"the"]) == made("two", [b"th", b"the"])
-    assert len({fingerprint(BYTE), made("one", [b"th", b"the"]), made("two", [b"th", b"qu"])}) == 3
+    assert len({BYTE.fingerprint(), made("one", [b"th", b"the"]), made("two", [b"th", b"qu"])}) == 3
 
 
 def test_llamas_special_tokens_are_never_confused_with_others(tmp_path: Path) -> None:

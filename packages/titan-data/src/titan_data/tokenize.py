@@ -17,7 +17,7 @@ import numpy
 
 from titan_core.api import DatasetContext, DocumentSource, TextTokenizer, UserError, WeightedTokens
 from titan_core.toolkit.reading import DatasetSpec, DocumentReader, StreamSpec
-from titan_core.toolkit.tokenizers import fingerprint, token_ids
+from titan_core.toolkit.tokenizers import token_ids
 from titan_core.toolkit.worker_process import ENDED, end_now, worker_processes
 from titan_data.tokenized import ENDS, INDEX, Part, TokenizedIndex, token_dtype
 
@@ -56,7 +56,7 @@ def tokenize(
     source = dataset.build.load()(dataset.context)
     if source.num_documents is not None:
         parts = max(1, min(parts, source.num_documents))
-    mark, dtype = fingerprint(tokenizer), token_dtype(tokenizer.vocab_size)
+    mark, dtype = tokenizer.fingerprint(), token_dtype(tokenizer.vocab_size)
     context = dataset.context
     plan = {"dataset": context.name, "path": context.path, "split": context.split, "text_field": context.text_field,
             "format": _format_of(context),

@@ -11,13 +11,13 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
-from titan_core.api import CommandContext, RendersChats, UserError
+from titan_core.api import ChatTokenizer, CommandContext, UserError
 from titan_core.toolkit.arguments import integer, json_argument, number
 from titan_core.toolkit.jobs import AssembledJob, LoadedModel
 from titan_core.toolkit.launching import RankJob
 from titan_core.toolkit.status import phase, show_status
 from titan_core.toolkit.text import print_json
-from titan_inference.prompts import encode_prompt, end_ids_of
+from titan_inference.prompts import encode_prompt
 
 MOST_TOKENS = 2**20
 
@@ -128,7 +128,7 @@ def _encoded(job: AssembledJob, text: str, settings: argparse.Namespace) -> list
 
 def _encoded_chat(job: AssembledJob, text: str, system: str | None) -> list[int]:
     tokenizer = job.text_tokenizer
-    if not isinstance(tokenizer, RendersChats):
+    if not isinstance(tokenizer, ChatTokenizer):
         why = f"tokenizer {job.tokenizer.name!r} has no chat template"
         raise UserError.one("--chat", why, "use a model whose folder has one, or drop --chat")
     messages = [{"role": "system", "content": system}] if system is not None else []
@@ -156,8 +156,8 @@ def _generate(loaded: LoadedModel, prompts: list[list[int]], end_ids: Sequence[i
 
     world, tokenizer = loaded.world, loaded.job.text_tokenizer
     sampler = Sampler(SamplingOptions(settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.seed))
-    turn_ends = tokenizer.turn_end_ids if settings.chat and isinstance(tokenizer, RendersChats) else ()
-    ends = set() if settings.ignore_end else {*end_ids, *end_ids_of(tokenizer), *turn_ends}
+    turn_ends = tokenizer.turn_end_ids if settings.chat and isinstance(tokenizer, ChatTokenizer) else ()
+    ends = set() if settings.ignore_end else {*end_ids, *tokenizer.end_ids, *turn_ends}
     if world.rank > 0:
         logging.getLogger("titan_inference").setLevel(logging.ERROR)  # rank 0 warns for all
     results = [Continuation(tokenizer, ends, settings.stop) for _ in prompts]

@@ -10,10 +10,9 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from titan_core.toolkit.jobs import LoadedModel
-from titan_core.toolkit.tokenizers import begin_and_end_ids
 from titan_inference.generation import Generator
 from titan_inference.output import Continuation
-from titan_inference.prompts import encode_prompt, end_ids_of
+from titan_inference.prompts import encode_prompt
 from titan_inference.sampling import Sampler, SamplingOptions
 from titan_inference.scoring import Scorer
 
@@ -33,8 +32,8 @@ class TitanLM(TemplateLM):  # type: ignore[misc] # lm-eval has no types
         self._loaded, self._batch_size = loaded, batch_size
         self._tokenizer = loaded.job.text_tokenizer
         self._scorer = Scorer(loaded.part, loaded.world.device, batch_size)
-        self._begin_ids, _ = begin_and_end_ids(self._tokenizer) or ([], [])
-        self._end_ids = {*end_ids, *end_ids_of(self._tokenizer)}
+        self._begin_ids = self._tokenizer.begin_ids
+        self._end_ids = {*end_ids, *self._tokenizer.end_ids}
 
     @property
     def eot_token_id(self) -> int:

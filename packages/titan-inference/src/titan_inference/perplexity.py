@@ -41,7 +41,7 @@ class Perplexity:
         return None if self.bytes_per_token is None else self.loss / math.log(2) / self.bytes_per_token
 
 
-class CountingTokenizer:
+class CountingTokenizer(TextTokenizer):
     """A tokenizer that counts the bytes and tokens of the documents that it encodes."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:

@@ -12,7 +12,7 @@ from titan_core.toolkit.simulation import current_simulation
 from titan_inference.config import SampleSection
 from titan_inference.generation import Generator
 from titan_inference.output import Continuation
-from titan_inference.prompts import encode_prompt, end_ids_of
+from titan_inference.prompts import encode_prompt
 from titan_inference.sampling import Sampler, SamplingOptions
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Sampling:
             return
         self._sampled = step
         tokenizer, world = run.job.text_tokenizer, run.world
-        ends = end_ids_of(tokenizer)
+        ends = set(tokenizer.end_ids)
         texts = [Continuation(tokenizer, ends, ()) for _ in self._prompts]
         count = min(section.max_new_tokens, self._seq_len - max(map(len, self._prompts)))
         sampler = Sampler(SamplingOptions(section.temperature, seed=section.seed))

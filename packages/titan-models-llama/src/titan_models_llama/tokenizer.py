@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import tiktoken
 
-from titan_core.api import TokenizerContext, UserError
+from titan_core.api import TextTokenizer, TokenizerContext, UserError
 from titan_core.toolkit.byte_level import tokenizer_files
 from titan_core.toolkit.tokenizers import without_surrogates
 
@@ -51,7 +51,7 @@ _LONGEST_RUN = 25_000
 _LONG_RUN = re.compile(rf"\s{{{_LONGEST_RUN}}}|\S{{{_LONGEST_RUN}}}")
 
 
-class TiktokenTokenizer:
+class TiktokenTokenizer(TextTokenizer):
     """A ``tiktoken.Encoding`` that puts special tokens around documents."""
 
     def __init__(self, encoding: tiktoken.Encoding, pattern: str, begin: str, end: str) -> None:
@@ -71,15 +71,9 @@ class TiktokenTokenizer:
         """The largest id, plus one."""
         return self._encoding.n_vocab
 
-    @property
-    def begin_ids(self) -> list[int]:
-        """Ids that begin a document."""
-        return [self._begin]
-
-    @property
-    def end_ids(self) -> list[int]:
-        """Ids that end a document."""
-        return [self._end]
+    def marks(self) -> tuple[list[int], list[int]]:
+        """The ids that begin and that end a document."""
+        return [self._begin], [self._end]
 
     def encode_document(self, text: str) -> NDArray[numpy.uint32]:
         """Return the ids of ``text``, between the ids for begin and end of text."""
@@ -96,12 +90,8 @@ class TiktokenTokenizer:
         # Avoids a list of Python integers. Text that looks like a special token is encoded as plain text.
         return self._encoding.encode_to_numpy(text, disallowed_special=())
 
-    def encode_with_special_tokens(self, text: str) -> list[int]:
-        """Return the ids of ``text``. Names of special tokens stand for those tokens."""
-        return self._encoding.encode(text, allowed_special="all")
-
     def tokenizer_files(self) -> dict[str, str]:
-        """See :class:`~titan_core.api.ExportsTokenizer`."""
+        """See :class:`~titan_core.api.TextTokenizer`."""
         encoding = self._encoding
         ranks = {token: encoding.encode_single_token(token) for token in encoding.token_byte_values()}
         special = {name: encoding.encode_single_token(name) for name in encoding.special_tokens_set}

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from titan_ckpt.foreign.config import read_args
 from titan_ckpt.format.stored import Manifest
-from titan_core.api import ExportsTokenizer, Registry, Tokenizer, TokenizerContext, UserError, WeightFormat
+from titan_core.api import Registry, Tokenizer, TokenizerContext, UserError, WeightFormat
 from titan_core.toolkit.secrets import redact_text
 
 _TOKENIZER = ("tokenizer.json", "tokenizer.model")
@@ -100,11 +100,11 @@ def write_tokenizer(about: Mapping[str, Any], target: Path, registry: Registry) 
     try:
         section = component.config and component.config(**about["config"].get(component.config.section, {}))
         tokenizer = component.build.load()(TokenizerContext(path, section=section))
-        if not isinstance(tokenizer, ExportsTokenizer):
-            return f"the run's tokenizer {name!r} cannot be written in the format of Hugging Face"
         files = tokenizer.tokenizer_files()
     except UserError as error:
         return str(error)
+    if files is None:
+        return f"the run's tokenizer {name!r} cannot be written in the format of Hugging Face"
     for file, contents in files.items():
         (target / Path(file).name).write_text(contents, encoding="utf-8")
     return None

@@ -30,10 +30,9 @@ from titan_ckpt.resume.comparing import resolved
 from titan_ckpt.resume.config_changes import decisive_keys
 from titan_ckpt.save.retention import Retention, make_room
 from titan_ckpt.save.staging import Snapshot, Staging
-from titan_core.api import CheckpointContext, RendersChats, TextTokenizer, UserError
+from titan_core.api import ChatTokenizer, CheckpointContext, TextTokenizer, UserError
 from titan_core.toolkit.errors import caused_by_peer
 from titan_core.toolkit.sections import TrainingSection
-from titan_core.toolkit.tokenizers import begin_and_end_ids
 
 LOST_SECONDS = 5.0
 """How long a rank that has lost another one waits for its background save. The save may be complete but for the manifest; if
@@ -329,6 +328,5 @@ def unsaveable(error: Unsaveable) -> UserError:
 def token_ids(tokenizer: TextTokenizer) -> dict[str, list[int]]:
     """Return the ids that ``tokenizer`` puts at the ``begin`` and ``end`` of a document, both empty if that is unclear, and
     at the end of the assistant's turn in a chat (``turn_end``)."""
-    turn_end = [int(token) for token in tokenizer.turn_end_ids] if isinstance(tokenizer, RendersChats) else []
-    begin, end = begin_and_end_ids(tokenizer) or ([], [])
-    return {"begin": begin, "end": end, "turn_end": turn_end}
+    turn_end = [int(token) for token in tokenizer.turn_end_ids] if isinstance(tokenizer, ChatTokenizer) else []
+    return {"begin": tokenizer.begin_ids, "end": tokenizer.end_ids, "turn_end": turn_end}

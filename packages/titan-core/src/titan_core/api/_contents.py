@@ -68,10 +68,7 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "data.components": "Dataset RecordFormat Tokenizer ModelHub",
         "data.dataset": "DatasetContext DocumentSource DocumentShard Document WeightedTokens CorruptRecord ExcludedRecord",
         "data.shuffled": "ShuffledDocuments",
-        "data.tokenizer": (
-            "TokenizerContext TextTokenizer EncodesSpecialTokens MarksDocuments DescribesSpecialTokens "
-            "ExportsTokenizer RendersChats RenderedChat"
-        ),
+        "data.tokenizer": "TokenizerContext TextTokenizer ChatTokenizer RenderedChat",
     },
     "checkpoint": {
         "checkpoint.store": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from titan_core.api import TokenizerContext, UserError
+from titan_core.api import TextTokenizer, TokenizerContext, UserError
 from titan_core.api.data.tokenizer import without_surrogates
 from titan_core.toolkit.byte_level import tokenizer_files
 
@@ -16,20 +16,10 @@ if TYPE_CHECKING:
 _MARKS: Final = {256: "<|begin_of_text|>", 257: "<|end_of_text|>"}
 
 
-class ByteTokenizer:
+class ByteTokenizer(TextTokenizer):
     """Ids 0 to 255 are bytes, 256 begins a document and 257 ends it."""
 
     vocab_size = 258
-
-    @property
-    def begin_ids(self) -> list[int]:
-        """Ids at the beginning of a document."""
-        return [256]
-
-    @property
-    def end_ids(self) -> list[int]:
-        """Ids at the end of a document."""
-        return [257]
 
     def encode_document(self, text: str) -> NDArray[numpy.uint32]:
         """Return the ids of ``text`` between the begin and end ids."""
@@ -44,7 +34,7 @@ class ByteTokenizer:
         return ids
 
     def tokenizer_files(self) -> dict[str, str]:
-        """See :class:`~titan_core.api.ExportsTokenizer`."""
+        """See :class:`~titan_core.api.TextTokenizer`."""
         special = {name: number for number, name in _MARKS.items()}
         return tokenizer_files({bytes([byte]): byte for byte in range(256)}, special, None, _MARKS[256], _MARKS[257])
 

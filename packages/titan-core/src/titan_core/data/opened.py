@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from titan_core.api import DescribesSpecialTokens, DocumentSource
+from titan_core.api import DocumentSource
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.streams import open_sources
 
@@ -27,7 +27,6 @@ class OpenedData:
         Raises:
             UserError: a dataset cannot be opened.
         """
-        if isinstance(job.text_tokenizer, DescribesSpecialTokens):
-            for line in job.text_tokenizer.describe_special_tokens():
-                log.info("tokenizer %s: %s", job.tokenizer.name, line)
+        for line in job.text_tokenizer.describe_special_tokens():
+            log.info("tokenizer %s: %s", job.tokenizer.name, line)
         return cls(open_sources(job.data), open_sources(job.validation) if job.validation is not None else ())

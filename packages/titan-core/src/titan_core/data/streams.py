@@ -9,7 +9,6 @@ from typing import Any
 from titan_core.api import DocumentSource, Problem, RefusedChange, TextTokenizer, UserError, matches
 from titan_core.api._secrets import redact_text
 from titan_core.api.data.dataset import StreamSpec
-from titan_core.api.data.tokenizer import fingerprint
 
 _DOCUMENTS_OF = ("split", "text_field", "format", "documents", "content")
 """Aspects of a dataset of which a change changes its documents or their order."""
@@ -30,7 +29,7 @@ def stream_identity(spec: StreamSpec, sources: Sequence[DocumentSource], tokeniz
     identity: dict[str, Any] = {
         "data.logical_shards": spec.plan.logical_shards,
         "datasets": [dataset.context.name for dataset in spec.datasets],
-        "model.tokenizer": fingerprint(tokenizer),
+        "model.tokenizer": tokenizer.fingerprint(),
         "training.seed": spec.seed,
         "data.shuffle_buffer": spec.shuffle_buffer,
     }

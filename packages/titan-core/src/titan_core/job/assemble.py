@@ -34,7 +34,6 @@ from titan_core.api import (
 )
 from titan_core.api._shown import show
 from titan_core.api.config.sections import DataSection, ModelSection, TrainingSection  # fmt: skip
-from titan_core.api.data.tokenizer import begin_and_end_ids
 from titan_core.api.parallel.mesh import STANDARD_DIMS
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.overrides import value_of
@@ -295,10 +294,10 @@ def pretrained_notes(stored: StoredModel, model: ModelDefinition, tokenizer: Tex
         yield f"the model's context is {context:,} tokens; that of the weights is {theirs:,}"
     if tokens < rows:
         yield f"the model's vocabulary has {rows:,} tokens, the tokenizer's {tokens:,}: {rows - tokens:,} are unused"
-    _, ends = begin_and_end_ids(tokenizer) or ([], [])
-    if stored.end_ids and sorted(ends) != sorted(stored.end_ids):
+    ends = sorted(tokenizer.end_ids)
+    if stored.end_ids and ends != sorted(stored.end_ids):
         shown = ", ".join(map(str, sorted(stored.end_ids)))
-        yield f"ids that end generated text: {shown}; ids that the tokenizer puts at the end of a document: {sorted(ends)}"
+        yield f"ids that end generated text: {shown}; ids that the tokenizer puts at the end of a document: {ends}"
 
 
 def check_document_mask(config: Config, model: ModelDefinition) -> Iterator[Problem]:

@@ -19,7 +19,7 @@ from titan_core.api import (
 )
 from titan_core.api.config.sections import DataSection, MixtureEntry, ModelSection, TrainingSection, ValidationSection
 from titan_core.api.data.dataset import DatasetSpec, FormatSpec, ReadPolicy, StreamSpec
-from titan_core.api.data.tokenizer import TokenizerSpec, fingerprint
+from titan_core.api.data.tokenizer import TokenizerSpec
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.record_format import format_of
 
@@ -150,7 +150,7 @@ def _pick(
         default_split=default_split,
         format=_format(config, registry, entry, table),
         skip_corrupt=data.on_corrupt == "skip",
-        tokenizer=fingerprint(tokenizer) if tokenizer is not None and dataset.holds_tokens else "",
+        tokenizer=tokenizer.fingerprint() if tokenizer is not None and dataset.holds_tokens else "",
         vocab_size=tokenizer.vocab_size if tokenizer is not None and dataset.holds_tokens else None,
     )
     if dataset.tokenizes and not data.document_mask:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from titan_core.api import CheckResult, Costs, ForeignTensor, Problem, Ref, StoredModel, WeightedTokens
+from titan_core.api import CheckResult, Costs, ForeignTensor, Problem, Ref, RenderedChat, StoredModel, WeightedTokens
 from titan_core.api.plugins.ref import CodeOrigin
 from titan_core.plugins.guarded_object import Check, WrongResult, class_at, guarded_object, shown
 from titan_core.toolkit.jobs import JobFact
@@ -121,6 +121,12 @@ def _document(origin: CodeOrigin, result: Any) -> Any:
     # Sequences of ids are checked where they become tokens. None would end the data.
     if not isinstance(result, str | WeightedTokens | list | tuple) and not hasattr(result, "dtype"):
         raise WrongResult(f"returned {shown(result)}; a document is a str, an array of token ids or WeightedTokens")
+    return result
+
+
+def _marks(origin: CodeOrigin, result: Any) -> Any:
+    right = result is None or (isinstance(result, tuple) and len(result) == 2)
+    require(right, result, "return the ids before and those after a document's text, or None")
     return result
 
 
@@ -318,9 +324,6 @@ def _object(place: str, *optional: str) -> Check:
 
 _DATASET, _TOKENIZER = "titan_core.api.data.dataset", "titan_core.api.data.tokenizer"
 _FINGERPRINT = f"{_DATASET}:DocumentSource, optional"
-_RENDERS = f"{_TOKENIZER}:RendersChats"
-_TEXT = {"vocab_size": _from(1), "encode_document": _anything, "decode": _a(str)}
-_SPECIAL = {"encode_with_special_tokens": _anything}
 
 OBJECTS: Final[dict[str, dict[str, Check | None]]] = {
     f"{_DATASET}:DocumentSource": {
@@ -331,14 +334,15 @@ OBJECTS: Final[dict[str, dict[str, Check | None]]] = {
         "__iter__": None, "__next__": _document, "state_dict": _a(dict), "load_state_dict": None,
     },
     _FINGERPRINT: {"fingerprint": _a(Mapping, none=True)},
-    f"{_TOKENIZER}:TextTokenizer": {**_TEXT},
-    f"{_TOKENIZER}:EncodesSpecialTokens": {**_SPECIAL},
-    f"{_TOKENIZER}:MarksDocuments": {"begin_ids": _anything, "end_ids": _anything},
-    _RENDERS: {
-        **_TEXT, **_SPECIAL, "require_chat_template": None, "render_chat": _anything, "turn_end_ids": _anything,
+    f"{_TOKENIZER}:TextTokenizer": {
+        "vocab_size": _from(1), "encode_document": _anything, "decode": _a(str),
+        "marks": _marks, "begin_ids": _anything, "end_ids": _anything,
+        "describe_special_tokens": _list_of(str), "tokenizer_files": _a(Mapping, none=True), "fingerprint": _a(str),
     },
-    f"{_TOKENIZER}:DescribesSpecialTokens": {"describe_special_tokens": _list_of(str)},
-    f"{_TOKENIZER}:ExportsTokenizer": {"tokenizer_files": _a(Mapping)},
+    f"{_TOKENIZER}:ChatTokenizer": {
+        "encode_with_special_tokens": _anything, "require_chat_template": None,
+        "render_chat": _a(RenderedChat), "turn_end_ids": _anything,
+    },
     "titan_core.api.checkpoint.store:CheckpointStore": {
         "restore": _a(bool), "after_step": None, "newest": _newest, "before_update": None, "close": None,
     },
@@ -352,6 +356,7 @@ OBJECTS: Final[dict[str, dict[str, Check | None]]] = {
 """Class of an object that plugins build (``module:name``) -> its methods and properties, and the checks of their results."""
 
 CLASSES: Final = (
+    f"{_TOKENIZER}:TextTokenizer",
     "titan_core.api.training.objective:ObjectiveFunction",
     "torch.optim:Optimizer",
     "torch.optim.lr_scheduler:LRScheduler",
@@ -389,11 +394,7 @@ RETURNS: Final[dict[str, Check]] = {
     "Dataset.check": _problems,
     "RecordFormat.convert": _anything,
     "Tokenizer.build": _object(
-        f"{_TOKENIZER}:TextTokenizer",
-        f"{_TOKENIZER}:MarksDocuments",
-        _RENDERS,
-        f"{_TOKENIZER}:DescribesSpecialTokens",
-        f"{_TOKENIZER}:ExportsTokenizer",
+        f"{_TOKENIZER}:TextTokenizer", f"{_TOKENIZER}:ChatTokenizer",
     ),
     "ModelHub.locate": _a(str),
     "Optimizer.build": _object("torch.optim:Optimizer", "titan_core.api.training.optimizer:SkipsOnDevice"),

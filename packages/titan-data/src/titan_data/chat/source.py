@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from titan_core.api import (
+    ChatTokenizer,
     CorruptRecord,
     DatasetContext,
     DocumentSource,
     ExcludedRecord,
     Problem,
-    RendersChats,
     UserError,
     WeightedTokens,
 )
@@ -63,7 +63,7 @@ class ChatReader:
         """
         chat = chat_of(converted(record, self._context, place), self._section.train_on == "last", place)
         if self._section.template == "tokenizer":
-            assert isinstance(self._tokenizer, RendersChats)
+            assert isinstance(self._tokenizer, ChatTokenizer)
             document = templated_tokens(chat, self._tokenizer, place)
         elif chat.texts is not None:
             document = plain_tokens(*chat.texts, self._tokenizer, place)
@@ -170,7 +170,7 @@ def _require_template(tokenizer: Any, context: DatasetContext[ChatSection]) -> N
     Raises:
         UserError: the tokenizer has no chat template.
     """
-    if not isinstance(tokenizer, RendersChats):
+    if not isinstance(tokenizer, ChatTokenizer):
         raise UserError.one(f"dataset {context.name!r}", "the job's tokenizer has no chat template", _TEMPLATE_FIX)
     try:
         tokenizer.require_chat_template()

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy
 
-from titan_core.api import CorruptRecord, RendersChats, TextTokenizer, UserError, WeightedTokens
-from titan_core.toolkit.tokenizers import begin_and_end_ids
+from titan_core.api import ChatTokenizer, CorruptRecord, TextTokenizer, UserError, WeightedTokens
 from titan_data.chat.records import Chat
 
 Range = tuple[int, int]
@@ -23,7 +22,7 @@ there is no clock."""
 _PREFIX_FIX = 'set chat.train_on = "last", or use a template that marks the assistant\'s part with {% generation %}'
 
 
-def templated_tokens(chat: Chat, tokenizer: RendersChats, place: str) -> WeightedTokens:
+def templated_tokens(chat: Chat, tokenizer: ChatTokenizer, place: str) -> WeightedTokens:
     """Return the tokens of ``chat``, rendered by the tokenizer's template.
 
     A prompt has the ids that it has when the model is asked to continue it.
@@ -72,14 +71,14 @@ def _num_marks(tokenizer: TextTokenizer) -> tuple[int, int]:
     Raises:
         UserError: they cannot be told apart.
     """
-    marks = begin_and_end_ids(tokenizer)
+    marks = tokenizer.marks()
     if marks is None:
         why = "it puts tokens around a document, and it is unclear which of them begin it"
-        raise UserError.one("model.tokenizer", why, "use a tokenizer with the properties begin_ids and end_ids")
+        raise UserError.one("model.tokenizer", why, "use a tokenizer that says so (TextTokenizer.marks)")
     return len(marks[0]), len(marks[1])
 
 
-def _assistant_ranges(chat: Chat, tokenizer: RendersChats, place: str) -> tuple[str, list[Range]]:
+def _assistant_ranges(chat: Chat, tokenizer: ChatTokenizer, place: str) -> tuple[str, list[Range]]:
     """Return the text of ``chat``, and the ranges of the messages to train on.
 
     A template without ``{% generation %}`` shows them if the text of a chat begins with the text of its first messages.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
-from titan_core.api import CommandContext, DescribesSpecialTokens, TextTokenizer, UserError
+from titan_core.api import CommandContext, TextTokenizer, UserError
 from titan_core.toolkit.arguments import json_argument, recipe_arguments, small_integer
 from titan_core.toolkit.jobs import AssembledJob, note_of
 from titan_core.toolkit.reading import StepRows
@@ -64,8 +64,8 @@ def run(context: CommandContext) -> int:
         return 0
     if not sequences:
         print("the data ends before the first global batch is complete")
-    if isinstance(job.text_tokenizer, DescribesSpecialTokens):
-        print("\n".join([*job.text_tokenizer.describe_special_tokens(), ""]))
+    if special := job.text_tokenizer.describe_special_tokens():
+        print("\n".join([*special, ""]))
     for sequence in sequences:
         _print(sequence, job, arguments.full)
     weights = sum(dataset.weight for dataset in datasets)

@@ -33,7 +33,6 @@ def run(context: CommandContext) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    from titan_core.toolkit.tokenizers import fingerprint
     from titan_data.tokenize import tokenize
     from titan_data.tokenized import INDEX, read_index
 
@@ -55,7 +54,7 @@ def run(context: CommandContext) -> int:
             folder = Path(arguments.output) / dataset.name if len(datasets) > 1 else Path(arguments.output)
             if len(datasets) > 1 and (folder / INDEX).exists():
                 index = read_index(folder)  # completed before an interruption
-                if index.fingerprint != fingerprint(job.text_tokenizer):
+                if index.fingerprint != job.text_tokenizer.fingerprint():
                     why = "contains a complete dataset made with another tokenizer"
                     raise UserError.one(str(folder), why, "name another folder")
                 folders.append((dataset.name, folder, sum(part.tokens for part in index.parts), 0))

@@ -90,7 +90,7 @@ class ChatTemplate:
         tools: Sequence[Any] | None = None,
         date: datetime.date | None = None,
     ) -> RenderedChat:
-        """See :meth:`titan_core.api.RendersChats.render_chat`.
+        """See :meth:`titan_core.api.ChatTokenizer.render_chat`.
 
         Raises:
             UserError: the template refuses them.

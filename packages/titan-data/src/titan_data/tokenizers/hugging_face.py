@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api import RenderedChat, TokenizerContext, UserError
+from titan_core.api import ChatTokenizer, RenderedChat, TokenizerContext, UserError
 from titan_core.toolkit.tokenizers import Message, without_surrogates
 from titan_data.tokenizers.document_marks import DOWNLOAD, TOKENIZER, document_marks
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from titan_data.tokenizers.chat_template import ChatTemplate
 
 
-class HuggingFaceTokenizer:
+class HuggingFaceTokenizer(ChatTokenizer):
     """A ``tokenizers.Tokenizer`` with the tokens that mark documents."""
 
     def __init__(self, tokenizer: Tokenizer, folder: Path | None = None) -> None:
@@ -46,15 +46,9 @@ class HuggingFaceTokenizer:
         """The largest token id plus one."""
         return self._vocab_size
 
-    @property
-    def begin_ids(self) -> list[int]:
-        """The tokens that begin a document."""
-        return list(self._begin)
-
-    @property
-    def end_ids(self) -> list[int]:
-        """The tokens that end a document."""
-        return list(self._end)
+    def marks(self) -> tuple[list[int], list[int]]:
+        """The tokens that begin and that end a document."""
+        return self._begin, self._end
 
     def describe_special_tokens(self) -> list[str]:
         """Describe the begin and end tokens, the file that defines them, and any file that contradicts it; one line each."""
@@ -92,13 +86,13 @@ class HuggingFaceTokenizer:
         tools: Sequence[Any] | None = None,
         date: datetime.date | None = None,
     ) -> RenderedChat:
-        """See :class:`titan_core.api.RendersChats`."""
+        """See :class:`titan_core.api.ChatTokenizer`."""
         self.require_chat_template()
         assert self._template is not None
         return self._template.render(messages, add_generation_prompt, tools, date)
 
     def require_chat_template(self) -> None:
-        """See :class:`titan_core.api.RendersChats`."""
+        """See :class:`titan_core.api.ChatTokenizer`."""
         if self._folder is None:
             why = f"a chat template is found only beside a file named {TOKENIZER}"
             raise UserError.one("model.tokenizer_path", why, f"rename the tokenizer to {TOKENIZER}")

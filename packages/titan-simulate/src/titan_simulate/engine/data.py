@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.api import DatasetContext, DocumentSource, Ref, StoredModel
+from titan_core.api import DatasetContext, DocumentSource, Ref, StoredModel, TextTokenizer
 from titan_core.toolkit.jobs import AssembledJob
 from titan_core.toolkit.reading import State, StreamSpec
 from titan_core.toolkit.sections import ModelSection
@@ -23,11 +23,16 @@ TOKENS = (300, 3_000)
 """Shortest and longest document."""
 
 
-@dataclass(frozen=True)
-class SimulatedTokenizer:
+class SimulatedTokenizer(TextTokenizer):
     """Has the vocabulary of the job's tokenizer."""
 
-    vocab_size: int
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Largest id plus one."""
+        return self._vocab_size
 
     def encode_document(self, text: str) -> list[int]:
         """Return a token per character, all the same."""

@@ -18,12 +18,8 @@ A ``Dataset`` (hook ``titan_datasets``) opens a source of documents, in logical 
 * ``ExcludedRecord``: raise it for a record that the dataset's settings exclude
 * ``ShuffledDocuments``: a complete source from documents that can be fetched by index
 * ``TokenizerContext``: what ``Tokenizer.build`` receives
-* ``TextTokenizer``: what ``Tokenizer.build`` returns: ``encode_document``, ``decode``, ``vocab_size``
-* ``EncodesSpecialTokens``: a tokenizer that can encode the names of special tokens in a text
-* ``MarksDocuments``: a tokenizer that says which ids begin and end a document
-* ``DescribesSpecialTokens``: a tokenizer that describes its special tokens
-* ``ExportsTokenizer``: a tokenizer that writes its files for ``transformers``
-* ``RendersChats``: a tokenizer with a chat template
+* ``TextTokenizer``: base class of what ``Tokenizer.build`` returns: ``encode_document``, ``decode``, ``vocab_size``
+* ``ChatTokenizer``: base class of a tokenizer with a chat template
 * ``RenderedChat``: the text of a chat, and which of it the assistant wrote
 """
 
@@ -51,12 +47,8 @@ if TYPE_CHECKING:
     )
     from titan_core.api.data.shuffled import ShuffledDocuments as ShuffledDocuments
     from titan_core.api.data.tokenizer import (
-        DescribesSpecialTokens as DescribesSpecialTokens,
-        EncodesSpecialTokens as EncodesSpecialTokens,
-        ExportsTokenizer as ExportsTokenizer,
-        MarksDocuments as MarksDocuments,
+        ChatTokenizer as ChatTokenizer,
         RenderedChat as RenderedChat,
-        RendersChats as RendersChats,
         TextTokenizer as TextTokenizer,
         TokenizerContext as TokenizerContext,
     )

@@ -1,11 +1,12 @@
-"""Tokenizers: their protocol, their fingerprint, and checks of the ids that they return. Free of torch."""
+"""Tokenizers: their base classes, and checks of the ids that they return. Free of torch."""
 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from titan_core.api.plugins.contexts import BuildContext, S
 from titan_core.api.plugins.ref import Ref
@@ -29,51 +30,58 @@ class TokenizerContext(BuildContext[S]):
     """``model.tokenizer_path``."""
 
 
-class TextTokenizer(Protocol):
-    """Converts text to token ids and back."""
+class TextTokenizer(ABC):
+    """Converts text to token ids and back. Three members are required; the others have defaults."""
 
     @property
+    @abstractmethod
     def vocab_size(self) -> int:
         """Largest id plus one."""
 
+    @abstractmethod
     def encode_document(self, text: str) -> list[int] | NDArray[Any]:
         """Return the ids of a whole document, including the tokens that mark its begin and end. Names of special tokens in
         the text are encoded as plain text."""
 
+    @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ``ids``, with special tokens shown by name."""
 
+    def marks(self) -> tuple[Sequence[int], Sequence[int]] | None:
+        """Return the ids that :meth:`encode_document` puts before and after a text; ``None`` if that is unclear.
 
-@runtime_checkable
-class EncodesSpecialTokens(Protocol):
-    """A tokenizer that can encode the names of special tokens, such as those in a rendered chat template."""
-
-    def encode_with_special_tokens(self, text: str) -> list[int]:
-        """The ids of ``text``, in which names of special tokens stand for those tokens. Adds no other token."""
-
-
-@runtime_checkable
-class MarksDocuments(Protocol):
-    """A tokenizer that reports the special tokens around each document."""
+        By default an empty document tells: none or two ids are its begin and its end.
+        """
+        ids = [int(token) for token in self.encode_document("")]
+        return (ids[:1], ids[1:]) if len(ids) in (0, 2) else None
 
     @property
-    def begin_ids(self) -> Sequence[int]:
-        """Ids before the text."""
+    def begin_ids(self) -> list[int]:
+        """Ids before the text of a document; none if that is unclear."""
+        begin, _ = self.marks() or ((), ())
+        return [int(token) for token in begin]
 
     @property
-    def end_ids(self) -> Sequence[int]:
-        """Ids after the text."""
+    def end_ids(self) -> list[int]:
+        """Ids after the text of a document; none if that is unclear."""
+        _, end = self.marks() or ((), ())
+        return [int(token) for token in end]
 
+    def describe_special_tokens(self) -> list[str]:
+        """Return lines for the log that say which tokens mark documents, and why; none by default."""
+        return []
 
-def begin_and_end_ids(tokenizer: TextTokenizer) -> tuple[list[int], list[int]] | None:
-    """Return the ids that :meth:`TextTokenizer.encode_document` puts before and after a text; ``None`` if that is unclear.
+    def tokenizer_files(self) -> Mapping[str, str] | None:
+        """Return the contents of ``tokenizer.json`` and ``tokenizer_config.json`` for ``transformers``, by file name, in
+        which a text has the ids of :meth:`encode_document` without those that end a document. ``None``: there are only the
+        files that the tokenizer was read from."""
+        return None
 
-    A tokenizer that is no :class:`MarksDocuments` encodes an empty document: two ids are its begin and its end.
-    """
-    if isinstance(tokenizer, MarksDocuments):
-        return [int(token) for token in tokenizer.begin_ids], [int(token) for token in tokenizer.end_ids]
-    marks = [int(token) for token in tokenizer.encode_document("")]
-    return (marks[:1], marks[1:]) if len(marks) in (0, 2) else None
+    def fingerprint(self) -> str:
+        """Return a digest of the vocabulary size and of the ids of a text with many kinds of characters. Tokenizers with
+        equal fingerprints are interchangeable."""
+        ids = [int(token) for token in self.encode_document(_PROBE)]
+        return hashlib.sha256(repr((self.vocab_size, ids)).encode()).hexdigest()[:16]
 
 
 Message: TypeAlias = "Mapping[str, Any]"
@@ -89,16 +97,22 @@ class RenderedChat:
     """Ranges of characters that the assistant writes, ends exclusive; ``None`` if the template does not say."""
 
 
-@runtime_checkable
-class RendersChats(EncodesSpecialTokens, TextTokenizer, Protocol):
+class ChatTokenizer(TextTokenizer):
     """A tokenizer that may have a chat template."""
 
+    @abstractmethod
+    def encode_with_special_tokens(self, text: str) -> list[int]:
+        """Return the ids of ``text``, such as a rendered chat, in which names of special tokens stand for those tokens. Adds
+        no other token."""
+
+    @abstractmethod
     def require_chat_template(self) -> None:
         """
         Raises:
             UserError: there is no template, or a damaged one.
         """
 
+    @abstractmethod
     def render_chat(
         self,
         messages: Sequence[Message],
@@ -119,24 +133,8 @@ class RendersChats(EncodesSpecialTokens, TextTokenizer, Protocol):
 
     @property
     def turn_end_ids(self) -> Sequence[int]:
-        """The special token that ends a message of the assistant; empty if there is none."""
-
-
-@runtime_checkable
-class DescribesSpecialTokens(Protocol):
-    """A tokenizer that detects which tokens mark documents, and can report how."""
-
-    def describe_special_tokens(self) -> list[str]:
-        """Return one line for the begin token and one for the end token."""
-
-
-@runtime_checkable
-class ExportsTokenizer(Protocol):
-    """A tokenizer that ``transformers`` can read, in files that it need not have been read from."""
-
-    def tokenizer_files(self) -> Mapping[str, str]:
-        """Return the contents of ``tokenizer.json`` and ``tokenizer_config.json``, by file name. There a text has the ids of
-        :meth:`TextTokenizer.encode_document` without those that end a document."""
+        """The special token that ends a message of the assistant; empty if there is none, or it is unknown."""
+        return ()
 
 
 @dataclass(frozen=True)
@@ -153,13 +151,6 @@ class TokenizerSpec:
             UserError: its file is missing or damaged.
         """
         return self.build.load()(self.context)
-
-
-def fingerprint(tokenizer: TextTokenizer) -> str:
-    """Return a digest of the vocabulary size and of the ids of a text with many kinds of characters. Tokenizers with equal
-    fingerprints are interchangeable."""
-    ids = [int(token) for token in tokenizer.encode_document(_PROBE)]
-    return hashlib.sha256(repr((tokenizer.vocab_size, ids)).encode()).hexdigest()[:16]
 
 
 def token_ids(tokens: Sequence[int] | NDArray[Any], vocab_size: int) -> NDArray[Any]:
