@@ -13,7 +13,12 @@ POLICY, ELASTIC, AGENT, RESTARTS, OPTIONS = (
     "tests/launch/test_restarts.py",
     "tests/launch/test_options.py",
 )
-DECIDE, SIZES, FAILURE, PROGRESS = "launch/restart_policy.py", "launch/sizes.py", "launch/failure.py", "launch/progress.py"
+DECIDE, SIZES, FAILURE, PROGRESS = (
+    "launch/restart/policy.py",
+    "launch/meeting/sizes.py",
+    "launch/restart/failure.py",
+    "launch/ranks/progress.py",
+)
 
 MUTANTS = (
     Mutant("progress-forgives-nothing", DECIDE, "            self._used = 0\n        self._furthest", "            pass\n        self._furthest", (POLICY,)),
@@ -31,9 +36,9 @@ MUTANTS = (
     Mutant("batch-of-each-size", SIZES, '[*found, Override("training.global_batch_size", str(batch))] if batch else found', "found", (ELASTIC,)),
     Mutant("the-last-line-is-not-the-cause", FAILURE, "tuple(line for line, _ in reversed(lines))", "tuple(line for line, _ in lines)", (AGENT, RESTARTS)),
     Mutant("aborted-ranks-are-the-cause", FAILURE, "aborted = killed.pop(-signal.SIGABRT, [])", "aborted = []", (AGENT, RESTARTS)),
-    Mutant("victims-are-causes", FAILURE, "if not outcome.follows]", "]", (AGENT, RESTARTS)),
+    Mutant("victims-are-causes", FAILURE, "in self.failed.values() if not outcome.follows]", "in self.failed.values()]", (AGENT, RESTARTS)),
     Mutant("the-latest-cause-decides", FAILURE, "first = min(causes, key=lambda outcome: outcome.time)", "first = max(causes, key=lambda outcome: outcome.time)", (AGENT, RESTARTS)),
     Mutant("saving-counts-as-a-step", PROGRESS, "if one.in_step and now", "if now", (AGENT, RESTARTS)),
     Mutant("the-first-step-may-not-compile", PROGRESS, "self.first if one.completed == one.begun else self.later", "self.later", (AGENT, RESTARTS)),
-    Mutant("a-restart-costs-its-wait-twice", "launch/recovery.py", "restart.started - restart.ended - restart.waited", "restart.started - restart.ended", (AGENT, RESTARTS)),
+    Mutant("a-restart-costs-its-wait-twice", "launch/restart/recovery.py", "restart.started - restart.ended - restart.waited", "restart.started - restart.ended", (AGENT, RESTARTS)),
 )  # fmt: skip

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Literal
 
 from titan_core.toolkit.launching import OUTCOMES
-from titan_launch.agent import RankAgent
-from titan_launch.console import Console, Shown
-from titan_launch.elastic import ElasticAgent
-from titan_launch.meeting_point import handler
-from titan_launch.progress import StepLimits
-from titan_launch.rank_logs import RankLogs
-from titan_launch.rendezvous import Rendezvous, RendezvousClosed
-from titan_launch.restart_policy import RestartLimits
-from titan_launch.sizes import Plan, Sizes
+from titan_launch.agent import Agent
+from titan_launch.meeting.machines import Machines
+from titan_launch.meeting.meeting_point import handler
+from titan_launch.meeting.rendezvous import Rendezvous, RendezvousClosed
+from titan_launch.meeting.sizes import Plan, Sizes
+from titan_launch.ranks.logs import RankLogs
+from titan_launch.ranks.progress import StepLimits
+from titan_launch.restart.policy import RestartLimits, RestartPolicy
+from titan_launch.terminal.console import Console, Shown
 
 KEY = b"the key of the machines of a test"
 RANK = """
@@ -60,7 +60,7 @@ def agent_of(
     sizes: Sizes | None = None,
     when_impossible: Literal["wait", "stop"] = "wait",
     grace: int = 120,
-) -> RankAgent:
+) -> Agent:
     """
     Args:
         alone: the options of one of several machines.
@@ -72,14 +72,20 @@ def agent_of(
     found_handler = handler(options) if options.endpoint else None
     console = console or Console()
     logs = RankLogs(folder / "logs", "the test", console, shown)
-    of_agent = (
-        (sys.executable, "-S", str(file)), ranks, {OUTCOMES: str(folder / "outcomes")}, options, found_handler,
-        folder / "outcomes", logs, console, lambda began: found, trains, RestartLimits(restarts, wait=0.1), step_limits,
-        grace, 0.02,
-    )  # fmt: skip
-    if sizes is None:
-        return RankAgent(*of_agent)
-    return ElasticAgent(*of_agent, sizes=sizes, when_impossible=when_impossible)
+    return Agent(
+        command=(sys.executable, "-S", str(file)),
+        environment={OUTCOMES: str(folder / "outcomes")},
+        machines=Machines(options, ranks, found_handler, console, sizes, when_impossible),
+        outcomes=folder / "outcomes",
+        logs=logs,
+        console=console,
+        diagnose=lambda began: found,
+        restart_policy=RestartPolicy(RestartLimits(restarts, wait=0.1)),
+        step_limits=step_limits,
+        grace=grace,
+        trains=trains,
+        poll_seconds=0.02,
+    )
 
 
 class Peer:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, but not exported to type checkers
 
-from titan_launch.handler import State
-from titan_launch.signed_store import SignedStore
+from titan_launch.meeting.handler import State
+from titan_launch.meeting.signed_store import SignedStore
 
 
 class Touch:

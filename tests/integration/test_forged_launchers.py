@@ -9,7 +9,7 @@ import pytest
 from harness.machines import KEY, Machine, ended, free_port, metrics, wait_until, write_recorder
 from harness.stranger import Stranger
 from titan_core.toolkit.launching import JOB_KEY
-from titan_launch.signed_store import Forged, SignedStore
+from titan_launch.meeting.signed_store import Forged, SignedStore
 
 
 @pytest.mark.full

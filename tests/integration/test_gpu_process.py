@@ -19,7 +19,7 @@ MODEL = {"model.args": "{dim = 64, n_layers = 2, n_heads = 4, n_kv_heads = 2, ff
 def settings() -> dict[str, Any]:
     """Return what a rank finds and sets on its GPU."""
     from titan_core.toolkit.device import attention_kernels, choose_device
-    from titan_launch.numa import _node_of
+    from titan_launch.ranks.numa import _node_of
 
     os.environ["LOCAL_RANK"] = "1"
     torch.cuda.device_count = lambda: 1  # type: ignore[assignment]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from titan_core.cli.main import main
-from titan_launch import meeting_point
+from titan_launch.meeting import meeting_point
 
 RECIPE = """
 [model]

@@ -21,12 +21,14 @@ from titan_core.api import UserError
 from titan_core.api.config.resolved import Override
 from titan_core.cli.invocation import Invocation
 from titan_core.plugins.registry import Components
-from titan_launch import elastic, restart_policy
-from titan_launch.agent import JobEnded, RanksState
-from titan_launch.failure import Failure
-from titan_launch.meeting_point import handler
-from titan_launch.rendezvous import Rendezvous, RendezvousClosed
-from titan_launch.sizes import Sizes, choose
+from titan_core.toolkit.errors import EXIT_LOST_PEER
+from titan_launch.meeting import machines as meeting
+from titan_launch.meeting.machines import Place
+from titan_launch.meeting.meeting_point import handler
+from titan_launch.meeting.rendezvous import Rendezvous, RendezvousClosed
+from titan_launch.meeting.sizes import Sizes, choose
+from titan_launch.restart import policy as restart_policy
+from titan_launch.restart.failure import Failure
 
 pytestmark = pytest.mark.usefixtures("environment", "handlers")
 A, B, C = "127.0.0.1", "127.0.0.2", "127.0.0.3"
@@ -117,7 +119,7 @@ def test_ranks_restart_on_the_machines_that_are_left(
     now, because no rank of this machine has failed."""
     began = time.time()
     monkeypatch.setattr(restart_policy, "GRACE_SECONDS", 0.2)
-    monkeypatch.setattr(elastic, "LAST_CALL_SECONDS", 0.5)  # when they meet again
+    monkeypatch.setattr(meeting, "LAST_CALL_SECONDS", 0.5)  # when they meet again
     options = machines(1, 2, A, last_call=None)
     cost = 'open(__file__ + ".restart", "w").write(os.environ["TITAN_RESTART"])'
     script = f"{ENDS}if world == '4': time.sleep(600)\n{cost}"
@@ -125,18 +127,17 @@ def test_ranks_restart_on_the_machines_that_are_left(
     peer = Peer(options(B), 2)
     joining = peer.join()
 
-    def leaves() -> RanksState:
+    def leaves() -> bool:
         if (in_tmp / "started-4-1").exists() and peer.joined:
             joining.join()
             peer.fail("error: rank 3 was killed by SIGKILL in step 7")
             peer.leave()
             peer.joined = False
-        return monitor()
+        return lost()
 
-    monitor = agent.monitor_workers
-    monkeypatch.setattr(agent, "monitor_workers", leaves)
-    agent.run()
-    assert agent.failure is None
+    lost = agent.machines.lost
+    monkeypatch.setattr(agent.machines, "lost", leaves)
+    assert agent.run() == 0
     assert (in_tmp / "started-2-1").read_text() == "--training.elastic true --training.global_batch_size 16"
     said = "titan: 127.0.0.2 left; restarting: 4 -> 2 ranks (dp_shard=2), 2 accumulation steps, global batch 16\n"
     assert said in capfd.readouterr().err
@@ -156,19 +157,19 @@ def test_a_failure_of_another_machine_does_not_count(
     agent = agent_of(in_tmp, script, alone=options(), sizes=sizes())
     peer = Peer(options(B), 2)
     joining = [peer.join()]
-    restart = agent.restart_workers
+    meet = agent.machines.meet
 
-    def again() -> None:
-        joining[0].join()
-        peer.fail("error: rank 3 was killed by SIGKILL in step 7 (out of memory?); see logs/rank-3.log")
-        (in_tmp / "rank.py.again").touch()
-        joining.append(peer.join())
-        restart()
+    def again(has_trained: bool) -> Place:
+        if has_trained:
+            joining[0].join()
+            peer.fail("error: rank 3 was killed by SIGKILL in step 7 (out of memory?); see logs/rank-3.log")
+            (in_tmp / "rank.py.again").touch()
+            joining.append(peer.join())
+        return meet(has_trained)
 
-    monkeypatch.setattr(agent, "restart_workers", again)
-    agent.run()
+    monkeypatch.setattr(agent.machines, "meet", again)
+    assert agent.run() == 0
     joining[1].join()
-    assert agent.failure is None
     said = (
         "titan: on another machine: rank 3 was killed by SIGKILL in step 7 (out of memory?); see logs/rank-3.log; restarting"
     )
@@ -192,16 +193,16 @@ def test_ranks_that_follow_end_like_the_job(
     options = machines(2, 3, A)
     agent = agent_of(in_tmp, ENDS + LOSES, alone=options(), sizes=sizes())
     peer = Peer(options(B), 2)
-    joining, restart = peer.join(), agent.restart_workers
+    joining, meet = peer.join(), agent.machines.meet
 
-    def again() -> None:
-        joining.join()
-        peer.end(*end)
-        restart()
+    def again(has_trained: bool) -> Place:
+        if has_trained:
+            joining.join()
+            peer.end(*end)
+        return meet(has_trained)
 
-    monkeypatch.setattr(agent, "restart_workers", again)
-    with pytest.raises(JobEnded):
-        agent.run()
+    monkeypatch.setattr(agent.machines, "meet", again)
+    assert agent.run() == end[0]
     assert agent.failure == failure
 
 
@@ -223,8 +224,7 @@ while not os.path.exists(__file__ + ".joined"):
     def patience(*given: object) -> float:
         if not joining:
             joining.append(peer.join())
-            assert agent._handler is not None
-            while not agent._handler.num_nodes_waiting():
+            while not agent.machines.others_wait():
                 time.sleep(0.05)
             (in_tmp / "rank.py.joined").touch()
         return 600.0
@@ -241,8 +241,7 @@ def test_machines_that_lose_each_other_again_and_again_stop(in_tmp: Path) -> Non
     """All machines are there, and none knows a cause: such restarts count."""
     options = machines(1, 2, A)
     agent = agent_of(in_tmp, ENDS + LOSES, restarts=0, alone=options(), sizes=sizes())
-    with pytest.raises(JobEnded):
-        agent.run()
+    assert agent.run() == EXIT_LOST_PEER
     assert agent.failure is not None and agent.failure.lines[-1].startswith("error: a rank on another machine has not")
 
 
@@ -305,25 +304,22 @@ def test_machines_that_make_the_size_impossible_idle(
     plan = choose(found, [1, 1, 1], 2, 0)
     first, second = Peer(options(A), 1, plan), Peer(options(B), 1)
     joining = [first.join(), second.join()]
-    start = agent.start_workers
+    idle = agent.machines.idle
 
     def ends() -> None:
-        try:
-            start()
-        finally:
-            joining[0].join()
-            if end is None:
-                first.close()
-            else:
-                first.end(*end)
+        joining[0].join()
+        if end is None:
+            first.close()
+        else:
+            first.end(*end)
+        idle()
 
-    monkeypatch.setattr(agent, "start_workers", ends)
-    with pytest.raises(JobEnded):
-        agent.run()
+    monkeypatch.setattr(agent.machines, "idle", ends)
+    assert agent.run() == (failure.status if failure is not None else 0)
     for thread in joining:
         thread.join()
     assert "titan: this machine idles: 2 of 3 machines train, because 3 rank(s) cannot train: " in capfd.readouterr().err
-    assert not agent.trains and not list(in_tmp.glob("started-*")) and agent.failure == failure
+    assert not agent.machines.job_ends_here and not list(in_tmp.glob("started-*")) and agent.failure == failure
 
 
 @pytest.mark.full

@@ -16,10 +16,10 @@ from harness import PATIENCE
 from harness.agents import KEY, Peer, agent_of
 from harness.stranger import Stranger
 from titan_core.api import UserError
-from titan_launch import handler as handlers
-from titan_launch.handler import Handler
-from titan_launch.meeting_point import handler
-from titan_launch.rendezvous import Rendezvous
+from titan_launch.meeting import handler as handlers
+from titan_launch.meeting.handler import Handler
+from titan_launch.meeting.meeting_point import handler
+from titan_launch.meeting.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.usefixtures("environment", "handlers")
 
@@ -148,8 +148,6 @@ def test_two_machines_train_while_a_stranger_writes(tmp_path: Path, monkeypatch:
     agent.run()
     attacking.join()
     assert agent.failure is None and not stranger.proof.exists()
-    peer.leave()
-    agent.close(0, "")
 
 
 def test_a_server_listens_on_the_address_of_its_endpoint_only() -> None:

@@ -11,7 +11,7 @@ import pytest
 from titan_core.api import CheckResult, Health, HealthContext, UserError
 from titan_core.plugins.discovery import discover
 from titan_core.plugins.registry import Components
-from titan_launch.health import check
+from titan_launch.meeting.health import check
 
 
 def result_at(endpoint: str) -> CheckResult:

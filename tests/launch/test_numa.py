@@ -12,7 +12,7 @@ import torch
 
 from harness.jobs import make_job
 from titan_core.api import UserError
-from titan_launch import numa
+from titan_launch.ranks import numa
 
 EVERY_CORE = set(range(8))
 THREADS = ["11", "12", "13"]

@@ -17,12 +17,10 @@ from harness.agents import KEY, agent_of
 from titan_core.api import UserError
 from titan_core.cli.main import main
 from titan_core.toolkit.launching import LOCAL_ADDRESS
-from titan_launch import meeting_point, status_line
-from titan_launch.console import Console
 from titan_launch.launch import environment_of_ranks
-from titan_launch.meeting_point import require_meeting_point
-from titan_launch.options import machines, processes_per_node
-from titan_launch.rendezvous import (
+from titan_launch.meeting import meeting_point
+from titan_launch.meeting.meeting_point import require_meeting_point
+from titan_launch.meeting.rendezvous import (
     Rendezvous,
     RendezvousClosed,
     RendezvousLost,
@@ -30,7 +28,10 @@ from titan_launch.rendezvous import (
     options_of,
     rendezvous_errors,
 )
-from titan_launch.status_line import StatusLine
+from titan_launch.options import machines, processes_per_node
+from titan_launch.terminal import status_line
+from titan_launch.terminal.console import Console
+from titan_launch.terminal.status_line import StatusLine
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from titan_core.toolkit import errors
-from titan_launch.restart_policy import RestartLimits, RestartPolicy, patience
+from titan_launch.restart.policy import RestartLimits, RestartPolicy, patience
 
 
 @pytest.mark.parametrize(

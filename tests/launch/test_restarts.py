@@ -11,12 +11,12 @@ import pytest
 
 from harness.agents import agent_of
 from titan_core.toolkit.launching import RESTART
-from titan_launch import launch, restart_policy
-from titan_launch.agent import JobInterrupted, RankAgent
-from titan_launch.failure import Failure
-from titan_launch.progress import Progress, StepLimits
-from titan_launch.recovery import Restart, recovery_line
-from titan_launch.rendezvous import Rendezvous, RendezvousClosed
+from titan_launch.meeting.machines import Place
+from titan_launch.meeting.rendezvous import RendezvousClosed
+from titan_launch.ranks.progress import Progress, StepLimits
+from titan_launch.restart import policy as restart_policy
+from titan_launch.restart.failure import Failure
+from titan_launch.restart.recovery import Restart, recovery_line
 
 pytestmark = pytest.mark.usefixtures("environment", "handlers")
 
@@ -114,7 +114,7 @@ def test_the_first_step_and_the_time_between_steps_have_their_own_limits() -> No
 @pytest.mark.full
 def test_an_interrupt_ends_the_wait_before_a_restart(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     agent = agent_of(tmp_path, "sys.exit(3)", ranks=1, restarts=3)
-    agent._policy._limits = restart_policy.RestartLimits(3, wait=600.0, longest_wait=600.0)
+    agent.restart_policy._limits = restart_policy.RestartLimits(3, wait=600.0, longest_wait=600.0)
     said: list[str] = []
     original = agent.console.say
 
@@ -125,7 +125,7 @@ def test_an_interrupt_ends_the_wait_before_a_restart(tmp_path: Path, capfd: pyte
             signal.raise_signal(signal.SIGINT)
 
     agent.console.say = say  # type: ignore[method-assign]
-    with pytest.raises((KeyboardInterrupt, JobInterrupted)):
+    with pytest.raises(KeyboardInterrupt):
         agent.run()
     assert len(said) >= 2
 
@@ -161,15 +161,17 @@ def test_a_job_that_has_ended_elsewhere_is_no_mistake_in_the_options(
 ) -> None:
     """A machine of a job of fixed size restarts its ranks, and finds the rendezvous closed."""
 
-    def run(self: object) -> None:
-        agent.failure, agent._began = failure, 1.0
-        raise RendezvousClosed
+    def meet(has_trained: bool) -> Place:
+        if has_trained:
+            agent.failure = failure
+            raise RendezvousClosed
+        return original(has_trained)
 
-    agent = agent_of(tmp_path, "", restarts=3)
-    monkeypatch.setattr(RankAgent, "run", run)
-    options = Rendezvous("node0:29500", "titan", (2, 2), 60)
-    assert launch._run(agent, options) == status
-    assert capfd.readouterr().err.startswith(line)
+    agent = agent_of(tmp_path, "sys.exit(3)", ranks=1, restarts=3)
+    original = agent.machines.meet
+    monkeypatch.setattr(agent.machines, "meet", meet)
+    assert agent.run() == status
+    assert capfd.readouterr().err.endswith(line)
 
 
 def test_a_failure_is_not_held_up_by_a_rank_that_has_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

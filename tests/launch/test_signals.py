@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,14 +16,16 @@ from harness.agents import agent_of
 from titan_core.api import hookimpl
 from titan_core.cli.main import main
 from titan_core.plugins.guard import Origin
-from titan_launch import launch, restart_policy
-from titan_launch.agent import JobInterrupted, RankAgent
-from titan_launch.rendezvous import Rendezvous, RendezvousLost
-from titan_launch.signals import Signals, Terminated
-from titan_launch.sizes import Sizes
+from titan_core.toolkit.errors import EXIT_INTERRUPTED, EXIT_LOST_PEER
+from titan_launch import launch
+from titan_launch.agent import Agent
+from titan_launch.meeting.rendezvous import RendezvousLost
+from titan_launch.meeting.sizes import Sizes
+from titan_launch.ranks.attempt import Attempt
+from titan_launch.restart import policy as restart_policy
+from titan_launch.terminal.signals import Signals, Terminated
 
 pytestmark = pytest.mark.usefixtures("environment", "handlers")
-ALONE = Rendezvous()
 SAVES = """
 def save(*given):
     leave(checkpoint="step-15")
@@ -32,12 +35,7 @@ signal.signal(signal.SIGTERM, save)
 """Ranks that save on SIGTERM, and on no other signal."""
 
 
-def ends(agent: RankAgent) -> int:
-    """Run the job as the launcher does; return its exit status."""
-    return launch._run(agent, ALONE)
-
-
-def elastic_agent_of(folder: Path, script: str, grace: int = 120) -> RankAgent:
+def elastic_agent_of(folder: Path, script: str, grace: int = 120) -> Agent:
     sizes = Sizes(lambda ranks, overrides: pytest.fail("no size is needed"))
     return agent_of(folder, script, ranks=1, sizes=sizes, grace=grace)
 
@@ -53,13 +51,14 @@ def ending() -> Iterator[Signals]:
 def seconds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How long ranks may take to end before SIGKILL, each time."""
     waited: list[int] = []
-    end = RankAgent.end_workers
+    close = Attempt.close
 
-    def record(self: RankAgent, number: signal.Signals, seconds: int) -> object:
-        waited.append(seconds)
-        return end(self, number, seconds)
+    def record(self: Attempt, number: signal.Signals, seconds: int) -> object:
+        if number is signal.SIGTERM:
+            waited.append(seconds)
+        return close(self, number, seconds)
 
-    monkeypatch.setattr(RankAgent, "end_workers", record)
+    monkeypatch.setattr(Attempt, "close", record)
     return waited
 
 
@@ -69,8 +68,8 @@ def test_ranks_save_whatever_signal_ends_the_launcher(
 ) -> None:
     script = f"{SAVES}os.kill(os.getppid(), {int(number)})\ntime.sleep(600)"
     agent = agent_of(tmp_path, script, ranks=1, restarts=3)
-    assert ends(agent) == 128 + number
-    assert [outcome.checkpoint for outcome in agent.outcomes.values()] == ["step-15"]
+    assert agent.run() == 128 + number
+    assert [outcome.checkpoint for outcome in agent._outcomes()] == ["step-15"]
     assert f"titan: ended by {number.name}\n" in capfd.readouterr().err
 
 
@@ -81,13 +80,13 @@ def test_a_signal_that_is_ignored_at_the_start_stays_ignored(tmp_path: Path, num
     """As under ``nohup``, and in the background of a shell script."""
     signal.signal(number, signal.SIG_IGN)
     agent = agent_of(tmp_path, f"os.kill(os.getppid(), {int(number)})\nleave()", ranks=1)
-    assert ends(agent) == 0
+    assert agent.run() == 0
     assert signal.getsignal(number) is signal.SIG_IGN
 
 
 def test_the_handlers_of_the_application_come_back(tmp_path: Path) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGURG)}
-    ends(agent_of(tmp_path, "", ranks=1))
+    agent_of(tmp_path, "", ranks=1).run()
     assert {number: signal.getsignal(number) for number in before} == before
     assert "TORCHELASTIC_SIGNALS_TO_HANDLE" not in os.environ
 
@@ -104,65 +103,56 @@ def test_a_scheduler_that_repeats_sigterm_does_not_shorten_a_save(tmp_path: Path
     time.sleep(600)
     """
     agent = agent_of(tmp_path, script, ranks=1)
-    assert ends(agent) == 128 + signal.SIGTERM
-    assert [outcome.checkpoint for outcome in agent.outcomes.values()] == ["step-15"]
+    assert agent.run() == 128 + signal.SIGTERM
+    assert [outcome.checkpoint for outcome in agent._outcomes()] == ["step-15"]
 
 
 @pytest.mark.parametrize("agent_with", [agent_of, elastic_agent_of], ids=["fixed", "elastic"])
 def test_an_interrupt_after_the_loss_of_the_rendezvous_ends_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent_with: Callable[[Path, str], RankAgent]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent_with: Callable[[Path, str], Agent]
 ) -> None:
     """The processes that the ranks were have been reaped, and their numbers may be those of others."""
-    agent = agent_with(tmp_path, "")
-    agent._plan = True  # type: ignore[attr-defined]
-
-    def loses(self: RankAgent) -> None:
-        agent._pids = {0: os.getpid()}
-        raise RendezvousLost
-
-    monkeypatch.setattr(RankAgent, "_run", loses)
-    agent._handler = SimpleNamespace(stop=lambda: None)  # type: ignore[assignment]
-    monkeypatch.setattr(launch, "require_meeting_point", lambda *given: signal.raise_signal(signal.SIGINT))
-    if agent_with is agent_of:
-        with agent.signals, pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the handlers are those of one job
-            with pytest.raises(RendezvousLost):
-                agent.run()
-            signal.raise_signal(signal.SIGINT)
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            ends(agent)
+    agent = agent_with(tmp_path, "time.sleep(600)")
+    monkeypatch.setattr(agent.machines, "others_wait", Mock(side_effect=RendezvousLost))
+    monkeypatch.setattr(agent.machines, "reconnect", lambda: signal.raise_signal(signal.SIGINT))
+    with agent.signals, pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the handlers are those of one job
+        assert agent.run() == EXIT_LOST_PEER  # an elastic job waits for the rendezvous
+        signal.raise_signal(signal.SIGINT)
     assert agent.interrupts == 0
 
 
 def test_an_interrupt_before_the_loss_of_the_rendezvous_ends_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent = elastic_agent_of(tmp_path, "")
-    agent._plan = True  # type: ignore[attr-defined]
+    agent = elastic_agent_of(tmp_path, "time.sleep(600)")
 
-    def loses(self: RankAgent) -> None:
-        agent.interrupts = 1
+    def loses() -> bool:
+        signal.raise_signal(signal.SIGINT)
         raise RendezvousLost
 
-    monkeypatch.setattr(RankAgent, "_run", loses)
-    with pytest.raises(JobInterrupted):
-        agent.run()
+    monkeypatch.setattr(agent.machines, "others_wait", loses)
+    assert (agent.run(), agent.interrupts) == (EXIT_INTERRUPTED, 1)
 
 
 @pytest.mark.parametrize("agent_with", [agent_of, elastic_agent_of], ids=["fixed", "elastic"])
 def test_ranks_that_are_interrupted_while_they_stop_are_not_started_again(
-    tmp_path: Path, agent_with: Callable[[Path, str], RankAgent], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, agent_with: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent = agent_with(tmp_path, "")
-
-    def interrupted(self: RankAgent, number: signal.Signals, seconds: int) -> None:
-        agent._pids = {0: os.getpid()}  # as if it had been given to another process
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(RankAgent, "end_workers", interrupted)
-    with agent.signals, pytest.raises(JobInterrupted):
-        agent.stop_workers()
-    assert (agent.interrupts, agent._pids) == (1, {})
+    script = """
+    def save(*given):
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(0.1)
+        sys.exit(75)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, save)
+    open(__file__ + ".began", "a").write("x")
+    time.sleep(600)
+    """
+    agent, began = agent_with(tmp_path, script), tmp_path / "rank.py.began"
+    monkeypatch.setattr(agent.machines, "others_wait", lambda: began.exists() and began.read_text() != "")
+    ranks = 1 if agent_with is elastic_agent_of else 2
+    assert (agent.run(), agent.interrupts > 0) == (EXIT_INTERRUPTED, True)
+    assert len(began.read_text()) <= ranks
 
 
 def test_the_launcher_ends_although_a_signal_comes_while_a_plugin_runs(
@@ -177,8 +167,8 @@ def test_the_launcher_ends_although_a_signal_comes_while_a_plugin_runs(
         registry=SimpleNamespace(modules=lambda: [(Plugin(), Origin("odd", "titan-odd", "1"))]), dump_folder="run"
     )
     agent = agent_of(tmp_path, "sys.exit(3)", ranks=1, restarts=3)
-    agent._diagnose = lambda began: launch._diagnose(job, began)
-    assert ends(agent) == 128 + signal.SIGTERM
+    agent.diagnose = lambda began: launch._diagnose(job, began)
+    assert agent.run() == 128 + signal.SIGTERM
 
 
 def test_a_plugin_that_a_signal_ends_has_not_failed(ending: Signals) -> None:
@@ -206,33 +196,34 @@ def test_a_signal_waits_until_the_ranks_have_started(ending: Signals) -> None:
 
 @pytest.mark.parametrize("agent_with", [agent_of, elastic_agent_of], ids=["fixed", "elastic"])
 def test_ranks_have_the_time_that_the_user_gives(
-    tmp_path: Path, seconds: list[int], agent_with: Callable[..., RankAgent]
+    tmp_path: Path, seconds: list[int], agent_with: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent = agent_with(tmp_path, "", grace=77)
-    agent.stop_workers()
-    assert seconds == [77]
+    agent = agent_with(tmp_path, "if os.path.exists(__file__ + '.again'): sys.exit()\ntime.sleep(600)", grace=77)
+
+    def joins() -> bool:
+        (tmp_path / "rank.py.again").touch()
+        return not seconds
+
+    monkeypatch.setattr(agent.machines, "others_wait", joins)
+    assert agent.run() == 0
+    assert seconds == [77, 77]  # once more at the end, when no rank is left
 
 
 def test_ranks_have_that_time_when_the_launcher_ends(tmp_path: Path, seconds: list[int]) -> None:
     script = "os.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(600)"
-    assert ends(agent_of(tmp_path, script, ranks=1, grace=77)) == 128 + signal.SIGTERM
+    assert agent_of(tmp_path, script, ranks=1, grace=77).run() == 128 + signal.SIGTERM
     assert seconds == [77]
 
 
 def test_ranks_have_that_time_when_another_has_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart_policy, "GRACE_SECONDS", 600.0)
     agent = agent_of(tmp_path, "if rank == 0: sys.exit(75)\ntime.sleep(600)", grace=0)
-    assert ends(agent) == 75
+    assert agent.run() == 75
 
 
 @pytest.mark.parametrize(("options", "grace"), [([], 120), (["--grace", "600"], 600)])
-def test_the_option_reaches_the_agent(
-    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], grace: int, seconds: list[int]
-) -> None:
-    def stop(agent: RankAgent, *given: object) -> int:
-        agent.stop_workers()
-        return 0
-
-    monkeypatch.setattr(launch, "_run", stop)
+def test_the_option_reaches_the_agent(in_tmp: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], grace: int) -> None:
+    started: list[Agent] = []
+    monkeypatch.setattr(Agent, "run", lambda agent: started.append(agent) or 0)
     assert main(["train", "tiny", "--nproc-per-node", "2", *options]) == 0
-    assert seconds == [grace]
+    assert [agent.grace for agent in started] == [grace]

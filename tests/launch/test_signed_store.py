@@ -12,7 +12,7 @@ from titan_core.api import UserError
 from titan_core.api._secrets import is_secret
 from titan_core.cli.main import main
 from titan_core.toolkit.launching import JOB_KEY
-from titan_launch.signed_store import Forged, SignedStore, job_key
+from titan_launch.meeting.signed_store import Forged, SignedStore, job_key
 
 GOOD = "0123456789abcdef" * 4
 TWO_MACHINES = ["train", "tiny", "--nnodes", "2", "--rdzv-endpoint", "127.0.0.1:1"]

@@ -1,571 +1,421 @@
-"""Runs this machine's ranks: meets the other machines, starts the ranks, watches and restarts them, passes on interrupts,
-and reports failures in one line. Imports no torch."""
+"""Runs a job on this machine: meets the other machines, starts the ranks, watches them, and restarts them or ends the job.
+Passes on interrupts, and reports each failure in one line. Imports no torch."""
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import os
+import functools
+import logging
 import shutil
 import signal
-import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from titan_core.api import UserError
-from titan_core.toolkit.errors import EXIT_LOST_PEER
-from titan_core.toolkit.launching import INTERRUPTED, LISTENER, RESTART, Outcome, announce_interrupt
-from titan_core.toolkit.listening import EVERY_ADDRESS, bound_socket
+from titan_core.toolkit.errors import EXIT_INTERRUPTED, EXIT_LOST_PEER, EXIT_USER_ERROR
+from titan_core.toolkit.launching import (
+    INTERRUPTED,
+    LISTENER,
+    RESTART,
+    Outcome,
+    announce_interrupt,
+    interrupted_line,
+    own_command,
+    resume_line,
+)
 from titan_core.toolkit.status import phase
 from titan_core.toolkit.text import ranks
-from titan_launch import restart_policy
-from titan_launch.console import Console
-from titan_launch.failure import Failure, failure_of, read_outcomes
-from titan_launch.progress import Progress, StepLimits, read_progress
-from titan_launch.rank_logs import RankLogs
-from titan_launch.rank_processes import RankProcesses
-from titan_launch.recovery import Restart
-from titan_launch.rendezvous import LOOPBACK, Rendezvous, RendezvousClosed, RendezvousError
-from titan_launch.restart_policy import Decision, RestartLimits, RestartPolicy
-from titan_launch.signals import Signals
-from titan_launch.sizes import Plan
+from titan_launch.meeting.machines import JobEnded, Machines, Place, blamed, changes
+from titan_launch.meeting.rendezvous import RendezvousClosed, RendezvousError, RendezvousLost, root_cause
+from titan_launch.meeting.sizes import overrides
+from titan_launch.ranks.attempt import Attempt
+from titan_launch.ranks.logs import RankLogs
+from titan_launch.ranks.progress import StepLimits
+from titan_launch.restart import policy
+from titan_launch.restart.failure import Evidence, Failure, failure_of
+from titan_launch.restart.policy import Decision, RestartPolicy
+from titan_launch.restart.recovery import Restart
+from titan_launch.terminal.console import Console
+from titan_launch.terminal.signals import Signals, Terminated
 
-if TYPE_CHECKING:
-    from titan_launch.handler import Handler
+log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
-"""How often the agent looks for steps that take too long."""
 POLL_SECONDS = 0.1
-"""How often it looks at the ranks, and at records of other machines that it waits for."""
-FINISH_SECONDS = 300.0
-"""How long a machine whose ranks are complete waits for those of the others."""
+"""How often the agent looks at the ranks."""
 
 
-class JobInterrupted(Exception):
-    """The user interrupted the ranks, and they have ended."""
+class Ended(enum.Enum):
+    """How an attempt ended on this machine."""
 
-
-class JobEnded(Exception):
-    """The job has ended on the other machines."""
-
-
-class RanksState(enum.Enum):
-    """How an attempt stands on this machine."""
-
-    RUNNING = enum.auto()
     COMPLETE = enum.auto()
+    INTERRUPTED = enum.auto()
     FAILED = enum.auto()
+    """For good."""
+    RETRIED = enum.auto()
+    """It failed, and another one follows."""
+    FOLLOWED = enum.auto()
+    """The ranks ended only because of another machine. Whether that counts as a failure is known once the machines meet."""
+    OVERTAKEN = enum.auto()
+    """Machines have joined or left."""
 
 
-class RankAgent:
-    """Starts the ranks of this machine and waits for them. Prints why an attempt failed and when the next one starts."""
+_FINAL = {Ended.COMPLETE, Ended.INTERRUPTED, Ended.FAILED}
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        per_node: int,
-        environment: Mapping[str, str],
-        options: Rendezvous,
-        handler: Handler | None,
-        outcomes: Path,
-        logs: RankLogs,
-        console: Console,
-        diagnose: Callable[[float], str | None],
-        trains: bool = True,
-        limits: RestartLimits | None = None,
-        step_limits: StepLimits | None = None,
-        grace: int = restart_policy.SAVE_SECONDS,
-        poll_seconds: float = POLL_SECONDS,
-    ) -> None:
-        """
-        Args:
-            command: starts a rank.
-            per_node: number of ranks of this machine.
-            environment: of the ranks, beside that of this process.
-            handler: meets the other machines; ``None`` if there are none.
-            outcomes: the folder where the ranks write their outcomes.
-            logs: what the ranks print.
-            diagnose: returns what observers recorded about unresponsive ranks, for an attempt that began at the given time
-                (seconds since the epoch).
-            trains: whether interrupted ranks complete their step, or end at once.
-            limits: how often and when failed ranks are restarted. Default: never.
-            step_limits: how long a step may take if there are several ranks.
-            grace: seconds that ranks have to finish a step and save before SIGKILL.
-        """
-        self._command, self._per_node, self._environment = tuple(command), per_node, dict(environment)
-        self._options, self._machines, self._handler = options, options.machines, handler
-        self._grace, self._diagnose, self._poll_seconds = grace, diagnose, poll_seconds
-        self._outcomes, self.logs, self.console = outcomes, logs, console
-        self._interrupted = INTERRUPTED if trains else "titan: interrupted: ending the ranks; Ctrl-C again kills them"
-        self._starting: phase | None = None
-        self._attempt = 1
-        self._restarts = 0
-        self._policy = RestartPolicy(limits or RestartLimits())
-        self._may_restart = False
-        self._step_limits = step_limits
-        self._plan: Plan | None = None
-        self._machine = 0  # this machine's number in the plan
-        self._ranks = range(per_node)
-        self._master = (LOOPBACK, 0)
-        self._listener: socket.socket | None = None  # where rank 0 will serve the store of the ranks, if it runs here
-        self._processes: RankProcesses | None = None
-        self._began = 0.0
-        self._failed_at: float | None = None  # time.monotonic
-        self._noticed = self._ended = self._waited = 0.0  # of the last failure: see Restart
-        self._completed = 0
-        self._first_failure = 0.0
-        self._looked = 0.0  # time.monotonic of the last look at the ranks' progress
-        self._hung: dict[int, float] = {}  # ranks whose step took too long, and its seconds
-        self._progress: dict[int, Progress] = {}  # of the last attempt that has ended
-        self._pids: dict[int, int] = {}  # by rank; empty once the ranks have ended
+
+@dataclass
+class Agent:
+    """Runs the job on this machine. Prints why an attempt failed, when the next one starts, and how the job ended."""
+
+    command: Sequence[str]
+    """Starts a rank."""
+    environment: Mapping[str, str]
+    """Of the ranks, beside that of this process."""
+    machines: Machines
+    outcomes: Path
+    """The folder where the ranks write their outcomes."""
+    logs: RankLogs
+    """What the ranks print."""
+    console: Console
+    diagnose: Callable[[float], str | None]
+    """Returns what observers recorded about unresponsive ranks, for an attempt that began at the given time (epoch)."""
+    restart_policy: RestartPolicy
+    """Whether failed ranks are restarted, and when."""
+    step_limits: StepLimits | None = None
+    """How long a step may take if there are several ranks."""
+    grace: int = policy.SAVE_SECONDS
+    """Seconds that ranks have to finish a step and save before SIGKILL."""
+    trains: bool = True
+    """Whether interrupted ranks complete their step, or end at once."""
+    poll_seconds: float = POLL_SECONDS
+    attempt: Attempt | None = field(default=None, init=False)
+    """The current attempt, or the last one."""
+    failure: Failure | None = field(default=None, init=False)
+    """Why the last attempt failed, if it did."""
+    interrupts: int = field(default=0, init=False)
+    """Number of interrupts since the ranks were first started."""
+
+    def __post_init__(self) -> None:
         self.signals = Signals(self._on_interrupt)
-        """Handles the signals to this process while the agent runs."""
-        self.interrupts = 0
-        """Number of interrupts since the ranks were first started."""
-        self.failure: Failure | None = None
-        """The failure of the last attempt, if any."""
-        self.trains = True
-        """Whether the job ends with this machine."""
+        self._number = 1  # of the attempt, in what is printed
+        self._restarts = 0
+        self._before: Place | None = None  # in the round of the last attempt
+        self._last: Ended | None = None  # how that attempt ended
+        self._cost: Restart | None = None  # of the restart that is due
 
-    @property
-    def started(self) -> bool:
-        """Whether this machine has met the others and started its ranks."""
-        return self._began > 0
-
-    @property
-    def outcomes(self) -> dict[int, Outcome]:
-        """The outcomes that ranks recorded in the last attempt, by rank."""
-        return read_outcomes(self._outcomes)
-
-    def run(self) -> None:
-        """Run the job until its ranks have ended; :attr:`failure` says why, unless they are complete.
+    def run(self) -> int:
+        """Run the job until its end, or until a signal ends this process; return the exit status.
 
         Raises:
-            JobInterrupted: the user interrupted the ranks, and they did not complete.
-            JobEnded: the job has ended on the other machines.
-            RendezvousError: the other machines cannot be met.
-            Terminated: a signal ended this process. The ranks had time to save.
+            UserError: the job contains a mistake, or the machines do not fit together.
+            RendezvousError: the machines did not meet. Once they have, the loss of the rendezvous is that of a peer.
         """
         try:
             with self.signals:
-                try:
-                    self._run()
-                finally:
-                    try:
-                        self.end_workers(signal.SIGTERM, self._grace)
-                    finally:
-                        self._pids = {}
+                return self._run()
+        except Terminated as error:
+            self.machines.leave()  # other machines may continue without this one
+            self.logs.end_attempt()
+            self.console.say(f"ended by {error.number.name}")
+            return 128 + error.number
+
+    def _run(self) -> int:
+        closes, status, line = True, EXIT_INTERRUPTED, "the job was interrupted"  # unless it ends otherwise
+        try:
+            self._make_attempts()
+            status, line = self._end()
+        except JobEnded as error:
+            closes, self.failure = False, self._failure_of_others(error)
         except RendezvousError as error:
-            if self.interrupts:
-                raise JobInterrupted from error
+            if self.attempt is None:
+                raise
+            closes, self.failure = False, self._loss(error)
+        except UserError as error:
+            status, line = EXIT_USER_ERROR, str(error)
+            raise
+        except Terminated:
+            closes = False  # see run
             raise
         finally:
-            self._end_start()
+            if closes and self.machines.job_ends_here:
+                try:
+                    self.machines.end_job(status, line)
+                except RendezvousError as error:
+                    log.warning("cannot close the rendezvous: %s", error)
+        return self._report_the_end()
 
-    def _run(self) -> None:
-        self.rendezvous()
-        self.start_workers()
-        while True:
-            time.sleep(self._poll_seconds)
-            state = self.monitor_workers()
-            if state is RanksState.COMPLETE:
-                self._await_other_machines()
-                return
-            if state is RanksState.FAILED:
-                if not self._may_restart:
-                    self.stop_workers()
-                    return
-                self._restarts += 1
-                self.restart_workers()
-            elif self._handler is not None and self._handler.num_nodes_waiting():
-                self.restart_workers()
-
-    def restart_workers(self) -> None:
-        """Stop the ranks, meet the other machines and start the ranks again. Does not count as a restart."""
-        self.stop_workers()
-        self.rendezvous()
-        self.start_workers()
-
-    def rendezvous(self) -> None:
-        """Wait for the other machines, and agree with them on who trains, and on the ranks of each.
-
-        Raises:
-            JobEnded: this machine was not needed, and the job has ended.
-        """
-        if self._handler is None:
-            bind = self._options.bind or LOOPBACK
-            self._listen(LOOPBACK if bind in EVERY_ADDRESS else bind, bind)
-            self._adopt(Plan(1, self._per_node), 0, 0)
-            return
-        if not self.console.shows_status:
-            self.console.show_status()
-        least, most = self._machines
-        size, handler = str(most) if least == most else f"{least} to {most}", self._handler
-
-        def joined() -> str:
-            return f"{len(handler.state.members)} of {size} joined"
-
+    def _make_attempts(self) -> None:
+        """Meet the other machines and agree on a plan, start the ranks and watch them, until an attempt is the last one."""
         try:
-            with phase(f"waiting for machines at {self._options.endpoint}", joined, repeat_seconds=10.0):
-                while not self._meet(handler):
-                    pass
-        except RendezvousClosed:
-            if self.started or not handler.round.prefix:
+            while self._last not in _FINAL:
+                try:
+                    place = self.machines.meet(self.attempt is not None)
+                    if not self._may_continue(place):
+                        return
+                    if place.trains:
+                        self._last = self._watch(self._start(place), place)
+                    else:
+                        self.machines.idle()
+                        self._last = Ended.OVERTAKEN
+                except RendezvousLost as error:
+                    self._reconnect(error)
+            if self._last is Ended.COMPLETE:
+                self.machines.await_completion()
+        except RendezvousError:
+            if not self.interrupts:
                 raise
-            self.trains = False
-            raise JobEnded from None
+            self._last = Ended.INTERRUPTED  # those of other machines were interrupted too
+        finally:
+            self._end_ranks(signal.SIGTERM, self.grace)
 
-    def _meet(self, handler: Handler) -> bool:
-        """Meet the other machines; return whether all stayed until they agreed.
-
-        Raises:
-            UserError: fewer or more machines than requested have joined.
-        """
-        here = handler.next_rendezvous()
-        least, most = self._machines
-        size = len(here.members)
-        if not least <= size <= most:
-            requested = str(least) if least == most else f"{least}:{most}"
-            why = f"{size} machine(s) joined the rendezvous"
-            raise UserError.one(f"--nnodes {requested}", why, "start titan with the same --nnodes on every machine")
-        handler.put(f"machine/{here.rank}", {"ranks": self._per_node, **self.offer()})
-        if here.rank == 0:
-            machines = self._await(handler, [f"machine/{number}" for number in range(size)])
-            if machines is None:
+    def _may_continue(self, place: Place) -> bool:
+        """Say what has changed since the last attempt. Return whether another one may be made: not if the ranks lost each
+        other although all machines are there, and may not be restarted again."""
+        before, last, self._before, self._last = self._before, self._last, place, None
+        if not self.machines.elastic:
+            if last is Ended.OVERTAKEN:
+                self.console.say("machines have joined or left; restarting the ranks")
+            return True
+        failed_itself = last is Ended.RETRIED
+        why = changes(before.members if before else (), place.members) or ("" if failed_itself else place.cause)
+        if last is Ended.FOLLOWED and not why:
+            if not self._decide(EXIT_LOST_PEER).restarts:
                 return False
-            bind = self._options.bind if self._options.bind is not None else self._options.local_addr or ""
-            master = self._listen(handler.node.addr, bind)
-            counts = [machine["ranks"] for machine in machines]
-            handler.put("plan", {"plan": asdict(self.choose(machines)), "ranks": counts, "master": master})
-        agreed = self._await(handler, ["plan"])
-        if agreed is None:
-            return False
-        (found,) = agreed
-        self._master = (found["master"][0], found["master"][1])
-        return self._adopt(Plan(**found["plan"]), here.rank, sum(found["ranks"][: here.rank]))
-
-    def _await(self, handler: Handler, names: Sequence[str]) -> list[Any] | None:
-        """Wait for records of the round, and return them; ``None`` if a machine has left or joined meanwhile."""
-        found: dict[str, Any] = {}
-        while True:
-            for name in names:
-                if name not in found and (value := handler.get(name)) is not None:
-                    found[name] = value
-            if len(found) == len(names):
-                return [found[name] for name in names]
-            if handler.changed():
-                return None
-            time.sleep(self._poll_seconds)
-
-    def _listen(self, address: str, bind: str) -> tuple[str, int]:
-        """Choose the port where rank 0 serves the store of the ranks; return its address.
-
-        Args:
-            address: where the ranks find it.
-            bind: the address to listen on; ``""`` for all.
-        """
-        self._stop_listening()
-        self._listener = bound_socket(bind)
-        self._master = address, self._listener.getsockname()[1]
-        return self._master
-
-    def _stop_listening(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-
-    def offer(self) -> dict[str, Any]:
-        """Return what the first machine must know of this one to choose a plan, beside the number of its ranks."""
-        return {}
-
-    def choose(self, machines: Sequence[Mapping[str, Any]]) -> Plan:
-        """Return who trains, of the machines of a round."""
-        return Plan(len(machines), sum(machine["ranks"] for machine in machines))
-
-    def _adopt(self, plan: Plan, machine: int, first: int) -> bool:
-        """Take this machine's place in a plan; return whether the job can train by it.
-
-        Args:
-            first: the global rank of its first rank.
-        """
-        self._plan, self._machine, self._ranks = plan, machine, range(first, first + self._per_node)
+            self._number += 1
+        if before is not None and not (failed_itself and place.members == before.members):
+            why = why or "the ranks lost each other"
+            self.console.say(f"{why}; restarting: {before.plan.ranks} -> {place.plan}")
+        if place.plan.why:
+            size, trains = len(place.members), place.plan.machines
+            if not place.trains:
+                self.failure = None
+                self.console.say(f"this machine idles: {trains} of {size} machines train, because {place.plan.why}")
+            elif place.machine == 0:
+                self.console.say(f"{size - trains} of {size} machines idle, because {place.plan.why}")
         return True
 
-    def start_workers(self) -> None:
+    def _start(self, place: Place) -> Attempt:
         """Start this machine's ranks."""
-        environment = dict(self._environment)
-        if self._began:
-            if self.failure is None:
-                self.report_change()
-            environment[RESTART] = self._restart()
-        self.failure = self._failed_at = None
-        self._hung = {}
-        shutil.rmtree(self._outcomes, ignore_errors=True)
-        self._outcomes.mkdir(parents=True)
-        self._began = time.time()
-        if self._starting is None:
-            self._starting = phase(f"starting {ranks(self._ranks)}").__enter__()
-        assert self._plan is not None
-        with self.signals.deferred():
-            streams = self.logs.streams(self._ranks)
-            inherited = {} if self._listener is None else {0: [self._listener.fileno()]}
-            environments = {rank: {**environment, **self._environment_of(rank)} for rank in self._ranks}
-            self._processes = RankProcesses(self._command, environments, streams, inherited)
-            self._pids = self._processes.pids
-            self._stop_listening()  # the ranks have it
-            if not self.logs.shows(self._ranks):
-                self.console.say(f"{ranks(self._ranks)} of {self._plan.ranks}: the output is in {self.logs.folder}")
-            self.logs.begin_attempt()
-
-    def _environment_of(self, rank: int) -> dict[str, str]:
-        """Return the variables of a rank that torchrun would set too, and the socket for the store of the ranks."""
-        assert self._plan is not None
-        found = {
-            "RANK": rank, "LOCAL_RANK": rank - self._ranks.start, "WORLD_SIZE": self._plan.ranks,
-            "LOCAL_WORLD_SIZE": self._per_node, "GROUP_RANK": self._machine, "GROUP_WORLD_SIZE": self._plan.machines,
-            "MASTER_ADDR": self._master[0], "MASTER_PORT": self._master[1], "TORCHELASTIC_RESTART_COUNT": self._restarts,
+        environment, listener = dict(self.environment), self.machines.listener
+        if self.attempt is not None:
+            now = time.time()
+            cost = self._cost or Restart(now, now, now, 0.0, now, self.attempt.completed)
+            environment[RESTART], self._cost = replace(cost, started=now).as_text(), None
+        self.failure = None
+        shutil.rmtree(self.outcomes, ignore_errors=True)
+        self.outcomes.mkdir(parents=True)
+        shared = {
+            "WORLD_SIZE": place.plan.ranks, "LOCAL_WORLD_SIZE": len(place.ranks), "GROUP_RANK": place.machine,
+            "GROUP_WORLD_SIZE": place.plan.machines, "MASTER_ADDR": place.master[0], "MASTER_PORT": place.master[1],
+            "TORCHELASTIC_RESTART_COUNT": self._restarts,
         }  # fmt: skip
-        if self._listener is not None and rank == 0:
-            found[LISTENER] = self._listener.fileno()
-        return {name: str(value) for name, value in found.items()}
-
-    def stop_workers(self) -> None:
-        """End this machine's ranks, with time to save a checkpoint.
-
-        Raises:
-            JobInterrupted: the user interrupted the ranks before they ended, so they must not be started again.
-        """
-        self.stop_ranks(signal.SIGTERM, self._grace)
-
-    def stop_ranks(self, number: signal.Signals, seconds: float) -> None:
-        """:meth:`stop_workers` with another signal, or another time until SIGKILL."""
-        self.end_workers(number, seconds)
-        self._pids = {}
-        if self.interrupts:
-            raise JobInterrupted
-
-    def end_workers(self, number: signal.Signals, seconds: float) -> dict[int, int]:
-        """Send a signal to the ranks, and SIGKILL to those that are left after ``seconds``; return the exit status of each.
-        Other signals to this process do not shorten that time, except that an interrupt reaches the ranks."""
-        self._stop_listening()
+        environment |= {name: str(value) for name, value in shared.items()}
+        environments = {
+            rank: {**environment, "RANK": str(rank), "LOCAL_RANK": str(number)} for number, rank in enumerate(place.ranks)
+        }
+        inherited: dict[int, Sequence[int]] = {}
+        if listener is not None:
+            environments[0][LISTENER], inherited[0] = str(listener.fileno()), [listener.fileno()]
+        command = [*self.command]
+        if self.machines.elastic:
+            command += [word for one in overrides(place.plan.batch) for word in (f"--{one.key}", one.text)]
         with self.signals.deferred():
-            return {} if self._processes is None else self._processes.close(number, seconds)
+            streams = self.logs.streams(place.ranks)
+            attempt = self.attempt = Attempt(command, environments, streams, self.outcomes, inherited)
+            self.machines.stop_listening()  # the ranks have the socket
+            if not self.logs.shows(place.ranks):
+                self.console.say(f"{ranks(place.ranks)} of {place.plan.ranks}: the output is in {self.logs.folder}")
+            self.logs.begin_attempt()
+        return attempt
 
-    def _await_other_machines(self) -> None:
-        """Wait until the ranks of the other machines are complete too: they may need the store that this one hosts."""
-        if self._handler is None or self._plan is None:
-            return
-        end = time.monotonic() + FINISH_SECONDS
-        with contextlib.suppress(RendezvousError):  # the ranks of this machine are complete
-            self._handler.put(f"done/{self._machine}", True)
-            others = [f"done/{number}" for number in range(self._plan.machines)]
-            while others and time.monotonic() < end and not self._handler.changed():
-                if self._handler.get(others[0]) is None:
-                    time.sleep(self._poll_seconds)
-                else:
-                    others.pop(0)
+    def _watch(self, attempt: Attempt, place: Place) -> Ended:
+        """Wait until the ranks have ended, or one has failed, or a step takes too long, or machines have joined or left."""
+        with ExitStack() as starting:
+            starting.enter_context(phase(f"starting {ranks(place.ranks)}"))
+            lost_at: float | None = None  # a machine whose ranks those of this one wait for
+            while True:
+                time.sleep(self.poll_seconds)
+                ended = attempt.ended
+                running = len(ended) < len(attempt.ranks)
+                if running and self.step_limits is not None and place.plan.ranks > 1:
+                    attempt.kill_hung(self.step_limits)
+                if ended or not self.console.shows_status:
+                    starting.close()
+                if not running or attempt.hung or any(ended.values()):
+                    return self._judge(attempt)
+                now = time.monotonic()
+                if self.machines.lost():
+                    lost_at = lost_at or now
+                    if now >= lost_at + policy.GRACE_SECONDS:  # the ranks wait on, as they do with NCCL
+                        return self._stop(signal.SIGKILL, 0.0)
+                if self.machines.others_wait():
+                    return self._stop(signal.SIGTERM, policy.GRACE_SECONDS if lost_at else self.grace)
 
-    def monitor_workers(self) -> RanksState:
-        """Return the state of the ranks. Once one has failed, the others have a grace period before they are killed.
-
-        Raises:
-            JobInterrupted: the user interrupted the ranks, so they must not be restarted.
-        """
-        ended = self._exit_statuses()
-        alone = self._plan is None or self._plan.ranks == 1
-        if len(ended) < len(self._pids) and self._step_limits is not None and not alone:
-            self._end_hung_ranks(self._step_limits)
-        if ended or not self.console.shows_status:
-            self._end_start()
-        if (self._hung or any(ended.values())) and len(ended) < len(self._pids):
-            now = time.monotonic()
-            if self._failed_at is None:
-                self._failed_at, self._noticed = now, time.time()
-            ended = self._await_the_others(self._failed_at)
-            for rank in self._pids.keys() - ended.keys():
-                _send(self._pids[rank], signal.SIGKILL)
-        elif len(ended) < len(self._pids):
-            return RanksState.RUNNING
-        statuses = {rank: status for rank, status in self.end_workers(signal.SIGKILL, 0.0).items() if status}
+    def _judge(self, attempt: Attempt) -> Ended:
+        """End an attempt whose ranks have ended, or of which one has failed, and decide what follows."""
+        noticed = time.time()
+        ended = self._await_the_rest(attempt)
+        attempt.send(signal.SIGKILL)
+        statuses = {rank: status for rank, status in self._end_ranks(signal.SIGKILL, 0.0).items() if status}
         if not statuses:
-            self._pids = {}  # an interrupt now ends the wait for other machines
-            return RanksState.COMPLETE
-        self._ended = time.time()
-        if self._failed_at is None:
-            self._noticed = self._ended
+            return Ended.COMPLETE
+        now = time.time()
         exited = {rank: status for rank, status in ended.items() if status} or statuses  # without those killed above
-        local_ranks, self._pids = set(self._pids), {}
-        outcomes = self.outcomes
-        logs = {rank: str(self.logs.log_of(rank)) for rank in local_ranks}
+        logs = {rank: str(self.logs.log_of(rank)) for rank in attempt.ranks}
+        found = Evidence({} if attempt.hung else exited, logs, attempt.outcomes, attempt.progress, attempt.hung)
         self.logs.end_attempt()  # whatever the ranks printed comes before the reason
-        if self.interrupts or any(status in (-signal.SIGINT, 128 + signal.SIGINT) for status in exited.values()):
-            # A rank may still have failed on its own, for example to save its checkpoint.
-            if any(outcome.problems and not outcome.follows for outcome in outcomes.values()):
-                self.failure = failure_of(exited, local_ranks, outcomes, logs, lambda: None)
-            raise JobInterrupted
-        self._progress = read_progress(self._outcomes)
-        if not self._hung and self.only_follows(exited, local_ranks, outcomes):
-            self.failure = failure_of(exited, local_ranks, outcomes, logs, lambda: None, self._progress)
-            self._note_the_end(self.failure.status)
-            self.restart_workers()
-            return RanksState.RUNNING
-        if self._hung:
-            exited = {}
-
-        def failure() -> Failure:
-            return failure_of(
-                exited, local_ranks, outcomes, logs, lambda: self._diagnose(self._began), self._progress, self._hung
-            )
-
-        self.failure = failure()
-        self._note_the_end(self.failure.status)
-        decision = self.decide(self.failure.status)
-        self._may_restart = decision.restarts
+        if self.interrupts or found.is_interrupted:
+            if found.causes:  # such as a checkpoint that cannot be saved
+                self.failure = failure_of(found, lambda: None)
+            return Ended.INTERRUPTED
+        follows = self.machines.elastic and found.follows(self.machines.lost())
+        diagnose = functools.cache(lambda: None if follows else self.diagnose(attempt.began))
+        self.failure = failure_of(found, diagnose)
+        began = found.first_failure(noticed, self.failure.status)
+        self._cost = Restart(began, noticed, now, 0.0, now, attempt.completed)
+        if follows:
+            return Ended.FOLLOWED
+        decision = self._decide(self.failure.status)
         if decision.restarts:  # the logs make room for those of the next attempt
-            moved = self.logs.set_aside(local_ranks)
-            logs = {rank: moved.get(log, log) for rank, log in logs.items()}
-            outcomes = {rank: replace(one, log=moved.get(one.log, one.log)) for rank, one in outcomes.items()}
-            self.failure = failure()
-        self.publish_failure(self.failure)
+            self.failure = failure_of(found.with_logs(self.logs.set_aside(attempt.ranks)), diagnose)
+        self.machines.report_failure(self.failure.status, self.failure.lines[-1])
+        *others, cause = self.failure.lines
         if decision.restarts:
-            self._announce(self.failure, decision)
-        elif decision.why:
-            *others, first = self.failure.lines
-            self.failure = replace(self.failure, lines=(*others, f"{first}; not restarted, because {decision.why}"))
-        return RanksState.FAILED
+            self._announce(others, cause, decision)
+            return Ended.RETRIED
+        if decision.why:
+            self.failure = replace(self.failure, lines=(*others, f"{cause}; not restarted, because {decision.why}"))
+        return Ended.FAILED
 
-    def _exit_statuses(self) -> dict[int, int]:
-        """Return the exit status of each of this machine's ranks that has ended."""
-        return {rank: status for rank, pid in self._pids.items() if (status := _status(pid)) is not None}
-
-    def _await_the_others(self, failed_at: float) -> dict[int, int]:
-        """Wait for the ranks that are left after a failure, as long as they may take; return the exit statuses. Machines
-        that join meanwhile wait: a restart would come without a report of the failure."""
-        while True:
-            ended = self._exit_statuses()
-            recorded = {rank for rank, one in self.outcomes.items() if one.problems}
-            patience = restart_policy.patience(ended.values(), self._pids.keys() - ended.keys() <= recorded, self._grace)
-            if len(ended) == len(self._pids) or time.monotonic() >= failed_at + patience:
-                return ended
-            time.sleep(self._poll_seconds)
-
-    def _end_start(self) -> None:
-        """End the phase in which the ranks start."""
-        if self._starting is not None:
-            self._starting.__exit__()
-            self._starting = None
-
-    def only_follows(self, exited: Mapping[int, int], local_ranks: set[int], outcomes: Mapping[int, Outcome]) -> bool:
-        """Whether the ranks of this machine ended only because of another machine, so that their restart does not count.
-
-        Args:
-            exited: exit statuses of the ranks that this agent did not kill.
-        """
-        return False
-
-    def report_change(self) -> None:
-        """Say why the ranks are restarted although none has failed."""
-        self.console.say("machines have joined or left; restarting the ranks")
-
-    def leave(self) -> None:
-        """Leave the other machines, which may continue."""
-
-    def close(self, status: int, line: str) -> None:
-        """End the job on all machines.
-
-        Args:
-            status: exit status of the job.
-            line: why, if it is not 0.
-        """
-        if self._handler is not None:
-            self.publish_end(status, line)
-            self._handler.shutdown()
-
-    def publish_failure(self, failure: Failure) -> None:
-        """Report a failure of this machine's ranks to the other machines."""
-
-    def publish_end(self, status: int, line: str) -> None:
-        """Report the exit status of the job to the other machines, with a line that says why if it is not 0."""
-
-    def _end_hung_ranks(self, limits: StepLimits) -> None:
-        """Kill the ranks of this machine if one has been in the same step for too long. Collectives have a time limit of
-        their own, so that this concerns ranks of which none waits in one."""
-        now = time.monotonic()
-        if self._hung or now < self._looked + LOOK_SECONDS:
-            return
-        self._looked = now
-        late = limits.exceeded(read_progress(self._outcomes), now)
-        if late:
-            self._hung, self._noticed, self._failed_at = late, time.time(), time.monotonic()
-            for pid in self._pids.values():
-                _send(pid, signal.SIGKILL)
-
-    def _note_the_end(self, status: int) -> None:
-        """Note how far the ranks have come, and when they failed."""
-        self._completed = max((one.completed for one in self._progress.values()), default=0)
-        times = [outcome.time for outcome in self.outcomes.values() if outcome.problems]
-        if status == EXIT_LOST_PEER:  # whatever rank is at fault, its last progress is the oldest
-            times += [one.time + time.time() - time.monotonic() for one in self._progress.values()]
-        self._first_failure = min([self._noticed, *times])
-
-    def decide(self, status: int) -> Decision:
-        """Decide whether to restart the ranks after a failure."""
-        return self._policy.after(status, min((one.begun for one in self._progress.values()), default=0), self._completed)
-
-    def _announce(self, failure: Failure, decision: Decision) -> None:
+    def _announce(self, others: Sequence[str], cause: str, decision: Decision) -> None:
         """Print why the ranks are restarted, and wait if the policy says so."""
-        self._attempt += 1
-        *others, first = failure.lines
+        self._number += 1
+        self._restarts += 1
         for line in others:
             self.console.say(line)
         when = f"restarting in {decision.wait:g} s" if decision.wait else "restarting"
-        self.console.say(f"{first}; {when} (attempt {self._attempt} of {self._attempt + decision.left})")
-        began = time.time()
+        self.console.say(f"{cause}; {when} (attempt {self._number} of {self._number + decision.left})")
         time.sleep(decision.wait)  # an interrupt or SIGTERM ends it
-        self._waited = time.time() - began
+        assert self._cost is not None
+        self._cost = replace(self._cost, waited=decision.wait)
 
-    def _restart(self) -> str:
-        """Return what restarted ranks need to report its cost."""
-        now = time.time()
-        if self._ended < self._began:  # none of this machine's ranks has failed
-            self._completed = max((one.completed for one in read_progress(self._outcomes).values()), default=0)
-            self._first_failure = self._noticed = self._ended = now
-            self._waited = 0.0
-        restart = Restart(self._first_failure, self._noticed, self._ended, self._waited, now, self._completed)
-        return restart.as_text()
+    def _await_the_rest(self, attempt: Attempt) -> dict[int, int]:
+        """Wait for the ranks that are left after a failure, as long as they may take; return the exit statuses. Machines
+        that join meanwhile wait: a restart would come without a report of the failure."""
+        ended, began = attempt.ended, time.monotonic()
+        while len(ended) < len(attempt.ranks):
+            recorded = {rank for rank, one in attempt.outcomes.items() if one.problems}
+            patience = policy.patience(ended.values(), attempt.ranks - ended.keys() <= recorded, self.grace)
+            if time.monotonic() >= began + patience:
+                break
+            time.sleep(self.poll_seconds)
+            ended = attempt.ended
+        return ended
+
+    def _decide(self, status: int) -> Decision:
+        """Decide whether to restart the ranks after a failure."""
+        assert self.attempt is not None
+        return self.restart_policy.after(status, self.attempt.begun, self.attempt.completed)
+
+    def _stop(self, number: signal.Signals, seconds: float) -> Ended:
+        """End ranks that run, because machines have joined or left."""
+        self._end_ranks(number, seconds)
+        return Ended.INTERRUPTED if self.interrupts else Ended.OVERTAKEN
+
+    def _end_ranks(self, number: signal.Signals, seconds: float) -> dict[int, int]:
+        """Send a signal to the ranks, and SIGKILL to those that are left after ``seconds``; return the exit status of each.
+        Other signals to this process do not shorten that time, except that an interrupt reaches the ranks."""
+        self.machines.stop_listening()
+        if self.attempt is None:
+            return {}
+        try:
+            with self.signals.deferred():
+                return self.attempt.close(number, seconds)
+        finally:
+            self.attempt.is_over = True
+
+    def _reconnect(self, error: RendezvousLost) -> None:
+        """Wait until the rendezvous of an elastic job returns.
+
+        Raises:
+            RendezvousLost: it does not, or the job cannot continue without it.
+        """
+        if not self.machines.elastic or self._before is None or self.interrupts:
+            raise error
+        self._end_ranks(signal.SIGTERM, self.grace)
+        self.logs.end_attempt()
+        endpoint, seconds = self.machines.options.endpoint, self.machines.options.timeout
+        self.console.say(f"the rendezvous at {endpoint} has gone; waiting {seconds} s for it to return")
+        try:
+            self.machines.reconnect()
+        except UserError as why:
+            raise RendezvousLost from why
+        self._before, self._last, self.failure = replace(self._before, members=()), None, None
 
     def _on_interrupt(self) -> bool:
         """Forward an interrupt to the ranks; return whether there are any. Each has its own session: Ctrl-C in a terminal
         reaches only this process."""
-        if not self._pids:
+        if self.attempt is None or self.attempt.is_over:
             return False
         self.interrupts += 1
         if self.interrupts == 1:
-            announce_interrupt(self._interrupted)
-        for pid in self._pids.values():
-            _send(pid, signal.SIGINT if self.interrupts <= 2 else signal.SIGKILL)
+            at_once = "titan: interrupted: ending the ranks; Ctrl-C again kills them"
+            announce_interrupt(INTERRUPTED if self.trains else at_once)
+        self.attempt.send(signal.SIGINT if self.interrupts <= 2 else signal.SIGKILL)
         return True
 
+    def _end(self) -> tuple[int, str]:
+        """Return the exit status of a job that ends on this machine, and a line that says why if it is not 0."""
+        if self.failure is not None:
+            return self.failure.status, self.failure.lines[-1]
+        if self._last is Ended.INTERRUPTED or any(outcome.interrupted for outcome in self._outcomes()):
+            return EXIT_INTERRUPTED, "the job was interrupted"
+        return 0, ""
 
-def _send(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a child process, unless it has been reaped: another process may then have its number."""
-    with contextlib.suppress(ChildProcessError, ProcessLookupError):
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        os.kill(pid, number)
+    def _outcomes(self) -> Collection[Outcome]:
+        """Return what the ranks recorded in the last attempt."""
+        return () if self.attempt is None else self.attempt.outcomes.values()
 
+    def _failure_of_others(self, end: JobEnded) -> Failure | None:
+        """Return why the job has ended on the machine that closed it; it is lost if none has said that it is complete."""
+        if end.record is None:
+            line = "error: the job has ended on the other machines, and none says why"
+            return self.failure or Failure(EXIT_LOST_PEER, (line,))
+        if not end.record["status"]:
+            return None
+        if self._last is Ended.RETRIED:
+            return self.failure
+        return Failure(end.record["status"], (f"error: {blamed(end.record)}",))
 
-def _status(pid: int) -> int | None:
-    """Return the exit status of a child that has ended, negative for a signal. Does not reap it.
+    def _loss(self, error: RendezvousError) -> Failure:
+        """Return why this machine has lost the others after its ranks were started. The options were right: the machine
+        where all meet has ended, the others do not come back, or the job is over."""
+        if isinstance(error, RendezvousClosed) and self.failure is not None:
+            line = f"{self.failure.lines[-1]}; not restarted, because the job has ended on another machine"
+            return Failure(self.failure.status, (line,))
+        if isinstance(error, RendezvousClosed):
+            why = "the job has ended on another machine, whose output says why"
+        elif isinstance(error.__cause__, UserError):  # the rendezvous of an elastic job has not returned
+            why = str(error.__cause__)
+        else:
+            why = f"--rdzv-endpoint {self.machines.options.endpoint}: the rendezvous is lost ({root_cause(error)})"
+            why += "; start titan again here, and on the machine that hosts it"
+        return Failure(EXIT_LOST_PEER, (f"error: {why}",))
 
-    ``None`` if the child is running or has been reaped.
-    """
-    try:
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return None
-    if found is None:
-        return None
-    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+    def _report_the_end(self) -> int:
+        """Print how the job has ended; return its exit status."""
+        self.logs.end_attempt()
+        outcomes = self._outcomes()
+        if self.failure is not None:
+            for line in self.failure.lines:
+                self.console.say(line)
+            if line := resume_line(outcomes, own_command()):
+                self.console.say(line)
+            return self.failure.status
+        stopped = next((outcome for outcome in outcomes if outcome.interrupted), None)
+        if stopped is None and self._last is not Ended.INTERRUPTED:
+            return 0
+        self.console.say("interrupted" if stopped is None else interrupted_line(stopped, own_command()))
+        return EXIT_INTERRUPTED

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from titan_core.api import UserError
-from titan_core.toolkit.errors import EXIT_INTERRUPTED, EXIT_LOST_PEER, EXIT_USER_ERROR
+from titan_core.toolkit.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR
 from titan_core.toolkit.hookspecs import hook_manager
 from titan_core.toolkit.jobs import AssembledJob
 from titan_core.toolkit.launching import (
@@ -24,10 +24,7 @@ from titan_core.toolkit.launching import (
     LOCAL_ADDRESS,
     OUTCOMES,
     RANK_LOGS,
-    interrupted_line,
     lock_for_ranks,
-    own_command,
-    resume_line,
     user_command,
 )
 from titan_core.toolkit.listening import is_loopback, loopback_networks
@@ -37,25 +34,20 @@ from titan_core.toolkit.runs.files import LOGS
 from titan_core.toolkit.sections import CommSection
 from titan_core.toolkit.status import phase
 from titan_core.toolkit.text import shorten
+from titan_launch.agent import Agent
 from titan_launch.config import NUMA_BINDING
-from titan_launch.console import Console
-from titan_launch.meeting_point import handler, require_meeting_point
-from titan_launch.progress import StepLimits
-from titan_launch.rendezvous import (
-    Rendezvous,
-    RendezvousClosed,
-    RendezvousError,
-    rendezvous_errors,
-    root_cause,
-)
-from titan_launch.restart_policy import RestartLimits
-from titan_launch.signals import Terminated
-from titan_launch.status_line import StatusLine
+from titan_launch.meeting.machines import Machines
+from titan_launch.meeting.meeting_point import handler, require_meeting_point
+from titan_launch.meeting.rendezvous import Rendezvous, rendezvous_errors
+from titan_launch.ranks.logs import RankLogs
+from titan_launch.ranks.progress import StepLimits
+from titan_launch.restart.policy import RestartLimits, RestartPolicy
+from titan_launch.terminal.console import Console
+from titan_launch.terminal.status_line import StatusLine
 
 if TYPE_CHECKING:
-    from titan_launch.agent import RankAgent
-    from titan_launch.handler import Handler
-    from titan_launch.sizes import Sizes
+    from titan_launch.meeting.handler import Handler
+    from titan_launch.meeting.sizes import Sizes
 
 log = logging.getLogger(__name__)
 
@@ -96,9 +88,6 @@ def launch(
         if machines[1] == 1 and writes_run:  # with several machines, only the one with rank 0 writes there
             stack.enter_context(lock_for_ranks(job.dump_folder))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="titan-ranks-", ignore_cleanup_errors=True)))
-        from titan_launch.agent import RankAgent
-        from titan_launch.rank_logs import RankLogs
-
         console = Console(status)
         stack.callback(console.close)
         is_temporary = not writes_run and settings.log_dir is None  # removed, unless a rank failed and its log says why
@@ -109,15 +98,22 @@ def launch(
         stack.callback(logs.end_attempt)
         outcomes = folder / "outcomes"
         with rendezvous_errors(options):
-            environment = environment_of_ranks(settings, options, per_node, outcomes, log_folder)
-            command = python("-u", "-m", "titan_core", *rank_arguments)
-            of_agent = (
-                command, per_node, environment, options, _handler(options), outcomes, logs, console,
-                lambda began: _diagnose(job, began), writes_run,
-                RestartLimits(settings.max_restarts, settings.restart_wait, settings.restart_wait_max), _step_limits(job),
-                settings.grace,
-            )  # fmt: skip
-            ended = _run(RankAgent(*of_agent) if sizes is None else elastic_agent(settings, of_agent, sizes), options)
+            agent = Agent(
+                command=python("-u", "-m", "titan_core", *rank_arguments),
+                environment=environment_of_ranks(settings, options, per_node, outcomes, log_folder),
+                machines=Machines(options, per_node, _handler(options), console, sizes, settings.elastic),
+                outcomes=outcomes,
+                logs=logs,
+                console=console,
+                diagnose=lambda began: _diagnose(job, began),
+                restart_policy=RestartPolicy(
+                    RestartLimits(settings.max_restarts, settings.restart_wait, settings.restart_wait_max)
+                ),
+                step_limits=_step_limits(job),
+                grace=settings.grace,
+                trains=writes_run,
+            )
+            ended = agent.run()
         if is_temporary and ended in (0, EXIT_USER_ERROR, EXIT_INTERRUPTED):
             shutil.rmtree(log_folder)
         return ended
@@ -127,7 +123,7 @@ def _handler(options: Rendezvous) -> Handler | None:
     """Return the handler of the rendezvous; ``None`` if this machine meets no other.
 
     Raises:
-        UserError: see :func:`titan_launch.meeting_point.handler`.
+        UserError: see :func:`titan_launch.meeting.meeting_point.handler`.
     """
     if not options.endpoint:
         return None
@@ -162,13 +158,6 @@ def _step_limits(job: AssembledJob) -> StepLimits:
     return StepLimits(HANG * comm.init_timeout_seconds, HANG * comm.train_timeout_seconds)
 
 
-def elastic_agent(settings: argparse.Namespace, of_agent: tuple[Any, ...], sizes: Sizes) -> RankAgent:
-    """Return the agent of an elastic job."""
-    from titan_launch.elastic import ElasticAgent
-
-    return ElasticAgent(*of_agent, sizes=sizes, when_impossible=settings.elastic)
-
-
 def _log_folder(requested: str | None, run: str | None) -> tuple[Path, str]:
     """Return the folder for the logs of the ranks, and what names it."""
     if requested is not None:
@@ -181,112 +170,6 @@ def _log_folder(requested: str | None, run: str | None) -> tuple[Path, str]:
 def _remove_if_empty(folder: Path) -> None:
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
-
-
-def _run(agent: RankAgent, options: Rendezvous) -> int:
-    """Run the job until its end, or until a signal ends this process; return the exit status.
-
-    Raises:
-        RendezvousError: the machines did not meet. Once they have, the loss of the rendezvous is that of a peer.
-    """
-    try:
-        with agent.signals:
-            return _wait(agent, options)
-    except Terminated as error:
-        agent.leave()  # other machines may continue without this one
-        agent.logs.end_attempt()
-        agent.console.say(f"ended by {error.number.name}")
-        return 128 + error.number
-
-
-def _wait(agent: RankAgent, options: Rendezvous) -> int:
-    """Wait until the ranks have ended; return the exit status.
-
-    Raises:
-        RendezvousError: the machines did not meet. Once they have, the loss of the rendezvous is that of a peer.
-    """
-    from titan_launch.agent import JobEnded, JobInterrupted
-    from titan_launch.elastic import ElasticAgent, StoreLost
-
-    logs, console = agent.logs, agent.console
-    close_rendezvous = interrupted = True
-    mistake: UserError | None = None
-    try:
-        while True:
-            try:
-                agent.run()
-                break
-            except StoreLost:
-                assert isinstance(agent, ElasticAgent)
-                close_rendezvous = False  # nobody is there
-                logs.end_attempt()
-                seconds = options.timeout
-                console.say(f"the rendezvous at {options.endpoint} has gone; waiting {seconds} s for it to return")
-                try:
-                    require_meeting_point(options, seconds)
-                    agent.reconnect(handler(options, seconds))
-                except UserError as error:
-                    console.say(f"error: {error}")
-                    return EXIT_LOST_PEER
-                close_rendezvous = True
-        interrupted = False
-    except JobEnded:
-        interrupted = False
-    except Terminated:
-        close_rendezvous = False  # see _run
-        raise
-    except RendezvousError as error:
-        if not agent.started:
-            raise
-        # The options were right: the machine where all meet has ended, the others do not come back, or the job is over.
-        close_rendezvous = False
-        logs.end_attempt()
-        status = EXIT_LOST_PEER
-        if not isinstance(error, RendezvousClosed):
-            why = f"--rdzv-endpoint {options.endpoint}: the rendezvous is lost ({root_cause(error)})"
-            console.say(f"error: {why}; start titan again here, and on the machine that hosts it")
-        elif agent.failure is None:
-            console.say("error: the job has ended on another machine, whose output says why")
-        else:
-            status = agent.failure.status
-            console.say(f"{agent.failure.lines[-1]}; not restarted, because the job has ended on another machine")
-        if line := resume_line(agent.outcomes.values(), own_command()):
-            console.say(line)
-        return status
-    except UserError as error:
-        mistake = error
-        raise
-    except JobInterrupted:
-        pass
-    finally:
-        if close_rendezvous and agent.trains:
-            try:
-                agent.close(*_end_of(agent, mistake, interrupted))
-            except RendezvousError as error:
-                log.warning("cannot close the rendezvous: %s", error)
-    logs.end_attempt()
-    if agent.failure is not None:
-        for line in agent.failure.lines:
-            console.say(line)
-        if line := resume_line(agent.outcomes.values(), own_command()):
-            console.say(line)
-        return agent.failure.status
-    stopped = next((outcome for outcome in agent.outcomes.values() if outcome.interrupted), None)
-    if interrupted or stopped is not None:
-        console.say("interrupted" if interrupted or stopped is None else interrupted_line(stopped, own_command()))
-        return EXIT_INTERRUPTED
-    return 0
-
-
-def _end_of(agent: RankAgent, mistake: UserError | None, interrupted: bool) -> tuple[int, str]:
-    """Return the exit status of a job that ends on this machine, and a line that says why if it is not 0."""
-    if mistake is not None:
-        return EXIT_USER_ERROR, str(mistake)
-    if agent.failure is not None:
-        return agent.failure.status, agent.failure.lines[-1]
-    if interrupted or any(outcome.interrupted for outcome in agent.outcomes.values()):
-        return EXIT_INTERRUPTED, "the job was interrupted"
-    return 0, ""
 
 
 def _diagnose(job: AssembledJob, since: float) -> str | None:

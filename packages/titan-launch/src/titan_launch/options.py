@@ -14,10 +14,10 @@ from titan_core.toolkit.sections import MOST_PROCESSES, MOST_RANKS
 from titan_core.toolkit.status import phase
 from titan_core.toolkit.text import shorten
 from titan_launch.config import NUMA_BINDING, NUMA_BINDINGS
-from titan_launch.restart_policy import SAVE_SECONDS
+from titan_launch.restart.policy import SAVE_SECONDS
 
 if TYPE_CHECKING:
-    from titan_launch.console import Shown
+    from titan_launch.terminal.console import Shown
 
 _DEFAULTS: dict[str, str | int | None] = {
     "rdzv_endpoint": None,
@@ -106,9 +106,9 @@ def run(context: CommandContext, ranks: RankJob) -> int:
     given = {name: value for name, value in vars(context.arguments).items() if value is not None}
     _require_effects(given)
     from titan_launch.launch import launch
-    from titan_launch.rendezvous import options_of
-    from titan_launch.sizes import Sizes
-    from titan_launch.status_line import StatusLine
+    from titan_launch.meeting.rendezvous import options_of
+    from titan_launch.meeting.sizes import Sizes
+    from titan_launch.terminal.status_line import StatusLine
 
     settings = argparse.Namespace(**{**_DEFAULTS, **given})
     with StatusLine() as status:
@@ -167,7 +167,7 @@ def shown_ranks(tee: str | None, most: int) -> Shown:
     Raises:
         UserError: ``tee`` names no rank of the job.
     """
-    from titan_launch.console import Shown
+    from titan_launch.terminal.console import Shown
 
     if tee is None:
         return Shown(frozenset({0}))

@@ -19,7 +19,7 @@ def titan_health_checks() -> list[HealthCheck]:
         HealthCheck(
             name="rendezvous",
             summary="whether this machine can reach --rdzv-endpoint",
-            check=Ref("titan_launch.health:check"),
+            check=Ref("titan_launch.meeting.health:check"),
         ),
     ]
 
@@ -32,19 +32,19 @@ def titan_debuggers() -> list[Observer]:
             summary="collects Python's garbage at the same steps on all ranks",
             config=GarbageKeys,
             active=lambda context: context.section.gc_freq > 0,
-            build=Ref("titan_launch.garbage:GarbageCollection"),
+            build=Ref("titan_launch.ranks.garbage:GarbageCollection"),
         ),
         Observer(
             name="progress",
             summary="lets the launcher see how far each rank is",
             active=lambda context: reported_by_launcher(),
-            build=Ref("titan_launch.progress:ProgressFile"),
+            build=Ref("titan_launch.ranks.progress:ProgressFile"),
         ),
         Observer(
             name="recovery",
             summary="reports what a restart cost",
             active=lambda context: RESTART in os.environ,
-            build=Ref("titan_launch.recovery:RecoveryReport"),
+            build=Ref("titan_launch.restart.recovery:RecoveryReport"),
         ),
     ]
 
@@ -69,8 +69,8 @@ def titan_commands() -> list[Command]:
             group="clusters",
             rare=True,
             summary="host the store where the machines of jobs meet, on a machine that outlives them",
-            arguments=Ref("titan_launch.store:arguments"),
-            run=Ref("titan_launch.store:run"),
+            arguments=Ref("titan_launch.meeting.host:arguments"),
+            run=Ref("titan_launch.meeting.host:run"),
         ),
     ]
 
@@ -79,7 +79,7 @@ def titan_commands() -> list[Command]:
 def titan_job_assembled(job: AssembledJob) -> None:
     """Bind this process to the cores near its GPU if it is a rank."""
     if "LOCAL_RANK" in os.environ:
-        from titan_launch.numa import bind
+        from titan_launch.ranks.numa import bind
 
         bind(job, os.environ)
 
@@ -90,6 +90,6 @@ def titan_status_displays() -> list[StatusDisplay]:
         StatusDisplay(
             name="terminal",
             summary="the last line of a terminal; elsewhere, a line for each phase that lasts",
-            show=Ref("titan_launch.status_line:StatusLine"),
+            show=Ref("titan_launch.terminal.status_line:StatusLine"),
         ),
     ]

@@ -13,8 +13,8 @@ from functools import partial
 from titan_core.api import UserError
 from titan_core.toolkit.listening import bound_socket, is_local_address, listening_address, serve
 from titan_core.toolkit.status import phase
-from titan_launch.handler import Handler
-from titan_launch.rendezvous import Rendezvous, host_and_port
+from titan_launch.meeting.handler import Handler
+from titan_launch.meeting.rendezvous import Rendezvous, host_and_port
 
 ANSWER_SECONDS = 15.0
 """How long a server that has accepted a connection may take to answer as a torch store does."""
@@ -34,12 +34,11 @@ def require_meeting_point(options: Rendezvous, seconds: int | None = None) -> No
     host, port = host_and_port(options.endpoint)
     where = f"--rdzv-endpoint {options.endpoint}"
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        if is_here(host, port):
+            return  # the first process on this machine listens there, and the others connect to it
     except OSError as error:
         why = f"cannot resolve the host name {host!r}: {error.strerror or error}"
         raise UserError.one(where, why, "check the name, or use an IP address") from None
-    if any(is_local_address(family, address) for family, _, _, _, address in found):
-        return  # the first process on this machine listens there, and the others connect to it
     seconds = seconds or options.connect_seconds
     end = time.monotonic() + seconds
     with phase(f"connecting to {options.endpoint}", lambda: f"tries for {seconds} s", repeat_seconds=10.0):
@@ -78,10 +77,7 @@ def handler(options: Rendezvous, seconds: float = 0.0) -> Handler:
         why = "another server uses this port: it does not answer as a torch rendezvous"
         raise UserError.one(where, why, "choose another port, or stop that server")
     server = None
-    if not listens and any(
-        is_local_address(family, address)
-        for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    ):
+    if not listens and is_here(host, port):
         address = listening_address(host) if options.bind is None else options.bind
         try:
             server = serve(bound_socket(address, port))
@@ -95,6 +91,16 @@ def handler(options: Rendezvous, seconds: float = 0.0) -> Handler:
         with phase(f"waiting until an earlier job at {options.endpoint} has ended"):
             found.reopen()
     return found
+
+
+def is_here(host: str, port: int) -> bool:
+    """Whether an endpoint is on this machine.
+
+    Raises:
+        OSError: the host name cannot be resolved.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return any(is_local_address(family, address) for family, _, _, _, address in found)
 
 
 def _listens(host: str, port: int) -> bool:

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from titan_core.api import UserError
-from titan_launch.console import Console, Shown, Stream
+from titan_launch.terminal.console import Console, Shown, Stream
 
 _CONTROL = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 """Colors, movements of the cursor and titles of windows."""

@@ -9,7 +9,7 @@ import signal
 from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.listening import EVERY_ADDRESS, bound_socket, serve
 from titan_core.toolkit.status import phase
-from titan_launch.rendezvous import DEFAULT_PORT, host_and_port
+from titan_launch.meeting.rendezvous import DEFAULT_PORT, host_and_port
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,8 +7,8 @@ import socket
 from collections.abc import Iterator
 
 from titan_core.api import CheckResult, Health, HealthContext
-from titan_core.toolkit.listening import is_local_address
-from titan_launch.rendezvous import host_and_port
+from titan_launch.meeting.meeting_point import is_here
+from titan_launch.meeting.rendezvous import host_and_port
 
 _PATIENCE_SECONDS = 3.0
 _SUBJECT = "rendezvous"
@@ -24,15 +24,10 @@ def check(context: HealthContext) -> Iterator[CheckResult]:
         return
     host, port = host_and_port(context.endpoint)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        yield _listen(port) if is_here(host, port) else _connect(host, port)
     except OSError as error:
         why = f"cannot resolve the host name {host!r}: {error.strerror or error}"
         yield CheckResult(_SUBJECT, Health.ERROR, why, "check the name, or use an IP address")
-        return
-    if any(is_local_address(family, address) for family, _, _, _, address in found):
-        yield _listen(port)
-    else:
-        yield _connect(host, port)
 
 
 def _listen(port: int) -> CheckResult:

@@ -15,7 +15,7 @@ from titan_core.api import UserError
 from titan_core.toolkit.arguments import parse_integer
 from titan_core.toolkit.listening import EVERY_ADDRESS, is_local_address
 from titan_core.toolkit.text import shorten
-from titan_launch.signed_store import job_key
+from titan_launch.meeting.signed_store import job_key
 
 DEFAULT_PORT = 29400
 """torch's default port."""

@@ -2,7 +2,7 @@
 
 They share one record in a torch store, which each changes by compare and swap, and each has one more that it counts up while
 it runs. Torch's own rendezvous pickles this state, so that whoever reaches the port of the store runs code on all machines;
-here, records that the job's key did not sign are repaired (:mod:`titan_launch.signed_store`). No clocks are compared.
+here, records that the job's key did not sign are repaired (see ``signed_store``). No clocks are compared.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from titan_core.api import UserError
-from titan_launch.rendezvous import Rendezvous, RendezvousClosed, RendezvousLost, RendezvousTimeout
-from titan_launch.signed_store import Forged, SignedStore
+from titan_launch.meeting.rendezvous import Rendezvous, RendezvousClosed, RendezvousLost, RendezvousTimeout
+from titan_launch.meeting.signed_store import Forged, SignedStore
 
 POLL_SECONDS = 0.1
 """Between two looks at the store while a machine waits."""

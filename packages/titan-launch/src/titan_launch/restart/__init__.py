@@ -1,0 +1,1 @@
+"""Why an attempt failed, whether another one follows, and what it cost."""

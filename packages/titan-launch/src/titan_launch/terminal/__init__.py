@@ -1,0 +1,1 @@
+"""What a person at the terminal sees and sends: the status line, the output of ranks, signals."""
