@@ -1,5 +1,5 @@
-"""Writes the index of the components that each package provides. titan-core's wheel contains it as metadata, so that errors
-can name the package to install::
+"""Writes the index of the components that each package provides. titan-completion's wheel contains it as metadata, so that
+errors can name the package to install::
 
     uv run python -m ci.provides
 """
@@ -18,7 +18,8 @@ from titan_core.toolkit.sections import CORE_SECTIONS
 
 CHOSEN_BY_NAME = (Command, Dataset, LRSchedule, Model, Objective, Optimizer, Recipe, Tokenizer)
 """Kinds of components that a config or a command line selects by name. Keys select all others."""
-FILE = ROOT / "packages/titan-core/provides.json"
+HOLDER = "titan-completion"
+FILE = ROOT / "packages" / HOLDER / "provides.json"
 
 
 def provided() -> dict[str, dict[str, str]]:

@@ -8,7 +8,7 @@ import importlib_metadata
 import pytest
 
 from ci import provides
-from ci.workspace import CORE, packages
+from ci.workspace import packages
 from titan_core.api import Component, Dataset, LRSchedule, Model, Objective, Optimizer, Recipe, Tokenizer, UserError
 from titan_core.api.config.resolved import Override
 from titan_core.cli.main import main
@@ -25,7 +25,7 @@ KINDS: dict[str, type[Component]] = {
 def test_the_index_is_up_to_date_and_installed() -> None:
     stale = "`uv run python -m ci.provides` writes it"
     assert provides.FILE.read_text() == provides.render(), stale
-    assert importlib_metadata.distribution(CORE).read_text(INDEX) == provides.render(), "`uv sync` installs it"
+    assert importlib_metadata.distribution(provides.HOLDER).read_text(INDEX) == provides.render(), "`uv sync` installs it"
 
 
 def message_about(kind: str, name: str, registry: Components, capsys: pytest.CaptureFixture[str]) -> str:

@@ -16,7 +16,7 @@ from ci.workspace import packages, requirement_name, with_dependencies
 
 pytestmark = [pytest.mark.wheels, pytest.mark.full]
 
-MODEL = "titan-models-llama"
+MODEL, COMPLETION = "titan-models-llama", "titan-completion"
 OTHERS = {
     "aiohttp", "datasets", "huggingface-hub", "multiprocess", "pandas", "plotly", "protobuf", "pyarrow",
     "safetensors", "tensorboard", "tokenizers", "torchao", "transformers", "wandb", "zstandard",
@@ -40,11 +40,11 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the core, a model and their declared dependencies, from a folder with one wheel more."""
+    """An environment with the core, a model, titan-completion and their dependencies, from a folder with one wheel more."""
     folder = tmp_path_factory.mktemp("environment")
     needed = with_dependencies(MODEL)
     assert {one.name for one in needed} == {"titan-core", MODEL}
-    built = build_wheels([*needed, packages()["titan-launch"]], folder / "wheels")
+    built = build_wheels([*needed, packages()[COMPLETION], packages()["titan-launch"]], folder / "wheels")
     wheels = {name: wheel for name, wheel in built.items() if name != "titan-launch"}
     python = folder / "venv/bin/python"
     subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, str(folder / "venv")], check=True)
@@ -108,7 +108,7 @@ def test_no_dependency_of_other_packages_is_installed(environment: Path) -> None
     output = subprocess.run([str(environment / "python"), "-c", LISTING], capture_output=True, text=True, check=True).stdout
     installed = json.loads(output)
     assert OTHERS.isdisjoint(installed)
-    assert installed.keys().isdisjoint(packages().keys() - {"titan-core", MODEL})
+    assert installed.keys().isdisjoint(packages().keys() - {"titan-core", MODEL, COMPLETION})
     torchs: set[str] = set()
     waiting = ["torch"]
     while waiting:

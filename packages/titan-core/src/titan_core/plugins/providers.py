@@ -1,28 +1,35 @@
-"""Names of packages to install for a missing component: ``provides.json``, in titan-core's metadata, indexes the components
-of all packages released with it. It is generated from their plugins."""
+"""Names of packages to install for a missing component. The core knows none: the metadata of a plugin's distribution may
+contain an index, ``extra_metadata/provides.json``."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
-from titan_core.plugins.names import ours
+import importlib_metadata
+
+from titan_core.plugins.discovery import GROUP
+
+log = logging.getLogger(__name__)
 
 INDEX = "extra_metadata/provides.json"
-"""Path within the distribution's metadata."""
+"""Path within a distribution's metadata."""
 
 
 @cache
 def index() -> Mapping[str, Mapping[str, str]]:
-    """Return kind -> name -> package. A kind is ``section``, ``key``, ``option`` (of a launcher) or a component's kind.
-
-    The index is empty if titan-core was not installed from its wheel.
-    """
-    distribution = ours()
-    text = distribution.read_text(INDEX) if distribution is not None else None
-    found: dict[str, Any] = json.loads(text) if text else {}
+    """Return kind -> name -> package, as the installed plugins' distributions know it. A kind is ``section``, ``key``,
+    ``option`` (of a launcher) or a component's kind."""
+    found: dict[str, dict[str, str]] = {}
+    for point in importlib_metadata.entry_points(group=GROUP):
+        text = point.dist.read_text(INDEX) if point.dist is not None else None
+        try:
+            for kind, names in json.loads(text or "{}").items():
+                found.setdefault(kind, {}).update({str(name): str(package) for name, package in names.items()})
+        except (ValueError, AttributeError) as error:  # only the fix in an error becomes less precise
+            log.warning("%s of plugin %r is unusable: %s", INDEX, point.name, error)
     return found
 
 
