@@ -23,10 +23,11 @@ from harness.jobs import make_job
 from titan_core.api import hookimpl
 from titan_core.loop.trainer import train
 
-numbers, teams = {}, {}
+numbers, teams, ours = {}, {}, set()
 run_of_thread = threading.Thread.run
 
 def run(thread):
+    ours.add(str(thread.native_id))  # Linux may list it for a moment after threading.enumerate() no longer does
     try:
         run_of_thread(thread)
     finally:
@@ -45,7 +46,6 @@ class Watch:
 
     @hookimpl(trylast=True)
     def titan_train_end(self):
-        ours = {str(thread.native_id) for thread in threading.enumerate()}
         teams["new"] = len(set(os.listdir("/proc/self/task")) - self.seen - ours)
 
 mode, folder = sys.argv[1:]
