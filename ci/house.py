@@ -25,6 +25,9 @@ from ci.contract import hook_names, importable_names
 from ci.workspace import packages
 
 _REFERENCE = re.compile(r"titan_core\.|titan_\w+[.\w]*:\w")  # "titan_core.loop.trainer:train"; names of slots have no colon
+_ATEN = re.compile(r"(torch\.ops\.)?_?aten\._\w+$", re.IGNORECASE)
+OPERATOR = "aten::"
+"""Begins the name of an operator. torch checks that the schemas of its operators stay compatible, whatever their names."""
 _LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 
@@ -82,17 +85,20 @@ def import_cycle(package: str) -> list[str]:
 
 
 def private_names(file: Path) -> Iterator[str]:
-    """Yield the private names of torch and torchao that ``file`` imports or reads from their modules. Of a
-    ``torch_private.py``, which is about nothing else, also the private attributes of any object."""
+    """Yield the private names of torch and torchao that ``file`` imports or reads from their modules, operators included. Of
+    a ``torch_private.py``, which is about nothing else, also the private attributes of any object."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    modules: set[str] = set()
+    imports: dict[str, str] = {}  # name in the file -> path
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]
-            modules |= {(alias.asname or alias.name).split(".")[0] for alias in node.names if _is_of_torch(alias.name)}
+            imports |= {
+                one.asname or one.name.split(".")[0]: one.name if one.asname else one.name.split(".")[0]
+                for one in node.names
+            }
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             found = [f"{node.module}.{alias.name}" for alias in node.names]
-            modules |= {alias.asname or alias.name for alias in node.names if _is_of_torch(node.module)}
+            imports |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
         else:
             continue
         yield from (name for name in found if _is_of_torch(name) and _is_private(name))
@@ -100,11 +106,19 @@ def private_names(file: Path) -> Iterator[str]:
     own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and _is_private(node.attr):
-            path = ast.unparse(node)
-            if path.split(".")[0] in modules:
+            first, dot, rest = ast.unparse(node).partition(".")
+            path = imports.get(first, "") + dot + rest
+            if _ATEN.match(first + dot + rest):
+                yield f"{OPERATOR}{node.attr}"
+            elif _is_of_torch(path):
                 yield path
             elif file.name == "torch_private.py" and node.attr not in own:
                 yield f"?.{node.attr}"
+
+
+def most_specific(names: set[str]) -> set[str]:
+    """Return ``names`` without the modules and classes that only lead to another one."""
+    return {name for name in names if not any(other.startswith(f"{name}.") for other in names)}
 
 
 def _is_of_torch(name: str) -> bool:
@@ -139,7 +153,8 @@ def _print_sizes(rooms: bool) -> None:
                 print(f"  {room:19}  {files:5,}  {lines:15,}")
     print(f"{'total':21}  {total_files:5,}  {total_lines:15,}\n")
     private = {name for package in packages() for file in source_files(package) for name in private_names(file)}
-    print(f"private names of torch: {len(private)}")
+    operators = {name for name in private if name.startswith(OPERATOR)}
+    print(f"private names of torch: {len(most_specific(private - operators))}, and {len(operators)} of its operators")
     cycles = {package: cycle for package in packages() if (cycle := import_cycle(package))}
     for package, cycle in cycles.items():
         print(f"import cycle in {package}: {' -> '.join(cycle)}")
