@@ -84,9 +84,9 @@ def titan_names(index: PackageIndex) -> set[str]:
     return {name for name in index.asked if name.startswith("titan")}
 
 
-def test_readme_installs_wheels_alone(shell: Shell, public: PackageIndex, wheels: Path, tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (command,) = re.findall(r"(?m)^uv pip install .*titan_core-.*$", readme)
+def test_the_commands_to_install_take_wheels_alone(shell: Shell, public: PackageIndex, wheels: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs/install.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"(?m)^uv pip install .*titan_core-.*$", page)
     shell(command, wheels.parent)
     assert "torch" in public.asked
     assert titan_names(public) == set()
