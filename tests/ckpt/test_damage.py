@@ -21,6 +21,7 @@ from titan_ckpt.format.manifest import read_manifest, verify_data
 from titan_ckpt.format.stored import UNFINISHED, BrokenCheckpoint
 from titan_ckpt.save import saving
 from titan_core.api import UserError, hookimpl
+from titan_core.toolkit.launching import RESTART
 from titan_core.toolkit.runs.run_log import RunLog
 
 TINY: dict[str, object] = {
@@ -157,6 +158,14 @@ def test_resuming_from_an_older_step_warns_about_later_checkpoints(
 ) -> None:
     assert run({"checkpoint.load_step": 2}).losses == saved.losses[2:]
     assert "to remove them, run `titan checkpoint rm outputs/tiny/checkpoint --step 4`" in caplog.text
+
+
+@pytest.mark.parametrize("variable", ["TORCHELASTIC_RESTART_COUNT", RESTART])
+def test_a_restarted_job_keeps_its_progress_since_the_older_step(
+    saved: RunRecord, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    assert run({"checkpoint.load_step": 2}).losses == saved.losses[4:]
 
 
 @pytest.mark.parametrize("place", [0.0, 0.1, 0.37, 0.62, 0.99])

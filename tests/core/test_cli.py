@@ -66,6 +66,7 @@ def test_job_show(capsys: pytest.CaptureFixture[str]) -> None:
         (["trian"], "no such command; did you mean 'train'?"),
         (["config"], "needs a subcommand; use one of show, check"),
         (["config", "chek"], "no such command; did you mean 'check'?"),
+        (["config", "plugins"], "no such command; did you mean `titan plugins`?"),
         (["train", "--nproc", "2"], "--nproc: no such option; see `titan train --help`"),
         (["plugins", "--training.steps=3"], "`titan plugins` takes no config overrides"),
         (

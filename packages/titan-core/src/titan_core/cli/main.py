@@ -194,7 +194,8 @@ def _find(commands: dict[str, Command], argv: list[str], registry: Components) -
         subcommand = argv[1] if len(argv) > 1 and not argv[1].startswith("-") else ""
         if not subcommand:
             raise UserError.one(f"titan {argv[0]}", "needs a subcommand", f"use one of {', '.join(group)}")
-        raise UserError.one(f"titan {argv[0]} {subcommand}", "no such command", nearest(subcommand, group))
+        fix = f"did you mean `titan {subcommand}`?" if subcommand in commands else nearest(subcommand, group)
+        raise UserError.one(f"titan {argv[0]} {subcommand}", "no such command", fix)
     if argv[0].startswith("-"):
         raise UserError.one(f"titan {argv[0]}", "no such option", nearest(argv[0], [*_HELP, "--version", PLUGIN_OPTION]))
     _require_installed(argv[0], provider_of_group(argv[0]), registry)
