@@ -345,7 +345,6 @@ NONSENSE: list[tuple[str, Any, str]] = [
     ("Checkpoint.find_model", "path", "must return a StoredModel"),
     ("Command.run", None, "returned None; it must return the exit status"),
     ("Launcher.run", True, "returned True; it must return the exit status"),
-    ("StatusDisplay.show", Bare(), "has no '__enter__'"),
     ("WeightFormat.tensors", ["w"], "must return a list of ForeignTensor"),
     ("WeightFormat.to_args", {}, "must return the model's arguments"),
     ("WeightFormat.notes", "a note", "must return a list of str"),

@@ -18,8 +18,8 @@ from ci.workspace import packages
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
 from titan_core.cli.main import main
+from titan_core.toolkit import status_line
 from titan_core.toolkit.status import phase
-from titan_launch.terminal import status_line
 
 TP = ["--parallelism.tensor_parallel_degree", "2"]
 ARGS = "{dim = 64, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 96, vocab_size = 258, max_seq_len = 256}"

@@ -93,10 +93,9 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
         (f"titan-ckpt/src/titan_ckpt/{name}.py", "getattr"): (number, DTYPE)
         for name, number in (
             ("format/chunks", 2),
-            ("foreign/arrangement", 1),
             ("foreign/convert", 1),
             ("foreign/dcp_files", 1),
-            ("foreign/exporting", 1),
+            ("foreign/exporting", 2),
             ("foreign/load", 1),
             ("resume/optimizer_restore", 1),
             ("format/reader", 1),
@@ -129,8 +128,8 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-inference/src/titan_inference/evaluate.py", "getattr"): (1, OWN_NAMES),
     ("titan-launch/src/titan_launch/meeting/handler.py", "getattr"): (1, OWN_NAMES),
     ("titan-launch/src/titan_launch/meeting/rendezvous.py", "getattr"): (1, OWN_NAMES),
-    ("titan-launch/src/titan_launch/terminal/status_line.py", "getattr"): (3, OWN_NAMES),
-    ("titan-launch/src/titan_launch/terminal/status_line.py", "setattr"): (3, OWN_NAMES),
+    ("titan-core/src/titan_core/toolkit/status_line.py", "getattr"): (3, OWN_NAMES),
+    ("titan-core/src/titan_core/toolkit/status_line.py", "setattr"): (3, OWN_NAMES),
     ("titan-parallel/src/titan_parallel/activation_checkpoint.py", "getattr"): (
         3,
         "operators that a layout names",

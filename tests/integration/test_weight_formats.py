@@ -16,8 +16,7 @@ from torch import Tensor
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job, run_recipe
-from titan_ckpt.foreign.arrangement import read, shape_in
-from titan_ckpt.foreign.files import SafetensorsFiles
+from titan_ckpt.foreign.files import SafetensorsFiles, our_rows
 from titan_ckpt.format.catalogue import pick
 from titan_ckpt.format.chunks import read_whole
 from titan_core.api import UserError, hookimpl
@@ -119,7 +118,7 @@ def test_an_export_of_a_sharded_run_is_complete(gloo: GlooPool, tmp_path: Path, 
     tensors = hf_tensors(LlamaArgs(**SIZE, rope_scaling=RopeScaling(**SCALING)))  # type: ignore[arg-type]
     assert {one.name for one in tensors} == files.names()
     for one in tensors:
-        ours = read(files, one, shape_in(files, one))
+        ours = our_rows(files, one, 0, files.shape(one)[0])
         assert torch.equal(ours, final[one.parameter].bfloat16()), one.name
 
 
@@ -170,20 +169,20 @@ def first_loss(folder: str, overrides: dict[str, object]) -> tuple[float, int]:
     from titan_ckpt.foreign import files as foreign_files
 
     os.chdir(folder)
-    sizes = []
-    original = foreign_files.SafetensorsFiles.read
+    read = []
+    original = foreign_files.SafetensorsFiles.rows
 
-    def counted(self: Any, name: str, box: Any, split: Any = None) -> Tensor:
-        part = original(self, name, box, split)
-        sizes.append(part.numel())
-        return part
+    def counted(self: Any, tensor: Any, start: int, stop: int) -> Tensor:
+        rows = original(self, tensor, start, stop)
+        read.append(rows.numel())
+        return rows
 
-    foreign_files.SafetensorsFiles.read = counted  # type: ignore[method-assign]
+    foreign_files.SafetensorsFiles.rows = counted  # type: ignore[method-assign]
     try:
         record = run_recipe("llama3_debug", overrides)
     finally:
-        foreign_files.SafetensorsFiles.read = original  # type: ignore[method-assign]
-    return record.losses[0], sum(sizes)
+        foreign_files.SafetensorsFiles.rows = original  # type: ignore[method-assign]
+    return record.losses[0], sum(read)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +210,7 @@ def meta_files(folder: Path, model: PreTrainedModel, files: int) -> None:
     args = LlamaArgs(**SIZE, rope_theta=10_000.0, rope_scaling=RopeScaling(**SCALING))  # type: ignore[arg-type]
     model.save_pretrained(folder / "hf")
     source = SafetensorsFiles(folder / "hf")
-    whole = {one.parameter: read(source, one, shape_in(source, one)) for one in hf_tensors(args)}
+    whole = {one.parameter: our_rows(source, one, 0, source.shape(one)[0]) for one in hf_tensors(args)}
     for number in range(files):
         shard = {
             one.name: whole[one.parameter]

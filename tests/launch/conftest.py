@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from titan_core.toolkit import status_line
 from titan_core.toolkit.launching import OUTCOMES
 from titan_launch.meeting import handler
 from titan_launch.restart import policy as restart_policy
-from titan_launch.terminal import status_line
 
 
 @pytest.fixture(autouse=True)

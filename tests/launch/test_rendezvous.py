@@ -16,7 +16,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, b
 from harness.agents import KEY, agent_of
 from titan_core.api import UserError
 from titan_core.cli.main import main
+from titan_core.toolkit import status_line
 from titan_core.toolkit.launching import LOCAL_ADDRESS
+from titan_core.toolkit.status_line import StatusLine
 from titan_launch.launch import environment_of_ranks
 from titan_launch.meeting import meeting_point
 from titan_launch.meeting.meeting_point import require_meeting_point
@@ -29,9 +31,7 @@ from titan_launch.meeting.rendezvous import (
     rendezvous_errors,
 )
 from titan_launch.options import machines, processes_per_node
-from titan_launch.terminal import status_line
 from titan_launch.terminal.console import Console
-from titan_launch.terminal.status_line import StatusLine
 
 
 @pytest.fixture

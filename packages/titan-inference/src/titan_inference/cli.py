@@ -15,7 +15,8 @@ from titan_core.api import ChatTokenizer, CommandContext, UserError
 from titan_core.toolkit.arguments import integer, json_argument, number
 from titan_core.toolkit.jobs import AssembledJob, LoadedModel
 from titan_core.toolkit.launching import RankJob
-from titan_core.toolkit.status import phase, show_status
+from titan_core.toolkit.status import phase
+from titan_core.toolkit.status_line import StatusLine
 from titan_core.toolkit.text import print_json
 from titan_inference.prompts import encode_prompt
 
@@ -167,7 +168,7 @@ def _generate(loaded: LoadedModel, prompts: list[list[int]], end_ids: Sequence[i
     # A single text shows the progress itself; otherwise a line counts the tokens.
     counts = world.rank == 0 and (settings.json or len(prompts) > 1)
     with (
-        show_status(loaded.job.registry) if counts else nullcontext(),
+        StatusLine() if counts else nullcontext(),
         phase("generating", lambda: f"{sum(len(one.tokens) for one in results)} tokens"),
     ):
         for _ in steps:

@@ -16,7 +16,8 @@ from titan_core.toolkit.arguments import integer, json_argument
 from titan_core.toolkit.errors import close_names
 from titan_core.toolkit.jobs import AssembledJob, LoadedModel
 from titan_core.toolkit.launching import RankJob
-from titan_core.toolkit.status import phase, show_status
+from titan_core.toolkit.status import phase
+from titan_core.toolkit.status_line import StatusLine
 from titan_core.toolkit.text import print_json, print_table, shorten
 from titan_inference.cli import model_argument
 
@@ -62,7 +63,7 @@ def run(context: CommandContext) -> int:
     with context.models.open(job, stored) as loaded:
         answer: dict[str, Any] = {}
         # The line is removed before the answer is printed. Progress bars of lm-eval appear in it.
-        with show_status(context.registry) if loaded.world.rank == 0 else nullcontext():
+        with StatusLine() if loaded.world.rank == 0 else nullcontext():
             if settings.dataset is not None:
                 answer |= _perplexity(context, loaded)
             if settings.tasks is not None:

@@ -33,6 +33,7 @@ from titan_core.toolkit.processes import environment_of_child, python
 from titan_core.toolkit.runs.files import LOGS
 from titan_core.toolkit.sections import CommSection
 from titan_core.toolkit.status import phase
+from titan_core.toolkit.status_line import StatusLine
 from titan_core.toolkit.text import shorten
 from titan_launch.agent import Agent
 from titan_launch.config import NUMA_BINDING
@@ -43,7 +44,6 @@ from titan_launch.ranks.logs import RankLogs
 from titan_launch.ranks.progress import StepLimits
 from titan_launch.restart.policy import RestartLimits, RestartPolicy
 from titan_launch.terminal.console import Console
-from titan_launch.terminal.status_line import StatusLine
 
 if TYPE_CHECKING:
     from titan_launch.meeting.handler import Handler

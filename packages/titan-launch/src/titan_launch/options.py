@@ -105,10 +105,10 @@ def run(context: CommandContext, ranks: RankJob) -> int:
     """
     given = {name: value for name, value in vars(context.arguments).items() if value is not None}
     _require_effects(given)
+    from titan_core.toolkit.status_line import StatusLine
     from titan_launch.launch import launch
     from titan_launch.meeting.rendezvous import options_of
     from titan_launch.meeting.sizes import Sizes
-    from titan_launch.terminal.status_line import StatusLine
 
     settings = argparse.Namespace(**{**_DEFAULTS, **given})
     with StatusLine() as status:

@@ -7,7 +7,6 @@ import os
 from titan_core.api import Command, HealthCheck, Observer, Ref, hookimpl
 from titan_core.toolkit.jobs import AssembledJob
 from titan_core.toolkit.launching import RESTART, Launcher, reported_by_launcher
-from titan_core.toolkit.status import StatusDisplay
 from titan_launch.config import GarbageKeys
 
 api = (1, 0)
@@ -82,14 +81,3 @@ def titan_job_assembled(job: AssembledJob) -> None:
         from titan_launch.ranks.numa import bind
 
         bind(job, os.environ)
-
-
-@hookimpl
-def titan_status_displays() -> list[StatusDisplay]:
-    return [
-        StatusDisplay(
-            name="terminal",
-            summary="the last line of a terminal; elsewhere, a line for each phase that lasts",
-            show=Ref("titan_launch.terminal.status_line:StatusLine"),
-        ),
-    ]

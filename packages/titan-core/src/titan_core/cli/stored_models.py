@@ -16,7 +16,8 @@ from titan_core.config.load import RawConfig, resolve
 from titan_core.config.pretrained import described_by, find_model
 from titan_core.job.assemble import assemble, check_pretrained, mesh_of
 from titan_core.plugins.registry import Components
-from titan_core.toolkit.status import phase, show_status
+from titan_core.toolkit.status import phase
+from titan_core.toolkit.status_line import StatusLine
 
 if TYPE_CHECKING:
     from titan_core.api import ValidationReport
@@ -76,7 +77,7 @@ class InstalledModels:
         """See :meth:`titan_core.api.checkpoint.stored_model.StoredModels.open`."""
         with ExitStack() as stack:
             with (
-                show_status(self.registry) if os.environ.get("RANK", "0") == "0" else nullcontext(),
+                StatusLine() if os.environ.get("RANK", "0") == "0" else nullcontext(),
                 phase("loading the model"),
             ):
                 from titan_core.loop.stored_models import open_model  # imports torch

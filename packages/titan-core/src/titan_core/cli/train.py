@@ -29,7 +29,8 @@ from titan_core.toolkit.launching import (
     resume_line,
 )
 from titan_core.toolkit.processes import end_with_parent
-from titan_core.toolkit.status import phase, show_status
+from titan_core.toolkit.status import phase
+from titan_core.toolkit.status_line import StatusLine
 
 if TYPE_CHECKING:
     from titan_core.api import RunEnd
@@ -50,7 +51,7 @@ def run(context: CommandContext) -> int:
         return launcher.run.load()(context, RankJob(assembled))
     rank, world_size = place_in_environment()
     # Ranks of Titan's launcher each have a log of their own.
-    with show_status(context.registry) if rank == 0 or reported_by_launcher() else nullcontext():
+    with StatusLine() if rank == 0 or reported_by_launcher() else nullcontext():
         with phase("reading the recipe"):
             job = assembled(world_size) if rank == 0 and not reported_by_launcher() else context.job(world_size)
         handler = logging.StreamHandler(sys.stderr)

@@ -44,7 +44,6 @@ from titan_core.toolkit.errors import nearest
 from titan_core.toolkit.hookspecs import hook_manager
 from titan_core.toolkit.launching import Launcher
 from titan_core.toolkit.plugin_files import PluginFile, load_plugin_files
-from titan_core.toolkit.status import StatusDisplay
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +73,6 @@ REGISTRATION_HOOKS: dict[str, type[Component]] = {
     "titan_recipes": Recipe,
     "titan_commands": Command,
     "titan_launchers": Launcher,
-    "titan_status_displays": StatusDisplay,
     "titan_health_checks": HealthCheck,
 }
 

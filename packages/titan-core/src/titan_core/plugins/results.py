@@ -410,7 +410,6 @@ RETURNS: Final[dict[str, Check]] = {
     "Command.run": _a(int, "return the exit status"),
     "Launcher.arguments": _anything,
     "Launcher.run": _a(int, "return the exit status"),
-    "StatusDisplay.show": _object("contextlib:AbstractContextManager"),
     "HealthCheck.check": _health,
     # Lifecycle hooks
     "titan_job_facts": _list_of(JobFact, none=True),

@@ -13,7 +13,8 @@ from titan_core.api.config.sections import MetricsSection
 from titan_core.api.data.dataset import StreamSpec
 from titan_core.api.observe.events import Sample
 from titan_core.toolkit.device import device_name
-from titan_core.toolkit.status import RunProgress, hide_progress, show_progress, show_status
+from titan_core.toolkit.status import RunProgress, hide_progress, show_progress
+from titan_core.toolkit.status_line import StatusLine
 from titan_core.toolkit.text import describe_model, format_mfu, is_estimated, show_count
 
 
@@ -34,7 +35,7 @@ class ConsoleLog:
             self._print(line if self._width is None else textwrap.fill(line, self._width, subsequent_indent=" " * 11))
         self._progress = RunProgress(f"{run.job.name} ({show_count(run.size.parameters)})", run.steps, run.step)
         # Of an application that calls the trainer; `titan train` has one.
-        self._open.enter_context(show_status(run.job.registry))
+        self._open.enter_context(StatusLine())
         show_progress(self._progress)
         self._open.callback(hide_progress, self._progress)
 

@@ -12,7 +12,6 @@ from titan_core.api import hookspecs
 from titan_core.api.hookspecs import PROJECT, hookspec
 from titan_core.toolkit.jobs import AssembledJob, JobFact
 from titan_core.toolkit.launching import Launcher
-from titan_core.toolkit.status import StatusDisplay
 
 if TYPE_CHECKING:
     from titan_core.api import RunEnd
@@ -30,11 +29,6 @@ def hook_manager() -> pluggy.PluginManager:
 @hookspec
 def titan_launchers() -> Sequence[Launcher]:  # type: ignore[empty-body]
     """Ways to start the ranks of a job from ``titan train``."""
-
-
-@hookspec
-def titan_status_displays() -> Sequence[StatusDisplay]:  # type: ignore[empty-body]
-    """Displays of what a command is doing. The first one is used."""
 
 
 @hookspec

@@ -1,6 +1,6 @@
 """What this process is doing, for people who wait for it. Free of torch, and prints nothing.
 
-The code that works only sets values. A :class:`StatusDisplay` reads them a few times a second.
+The code that works only sets values. A :class:`~titan_core.toolkit.status_line.StatusLine` reads them a few times a second.
 """
 
 from __future__ import annotations
@@ -9,25 +9,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-
-from titan_core.api import Component, Ref, Registry
-
-
-@dataclass(frozen=True, kw_only=True)
-class StatusDisplay(Component):
-    """A display of phases and progress for people who wait."""
-
-    kind = "status display"
-    show: Ref[Callable[[], AbstractContextManager[object]]]
-    """Returns a context in which they are shown. Within another one, it does nothing."""
-
-
-def show_status(registry: Registry) -> AbstractContextManager[object]:
-    """Show the phases and the progress of this process in the context, on the first display of the installed plugins."""
-    displays = registry.all(StatusDisplay)
-    return displays[0].show.load()() if displays else nullcontext()
 
 
 class phase:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.arguments import integer, json_argument, recipe_arguments
 from titan_core.toolkit.jobs import Override
-from titan_core.toolkit.status import phase, show_status
+from titan_core.toolkit.status import phase
+from titan_core.toolkit.status_line import StatusLine
 from titan_core.toolkit.text import print_json, shorten, show_bytes
 from titan_data.cli.tokenizer_download import keys_for, print_keys
 
@@ -66,7 +67,7 @@ def run(context: CommandContext) -> int:
             raise UserError.one(f"--vocab-size {arguments.vocab_size}", why, "raise it")
         stream = context.job(more=_NO_TOKENIZER).data
         corpus = Corpus(stream.datasets, stream.policy, arguments.max_bytes)
-        with show_status(context.registry), phase("training the tokenizer", lambda: _progress(corpus)):
+        with StatusLine(), phase("training the tokenizer", lambda: _progress(corpus)):
             tokenizer = _interruptible(lambda: bpe.train(iter(corpus), arguments.vocab_size - len(special), special))
         _require_enough(corpus, tokenizer.get_vocab_size(), arguments.vocab_size)
         try:

@@ -1,1 +1,1 @@
-"""What a person at the terminal sees and sends: the status line, the output of ranks, signals."""
+"""What a person at the terminal sees of the ranks, and the signals that they send."""

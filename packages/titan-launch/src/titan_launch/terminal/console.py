@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 
 from titan_core.toolkit.status import ERASE
-from titan_launch.terminal.status_line import StatusLine
+from titan_core.toolkit.status_line import StatusLine
 
 _SHOW_CURSOR = "\x1b[?25h"
 

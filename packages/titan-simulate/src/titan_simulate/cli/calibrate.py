@@ -13,7 +13,7 @@ from shlex import quote
 from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.arguments import process_count
 from titan_core.toolkit.launching import own_command
-from titan_core.toolkit.status import show_status
+from titan_core.toolkit.status_line import StatusLine
 from titan_core.toolkit.text import print_table, shorten
 
 
@@ -33,7 +33,7 @@ def run(context: CommandContext) -> int:
     """Measure this machine and write its description."""
     options = context.arguments
     out = _checked(options.out) if options.out is not None else None
-    with show_status(context.registry):
+    with StatusLine():
         from titan_simulate.calibrate.calibrate import calibrate
 
         found = calibrate(options.device, options.nproc_per_node)

@@ -19,7 +19,8 @@ from titan_core.toolkit.arguments import parse_integer, rank_count
 from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_core.toolkit.launching import RankJob, shell_command
 from titan_core.toolkit.sections import MOST_RANKS
-from titan_core.toolkit.status import phase, show_status
+from titan_core.toolkit.status import phase
+from titan_core.toolkit.status_line import StatusLine
 from titan_core.toolkit.text import shorten
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _try(context: CommandContext) -> None:
 
     options = context.arguments
     with tempfile.TemporaryDirectory(prefix="titan-dry-run-") as folder:
-        with show_status(context.registry):
+        with StatusLine():
             with phase("reading the recipe"):
                 job = _job(context, folder)
             for note in job.missing:
@@ -88,7 +89,7 @@ def _simulated(context: CommandContext, job: AssembledJob, rank: int) -> Simulat
     from titan_simulate.engine.simulate import simulate
 
     logging.disable(logging.WARNING)  # what plugins notice about a run, such as an impossible MFU, is not true of this one
-    with show_status(context.registry):
+    with StatusLine():
         return simulate(job, context.train, rank, strict=False)
 
 

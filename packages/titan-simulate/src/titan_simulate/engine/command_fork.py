@@ -15,7 +15,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from titan_core.api import Registry
-from titan_core.toolkit.status import phase, show_status
+from titan_core.toolkit.status import phase
+from titan_core.toolkit.status_line import StatusLine
 from titan_simulate.engine.fork_server import RemoteError, begin, opened, received
 
 REPEAT_SECONDS = 10.0
@@ -43,7 +44,7 @@ def print_from_fork(command: Callable[[Report], int], name: str, registry: Regis
     with reports, _forwarded_interrupts(child) as interrupts:
         try:
             # Only now, because a fork should have one thread.
-            with show_status(registry), phase(name, lambda: latest[0], repeat_seconds=REPEAT_SECONDS):
+            with StatusLine(), phase(name, lambda: latest[0], repeat_seconds=REPEAT_SECONDS):
                 _follow(pipe, reports, latest)
         except BaseException:
             os.kill(child, signal.SIGKILL)

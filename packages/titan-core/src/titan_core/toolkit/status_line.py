@@ -15,14 +15,14 @@ import threading
 import time
 from collections import deque
 from datetime import timedelta
-from typing import Any, TextIO
-
-from rich.console import Console, RenderableType
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, TextIO
 
 from titan_core.toolkit.status import ERASE, RunProgress, current_phase, current_progress, hide_all, phase
+
+if TYPE_CHECKING:  # rich is imported once there is a terminal
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
 
 PLAIN_SECONDS = 2.0
 """Without a terminal, a phase that lasts longer is printed."""
@@ -262,6 +262,9 @@ os.register_at_fork(after_in_child=_leave_in_child)
 
 def _bar(progress: RunProgress, end: str, width: int) -> Table:
     """Return the bar in one row that ends with ``end``. A narrow terminal shows less."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
     bar = ProgressBar(progress.total, progress.done, complete_style="cyan", finished_style="green")
     count = f"{progress.done:>{len(str(progress.total))}}/{progress.total}"
     cells: list[RenderableType] = [bar, count, _cut(end, max(10, width // 2))]
@@ -280,6 +283,8 @@ def _terminal() -> Console | None:
     """Return the terminal to draw on; ``None`` if there is none, or one that cannot erase a line (``TERM=dumb``)."""
     for stream in (sys.stderr, sys.stdout):
         if stream.isatty():  # rich would also take a file for a terminal, under FORCE_COLOR
+            from rich.console import Console
+
             console = Console(file=stream, highlight=False, markup=False, emoji=False)
             if console.is_interactive:
                 return console
@@ -292,6 +297,8 @@ def _last_frame(line: str) -> str:
 
 
 def _cut(text: str, width: int) -> Text:
+    from rich.text import Text
+
     shown = Text(text, no_wrap=True)
     shown.truncate(width, overflow="crop")
     return shown

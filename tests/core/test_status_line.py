@@ -16,15 +16,14 @@ from rich.console import Console
 from harness.jobs import TINY, make_job
 from harness.terminal import Screen, Terminal, python
 from titan_core.loop.trainer import train
-from titan_core.toolkit import status as phases
+from titan_core.toolkit import status as phases, status_line
 from titan_core.toolkit.status import RunProgress, current_phase, phase
-from titan_launch.terminal import status_line
-from titan_launch.terminal.status_line import StatusLine, _bar, _Pace
+from titan_core.toolkit.status_line import StatusLine, _bar, _Pace
 
 START = """
 import os, signal, sys, time
 from titan_core.toolkit.status import RunProgress, phase, show_progress
-from titan_launch.terminal.status_line import StatusLine
+from titan_core.toolkit.status_line import StatusLine
 
 def wait_for_a_line():
     input()
@@ -208,7 +207,7 @@ with StatusLine():
 )
 def test_without_a_terminal_long_phases_are_lines(environment: dict[str, str]) -> None:
     script = f"""{START}
-from titan_launch.terminal import status_line
+from titan_core.toolkit import status_line
 status_line.PLAIN_SECONDS = 0.3
 read, write = os.pipe()
 os.dup2(os.dup(2), 9); os.dup2(write, 2)   # what is printed to stderr arrives in the pipe
