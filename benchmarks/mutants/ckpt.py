@@ -12,6 +12,7 @@ DAMAGE = "tests/ckpt/test_damage.py"
 PARTS = "tests/ckpt/test_checkpoint_parts.py"
 DURABLE = "tests/ckpt/test_durability.py"
 DCP = "tests/ckpt/test_dcp.py"
+ARRANGED = "tests/ckpt/test_arrangement.py"
 REFUSALS = "tests/ckpt/test_dcp_refusals.py"
 LIES = f"{REFUSALS}::test_contradictions_are_refused"
 
@@ -55,9 +56,15 @@ MUTANTS = (
     Mutant("old-folders-first", "ckpt/format/catalogue.py", "if match), reverse=True)", "if match))", (PARTS,)),
     Mutant("dcp-any-name-unpickled", "ckpt/foreign/dcp_metadata.py", '        raise _Refused(f"{module}.{name}")\n', "        return super().find_class(module, name)\n", (f"{REFUSALS}::test_a_malicious_pickle_is_refused_and_nothing_is_executed",)),
     Mutant("dcp-unpickled-unasked", "ckpt/foreign/convert.py", "if not arguments.allow_pickle:", "if False:", (f"{REFUSALS}::test_a_pickle_is_read_only_with_consent",)),
-    Mutant("dcp-shards-misplaced", "ckpt/foreign/dcp_files.py", "whole[first - chunk.offset[0] : last - chunk.offset[0]]", "whole[: last - first]", (f"{DCP}::test_rows_come_from_the_chunks_that_hold_them",)),
+    Mutant("dcp-shards-misplaced", "ckpt/foreign/dcp_files.py", "= whole[inside]", "= whole[tuple(slice(0, side.stop - side.start) for side in inside)]", (f"{DCP}::test_a_part_comes_from_the_chunks_that_hold_it",)),
     Mutant("dcp-gaps-accepted", "ckpt/foreign/dcp_metadata.py", "    if problem:\n", "    if False:\n", (LIES,)),
     Mutant("dcp-files-anywhere", "ckpt/foreign/dcp_metadata.py", "file != Path(file).name or ", "", (LIES,)),
     Mutant("dcp-archives-not-compared", "ckpt/foreign/dcp_files.py", "if found != wanted:", "if False:", (LIES,)),
     Mutant("dcp-unknown-entries-left-out", "ckpt/foreign/dcp_files.py", "self._tensors[full] = entry", "self.left_out[full] += 1", (f"{REFUSALS}::test_what_is_not_understood_is_refused_until_it_is_excluded",)),
+    Mutant("priority-ignored", "ckpt/foreign/config.py", "sorted(candidates, key=lambda one: -one[1].priority)", "sorted(candidates, key=lambda one: one[1].priority)", (ARRANGED,)),
+    Mutant("format-tie-unseen", "ckpt/foreign/config.py", "    if len(equal) > 1:\n", "    if False:\n", (ARRANGED,)),
+    Mutant("buffer-converted", "ckpt/foreign/exporting.py", "None if sources[0].buffer else dtype, sources", "dtype, sources", (ARRANGED,)),
+    Mutant("rows-left-unclaimed", "ckpt/foreign/checks.py", "if shared and len(claimed) < (block := sources[0].block):", "if False:", (ARRANGED,)),
+    Mutant("whole-stack-read", "ckpt/foreign/arrangement.py", "(rows.diff() > _GAP)", "(rows.diff() > 10**9)", (ARRANGED,)),
+    Mutant("rows-in-file-order", "ckpt/foreign/arrangement.py", "found[order.argsort()]", "found", (ARRANGED,)),
 )  # fmt: skip

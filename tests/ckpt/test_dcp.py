@@ -113,12 +113,13 @@ def test_shards_of_any_division_are_joined(gloo: GlooPool, tmp_path: Path) -> No
     entries = read_metadata(tmp_path / "sharded")
     assert [len(entries[f"placed.{number}"].chunks) for number in range(3)] == [2, 2, 1]  # type: ignore[union-attr]
     for name, tensor in expected.items():
-        assert torch.equal(files.rows(tensors[name], 0, tensor.shape[0]), tensor), name
+        assert torch.equal(files.read(name, tuple(slice(0, size) for size in tensor.shape)), tensor), name
         for row in range(tensor.shape[0]):
-            assert torch.equal(files.rows(tensors[name], row, row + 1), tensor[row : row + 1])
+            box = (slice(row, row + 1), *(slice(0, size) for size in tensor.shape[1:]))
+            assert torch.equal(files.read(name, box), tensor[row : row + 1])
 
 
-def test_rows_come_from_the_chunks_that_hold_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_comes_from_the_chunks_that_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
     boxes = [((0, 0), (2, 7)), ((2, 0), (3, 3)), ((2, 3), (3, 4))]
     chunks = tuple(DcpChunk(offset, shape, "file", 0, 0) for offset, shape in boxes)
     monkeypatch.setattr(dcp_files, "read_metadata", lambda folder: {"w": DcpTensor("float32", (5, 7), chunks)})
@@ -131,7 +132,9 @@ def test_rows_come_from_the_chunks_that_hold_them(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(files, "_chunk", chunk_of)
     for start in range(5):
         for stop in range(start + 1, 6):
-            assert torch.equal(files.rows(tensor, start, stop), expected[start:stop])
+            for left, right in ((0, 7), (2, 5), (3, 7), (0, 2)):
+                box = (slice(start, stop), slice(left, right))
+                assert torch.equal(files.read("w", box), expected[box])
 
 
 def test_an_export_is_read_by_dcp_and_by_titan(copied: Path) -> None:

@@ -219,9 +219,9 @@ def test_meta_shards_must_agree(in_tmp: Path) -> None:
             MetaFiles(in_tmp)
     torch.save({**good, "norm.weight": torch.zeros(4)}, "consolidated.01.pth")
     with pytest.raises(UserError, match=r"norm.weight: is replicated in all files, but differs between them"):
-        MetaFiles(in_tmp).rows(ForeignTensor("norm.weight", "norm.weight"), 0, 4)
+        MetaFiles(in_tmp).read("norm.weight", (slice(0, 4),))
     (in_tmp / "consolidated.01.pth").unlink()
-    form = next(one for one in Components.from_installed().get(Model, "llama3").formats if one.name == "meta")
+    form = next(one for one in Components.from_installed().get(Model, "llama3").formats if one.files == "consolidated")
     files = MetaFiles(in_tmp)
     require_weights(files, [ForeignTensor("norm.weight", "n")], {"n": ((4,), None)}, form.ignored, "here")
     require_equal_copies(

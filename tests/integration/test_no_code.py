@@ -93,9 +93,10 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
         (f"titan-ckpt/src/titan_ckpt/{name}.py", "getattr"): (number, DTYPE)
         for name, number in (
             ("format/chunks", 2),
+            ("foreign/arrangement", 1),
             ("foreign/convert", 1),
             ("foreign/dcp_files", 1),
-            ("foreign/exporting", 2),
+            ("foreign/exporting", 1),
             ("foreign/load", 1),
             ("resume/optimizer_restore", 1),
             ("format/reader", 1),

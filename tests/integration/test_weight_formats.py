@@ -16,7 +16,8 @@ from torch import Tensor
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job, run_recipe
-from titan_ckpt.foreign.files import SafetensorsFiles, our_rows
+from titan_ckpt.foreign.arrangement import read, shape_in
+from titan_ckpt.foreign.files import SafetensorsFiles
 from titan_ckpt.format.catalogue import pick
 from titan_ckpt.format.chunks import read_whole
 from titan_core.api import UserError, hookimpl
@@ -118,7 +119,7 @@ def test_an_export_of_a_sharded_run_is_complete(gloo: GlooPool, tmp_path: Path, 
     tensors = hf_tensors(LlamaArgs(**SIZE, rope_scaling=RopeScaling(**SCALING)))  # type: ignore[arg-type]
     assert {one.name for one in tensors} == files.names()
     for one in tensors:
-        ours = our_rows(files, one, 0, files.shape(one)[0])
+        ours = read(files, one, shape_in(files, one))
         assert torch.equal(ours, final[one.parameter].bfloat16()), one.name
 
 
@@ -169,20 +170,20 @@ def first_loss(folder: str, overrides: dict[str, object]) -> tuple[float, int]:
     from titan_ckpt.foreign import files as foreign_files
 
     os.chdir(folder)
-    read = []
-    original = foreign_files.SafetensorsFiles.rows
+    sizes = []
+    original = foreign_files.SafetensorsFiles.read
 
-    def counted(self: Any, tensor: Any, start: int, stop: int) -> Tensor:
-        rows = original(self, tensor, start, stop)
-        read.append(rows.numel())
-        return rows
+    def counted(self: Any, name: str, box: Any, split: Any = None) -> Tensor:
+        part = original(self, name, box, split)
+        sizes.append(part.numel())
+        return part
 
-    foreign_files.SafetensorsFiles.rows = counted  # type: ignore[method-assign]
+    foreign_files.SafetensorsFiles.read = counted  # type: ignore[method-assign]
     try:
         record = run_recipe("llama3_debug", overrides)
     finally:
-        foreign_files.SafetensorsFiles.rows = original  # type: ignore[method-assign]
-    return record.losses[0], sum(read)
+        foreign_files.SafetensorsFiles.read = original  # type: ignore[method-assign]
+    return record.losses[0], sum(sizes)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +211,7 @@ def meta_files(folder: Path, model: PreTrainedModel, files: int) -> None:
     args = LlamaArgs(**SIZE, rope_theta=10_000.0, rope_scaling=RopeScaling(**SCALING))  # type: ignore[arg-type]
     model.save_pretrained(folder / "hf")
     source = SafetensorsFiles(folder / "hf")
-    whole = {one.parameter: our_rows(source, one, 0, source.shape(one)[0]) for one in hf_tensors(args)}
+    whole = {one.parameter: read(source, one, shape_in(source, one)) for one in hf_tensors(args)}
     for number in range(files):
         shard = {
             one.name: whole[one.parameter]

@@ -95,7 +95,7 @@ def test_hugging_faces_names_and_order_of_rows() -> None:
     """With heads of four features, it pairs features 0 and 2, and 1 and 3."""
     args = FLAVORS["debug"].model_copy(update={"dim": 16, "n_heads": 4})
     block = {
-        tensor.parameter.removeprefix("layers.5."): (tensor.name.removeprefix("model.layers.5."), tensor.row_order)
+        tensor.parameter.removeprefix("layers.5."): (tensor.name.removeprefix("model.layers.5."), tensor.rows)
         for tensor in hf_tensors(args)
         if tensor.parameter.startswith("layers.5.")
     }

@@ -46,8 +46,8 @@ def find(path: str, registry: Registry) -> StoredModel:
     kind = kind_of(folder) if folder.is_dir() else None
     if kind is not None:
         return _foreign(folder, kind, registry)
-    if (folder / CONFIG_OF["hf"]).is_file():
-        why = f"contains {CONFIG_OF['hf']}, but no weights in safetensors format"
+    if (folder / CONFIG_OF["safetensors"]).is_file():
+        why = f"contains {CONFIG_OF['safetensors']}, but no weights in safetensors format"
         raise UserError.one(path, why, "download its *.safetensors files, or convert the model with save_pretrained()")
     if "://" not in path and not folder.exists():
         raise UserError.one(path, "does not exist", nearest_path(path))
@@ -71,10 +71,10 @@ def find(path: str, registry: Registry) -> StoredModel:
 def _foreign(folder: Path, kind: str, registry: Registry) -> StoredModel:
     config = read_config(folder, kind)
     model, form, args = model_for(kind, config, registry, None, folder)
-    if kind == "hf":
+    if kind == "safetensors":
         require_shards(folder)
     settings = {"name": model.name, "args": args.model_dump(mode="json"), **tokenizer_in(folder)}
-    about = hf_about(folder) if kind == "hf" else {}
+    about = hf_about(folder) if kind == "safetensors" else {}
     load = Ref[Any]("titan_ckpt.stored_model:load_foreign")
     return StoredModel(
         str(folder), {"model": settings}, load, _end_ids(about, folder), notes=tuple(_notes(form, config)), origin=about
@@ -82,11 +82,11 @@ def _foreign(folder: Path, kind: str, registry: Registry) -> StoredModel:
 
 
 def _notes(form: WeightFormat, config: Mapping[str, Any]) -> Sequence[str]:
-    notes = [f"{CONFIG_OF[form.name]}: {note}" for note in form.notes.load()(config)] if form.notes is not None else []
+    notes = [f"{CONFIG_OF[form.files]}: {note}" for note in form.notes.load()(config)] if form.notes is not None else []
     stored = config.get("dtype", config.get("torch_dtype"))
     if stored not in (None, "float32"):
         shown = shorten(stored) if isinstance(stored, str) else show(stored)
-        notes.append(f"{CONFIG_OF[form.name]}: the weights are stored in {shown}; training keeps them in float32")
+        notes.append(f"{CONFIG_OF[form.files]}: the weights are stored in {shown}; training keeps them in float32")
     return notes
 
 

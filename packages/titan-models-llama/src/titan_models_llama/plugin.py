@@ -20,7 +20,7 @@ def titan_models() -> list[Model]:
             define=Ref("titan_models_llama.layout:define"),
             formats=(
                 WeightFormat(
-                    name="hf",
+                    files="safetensors",
                     tensors=Ref("titan_models_llama.formats:hf_tensors"),
                     to_args=Ref("titan_models_llama.formats:hf_args"),
                     notes=Ref("titan_models_llama.formats:hf_notes"),
@@ -28,13 +28,13 @@ def titan_models() -> list[Model]:
                     ignored=("*.rotary_emb.inv_freq",),
                 ),
                 WeightFormat(
-                    name="meta",
+                    files="consolidated",
                     tensors=Ref("titan_models_llama.formats:meta_tensors"),
                     to_args=Ref("titan_models_llama.formats:meta_args"),
                     ignored=("rope.freqs",),
                 ),
                 WeightFormat(
-                    name="dcp",
+                    files="dcp",
                     tensors=Ref("titan_models_llama.formats:torchtitan_tensors"),
                     ignored=("freqs_cis",),
                 ),

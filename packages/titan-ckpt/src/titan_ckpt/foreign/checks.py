@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from pydantic import BaseModel
 
-from titan_ckpt.foreign.files import ForeignFiles, our_rows
+from titan_ckpt.foreign.arrangement import by_name, read, shape_in, their_shapes
+from titan_ckpt.foreign.files import ForeignFiles
 from titan_ckpt.format.dtypes import FLOATS, converts_exactly
 from titan_core.api import ForeignTensor, UserError, WeightFormat, matches
 
@@ -17,23 +19,26 @@ _BLOCK = 1 << 24
 
 
 def declared_tensors(form: WeightFormat, args: BaseModel, model: str) -> Sequence[ForeignTensor]:
-    """Return the foreign tensors that the plugin declares for a model, after checking that there are no duplicates.
+    """Return the foreign tensors that the plugin declares for a model, after checking that each of their rows belongs to
+    exactly one parameter.
 
     Raises:
-        UserError: the plugin declares a name or a parameter twice.
+        UserError: the plugin declares a name, a row or a parameter twice, or only some rows of a tensor.
     """
     tensors = form.tensors.load()(args)
-    names: set[str] = set()
-    parameters: set[str] = set()
-    for tensor in tensors:
-        repeated = next((name for name in (tensor.name, *tensor.aliases) if name in names), "")
-        if not repeated and not tensor.copy and tensor.parameter in parameters:
-            repeated = tensor.parameter
-        if repeated:
-            where = f"model {model!r}, format {form.name!r}"
-            raise UserError.one(where, f"the plugin declares {repeated} twice, so that one would be lost", "fix the plugin")
-        names |= {tensor.name, *tensor.aliases}
-        parameters |= set() if tensor.copy else {tensor.parameter}
+    where = f"model {model!r}, format {form.files!r}"
+    names = Counter(name for tensor in tensors for name in tensor.aliases)
+    parameters = Counter(tensor.parameter for tensor in tensors if not tensor.copy)
+    for name, sources in by_name(tensors).items():
+        claimed = [row for tensor in sources for row in tensor.rows]
+        alike = {(tensor.block, tensor.transpose, tensor.split) for tensor in sources}
+        shared = claimed and len(alike) == 1 and len(set(claimed)) == len(claimed)
+        names[name] += 1 if shared else len(sources)
+        if shared and len(claimed) < (block := sources[0].block):
+            why = f"the plugin declares {len(claimed)} of each {block} rows of {name}, so that the others would be lost"
+            raise UserError.one(where, why, "fix the plugin")
+    if repeated := [name for counter in (names, parameters) for name, number in counter.items() if number > 1]:
+        raise UserError.one(where, f"the plugin declares {repeated[0]} twice, so that one would be lost", "fix the plugin")
     return tensors
 
 
@@ -76,15 +81,16 @@ def require_weights(
         if tensor.copy or tensor.parameter not in wanted:
             continue
         shape, dtype = wanted[tensor.parameter]
-        if tensor.name not in present:
-            problems.append(f"{tensor.name} is missing")
-        elif files.shape(tensor) != shape:
-            problems.append(f"{tensor.name} has shape {list(files.shape(tensor))}, but the model requires {list(shape)}")
-        elif (stored := files.dtype(tensor.name)) not in (*FLOATS, dtype):
-            problems.append(f"{tensor.name} is stored as {stored}, which is not a dtype of weights (are they quantised?)")
-        elif dtype is not None and not converts_exactly(stored, dtype):
-            problems.append(f"{tensor.name} is {stored}, which does not convert to {dtype} without loss")
-    known = {tensor.name for tensor in declared}
+        for name, expected in their_shapes(tensor, shape).items():
+            if name not in present:
+                problems.append(f"{name} is missing")
+            elif (found := files.shape(name, tensor.split)) != expected:
+                problems.append(f"{name} has shape {list(found)}, but the model requires {list(expected)}")
+            elif (stored := files.dtype(name)) not in (*FLOATS, dtype):
+                problems.append(f"{name} is stored as {stored}, which is not a dtype of weights (are they quantised?)")
+            elif dtype is not None and not converts_exactly(stored, dtype):
+                problems.append(f"{name} is {stored}, which does not convert to {dtype} without loss")
+    known = {name for tensor in declared for name in tensor.names}
     unclaimed = sorted(name for name in present if name not in known and not matches(name, ignored))
     problems += [f"{name} does not belong to the model" for name in unclaimed]
     if problems:
@@ -100,14 +106,14 @@ def require_equal_copies(files: ForeignFiles, declared: Sequence[ForeignTensor],
     """
     present = files.names()
     originals = {tensor.parameter: tensor for tensor in declared if not tensor.copy}
-    for copy in (tensor for tensor in declared if tensor.copy and tensor.name in present):
+    for copy in (tensor for tensor in declared if tensor.copy and present.issuperset(tensor.names)):
         original = originals[copy.parameter]
-        shape = files.shape(original)
-        same = files.shape(copy) == shape and files.dtype(copy.name) == files.dtype(original.name)
-        step = max(1, _BLOCK // max(1, torch.Size(shape[1:]).numel()))
-        for start in range(0, shape[0] if same else 0, step):
-            rows = (our_rows(files, tensor, start, min(start + step, shape[0])) for tensor in (copy, original))
-            same = same and torch.equal(*rows)
+        shape = shape_in(files, original)
+        same = shape_in(files, copy) == shape and files.dtype(copy.names[0]) == files.dtype(original.names[0])
+        step, rows = max(1, _BLOCK // max(1, torch.Size(shape[1:]).numel())), shape[0] if shape else 1
+        for start in range(0, rows if same else 0, step):
+            offsets, lengths = (start, *(0 for _ in shape[1:])), (min(step, rows - start), *shape[1:])
+            same = same and torch.equal(*(read(files, tensor, shape, offsets, lengths) for tensor in (copy, original)))
         if not same:
             why = f"{copy.name} differs from {original.name}, but the model uses one weight for both"
             raise UserError.one(where, why, "set tie_embeddings (tie_word_embeddings in config.json) to match the weights")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from shlex import quote
 from typing import Any, Final
@@ -15,19 +16,21 @@ from titan_core.api import Model, Registry, UserError, WeightFormat
 from titan_core.toolkit.plain_json import read_object
 from titan_core.toolkit.text import show, show_mistakes
 
-CONFIG_OF: Final = {"hf": "config.json", "meta": "params.json"}
+FILES: Final = {
+    "safetensors": "*.safetensors",
+    "consolidated": "consolidated.*.pth",
+    "dcp": DCP_METADATA,
+}
+"""Files that weights are read from (:attr:`~titan_core.api.WeightFormat.files`) -> pattern of a file in such a folder."""
+CONFIG_OF: Final = {"safetensors": "config.json", "consolidated": "params.json"}
 HF_INDEX: Final = "model.safetensors.index.json"
 DOWNLOAD_AGAIN: Final = "download it again"
 _QUANTISED = ("quantization_config", "compression_config", "quantization")
 
 
 def kind_of(folder: Path) -> str | None:
-    """Return ``"hf"``, ``"meta"`` or ``"dcp"``, or ``None`` if the folder contains none of these formats."""
-    if any(folder.glob("*.safetensors")):
-        return "hf"
-    if any(folder.glob("consolidated.*.pth")):
-        return "meta"
-    return "dcp" if (folder / DCP_METADATA).is_file() else None
+    """Return which of :data:`FILES` the folder contains, or ``None``."""
+    return next((kind for kind, pattern in FILES.items() if any(folder.glob(pattern))), None)
 
 
 def read_config(folder: Path, kind: str) -> dict[str, Any]:
@@ -55,7 +58,8 @@ def read_args(form: WeightFormat, config: Mapping[str, Any]) -> BaseModel:
     Raises:
         ValueError: ``config`` describes no model of this kind.
     """
-    assert form.to_args is not None
+    if form.to_args is None:
+        raise ValueError("its plugin does not read the config file of these weights")
     try:
         return form.to_args.load()(config)
     except KeyError as error:
@@ -100,20 +104,80 @@ def model_for(
     Raises:
         UserError: no installed model supports them. The message contains the reason of each model.
     """
-    reasons = []
-    for model, form in _formats(registry, kind):
-        if wanted is not None and model.name != wanted:
-            continue
-        try:
-            return model, form, read_args(form, config)
-        except ValueError as error:
-            reasons.append(f"{model.name}: {' '.join(str(error).split())}")
-    why = ": ".join(["no installed model supports these weights", *(["; ".join(reasons)] if reasons else [])])
-    raise UserError.one(str(source / CONFIG_OF.get(kind, "")), why, "use another model, or install the plugin of this one")
+    candidates: list[tuple[Model, WeightFormat]] = []
+    reasons: list[str] = []
+    for model in registry.all(Model):
+        if wanted in (None, model.name):
+            try:
+                candidates += [(model, form) for form in formats_of(model, kind)]
+            except UserError as error:
+                reasons.append(f"{model.name}: {error.problems[0].why}")
+    found = accepting(candidates, config, str(source / CONFIG_OF.get(kind, "")), reasons)
+    if found is None:
+        why = ": ".join(["no installed model supports these weights", *(["; ".join(reasons)] if reasons else [])])
+        fix = "use another model, or install the plugin of this one"
+        raise UserError.one(str(source / CONFIG_OF.get(kind, "")), why, fix)
+    return found
 
 
-def _formats(registry: Registry, kind: str) -> Iterator[tuple[Model, WeightFormat]]:
-    return ((model, form) for model in registry.all(Model) for form in model.formats if form.name == kind)
+def formats_of(model: Model, kind: str) -> list[WeightFormat]:
+    """Return the formats of ``model`` in files of this kind, in order of precedence.
+
+    Raises:
+        UserError: its plugin declares a format in files that are not in :data:`FILES`.
+    """
+    if unknown := [form.files for form in model.formats if form.files not in FILES]:
+        why = f"its plugin declares weights in files {unknown[0]!r}, but titan-ckpt reads only {', '.join(FILES)}"
+        raise UserError.one(f"model {model.name!r}", why, "correct WeightFormat.files in the plugin, or update titan-ckpt")
+    return sorted((form for form in model.formats if form.files == kind), key=lambda form: -form.priority)
+
+
+def accepting(
+    candidates: Sequence[tuple[Model, WeightFormat]], config: Mapping[str, Any], where: str, reasons: list[str]
+) -> tuple[Model, WeightFormat, BaseModel] | None:
+    """Return the format of the highest priority that accepts ``config``, and the arguments that it returns. Formats of lower
+    priority are not called.
+
+    Args:
+        reasons: the reasons of those that do not are appended.
+
+    Raises:
+        UserError: two of the same priority accept it.
+    """
+    for _, equal in groupby(sorted(candidates, key=lambda one: -one[1].priority), key=lambda one: one[1].priority):
+        found = []
+        for model, form in equal:
+            try:
+                found.append((model, form, read_args(form, config)))
+            except ValueError as error:
+                reasons.append(f"{model.name}: {' '.join(str(error).split())}")
+        if found:
+            require_one([(model, form) for model, form, _ in found], where)
+            return found[0]
+    return None
+
+
+def preferred(model: Model, forms: Sequence[WeightFormat]) -> WeightFormat | None:
+    """Return the first of ``forms`` of ``model``, which are in order of precedence; ``None`` if there is none.
+
+    Raises:
+        UserError: the second one has the same priority.
+    """
+    require_one([(model, form) for form in forms if form.priority == forms[0].priority], f"model {model.name!r}")
+    return forms[0] if forms else None
+
+
+def require_one(equal: Sequence[tuple[Model, WeightFormat]], where: str) -> None:
+    """Require that there are no two formats of the same priority.
+
+    Raises:
+        UserError: there are. The message names both.
+    """
+    if len(equal) > 1:
+        names = " and ".join(f"{form.tensors.target} of model {model.name!r}" for model, form in equal[:2])
+        why = f"two formats have priority {equal[0][1].priority} for these weights: {names}"
+        fix = "give one of them another WeightFormat.priority, or switch its plugin off with [plugins] disable"
+        raise UserError.one(where, why, fix)
 
 
 def require_shards(folder: Path) -> None:

@@ -19,13 +19,18 @@ from titan_core.toolkit.folder_lock import FolderLock
 _STEP = re.compile(r"step-[0-9]+")
 _ONLY_FOR = {
     "to": ("titan",),
-    "model": ("hf", "meta"),
+    "model": ("safetensors", "consolidated"),
     "recipe": ("dcp",),
     "exclude": ("dcp",),
     "allow_pickle": ("dcp",),
 }
 """Options that apply to some sources only."""
-_SHOWN = {"titan": "a Titan checkpoint", "hf": "Hugging Face weights", "meta": "Meta's weights", "dcp": "a DCP folder"}
+_SHOWN = {
+    "titan": "a Titan checkpoint",
+    "safetensors": "Hugging Face weights",
+    "consolidated": "Meta's weights",
+    "dcp": "a DCP folder",
+}
 
 
 def run(context: CommandContext) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from titan_ckpt.foreign.dcp_metadata import DcpChunk, DcpObject, DcpTensor, read_metadata
+from titan_ckpt.foreign.files import Box
 from titan_ckpt.format.catalogue import DCP_METADATA
 from titan_ckpt.format.dtypes import dtype_name
 from titan_core.api import ForeignTensor, UserError, matches
@@ -56,7 +57,7 @@ class DcpFiles:
                 raise UserError.one(f"--exclude {pattern}", why, "check the pattern, or remove it")
             self.left_out[pattern] = len(found)
             entries = {name: entry for name, entry in entries.items() if name not in found}
-        known = {name for tensor in declared for name in (tensor.name, *tensor.aliases)}
+        known = {name for tensor in declared for name in (*tensor.names, *tensor.aliases)}
         prefix = max(_PREFIXES, key=lambda prefix: sum(prefix + name in entries for name in known))
         for name in sorted(known & entries.keys()):
             if prefix and prefix + name in entries and prefix + name not in known:
@@ -93,31 +94,32 @@ class DcpFiles:
         """See :class:`~titan_ckpt.foreign.files.ForeignFiles`."""
         return set(self._tensors)
 
-    def shape(self, tensor: ForeignTensor) -> tuple[int, ...]:
+    def shape(self, name: str, split: int | None = None) -> tuple[int, ...]:
         """See :class:`~titan_ckpt.foreign.files.ForeignFiles`."""
-        return self._tensors[tensor.name].shape
+        return self._tensors[name].shape
 
     def dtype(self, name: str) -> str:
         """See :class:`~titan_ckpt.foreign.files.ForeignFiles`."""
         return self._tensors[name].dtype
 
-    def rows(self, tensor: ForeignTensor, start: int, stop: int) -> Tensor:
+    def read(self, name: str, box: Box, split: int | None = None) -> Tensor:
         """See :class:`~titan_ckpt.foreign.files.ForeignFiles`. Reads whole chunks.
 
         Raises:
             UserError: a chunk is missing, damaged, or not the tensor that the metadata describes.
         """
-        stored = self._tensors[tensor.name]
-        if not stored.shape:
-            return self._chunk(tensor.name, stored, stored.chunks[0])
-        found = torch.empty((stop - start, *stored.shape[1:]), dtype=getattr(torch, stored.dtype))
+        stored = self._tensors[name]
+        found = torch.empty([side.stop - side.start for side in box], dtype=getattr(torch, stored.dtype))
         for chunk in stored.chunks:
-            first, last = max(start, chunk.offset[0]), min(stop, chunk.offset[0] + chunk.shape[0])
-            if first < last:
-                sides = zip(chunk.offset[1:], chunk.shape[1:], strict=True)
-                box = (slice(first - start, last - start), *(slice(begin, begin + size) for begin, size in sides))
-                whole = self._chunk(tensor.name, stored, chunk)
-                found[box] = whole[first - chunk.offset[0] : last - chunk.offset[0]]
+            ends = map(sum, zip(chunk.offset, chunk.shape, strict=True))
+            common = [
+                (max(side.start, begin), min(side.stop, end), side.start, begin)
+                for side, begin, end in zip(box, chunk.offset, ends, strict=True)
+            ]
+            if all(first < last for first, last, _, _ in common):
+                whole = self._chunk(name, stored, chunk)
+                inside = tuple(slice(first - begin, last - begin) for first, last, _, begin in common)
+                found[tuple(slice(first - start, last - start) for first, last, start, _ in common)] = whole[inside]
         return found
 
     def _is_empty(self, name: str, entry: DcpTensor | DcpObject) -> bool:

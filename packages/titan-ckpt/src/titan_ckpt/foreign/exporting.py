@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from titan_ckpt.commands.cli import progress
+from titan_ckpt.foreign.arrangement import by_name, their_shapes, write
 from titan_ckpt.foreign.checks import declared_tensors
-from titan_ckpt.foreign.config import HF_INDEX
-from titan_ckpt.foreign.files import their_rows
+from titan_ckpt.foreign.config import HF_INDEX, formats_of, preferred
 from titan_ckpt.foreign.hf_export import (
     TOKENIZER_FIX,
     complete_tokenizer,
@@ -55,7 +56,7 @@ def to_hf(source: str, target: Path, registry: Registry, dtype: torch.dtype | No
     manifest = found.manifest
     assert manifest is not None
     model, args = model_of(manifest, registry)
-    form = next((form for form in model.formats if form.name == "hf" and form.from_args is not None), None)
+    form = preferred(model, [form for form in formats_of(model, "safetensors") if form.from_args is not None])
     if form is None:
         raise UserError.one(
             f"model {model.name!r}", "its plugin does not support export to Hugging Face format", "ask the plugin's author"
@@ -63,16 +64,16 @@ def to_hf(source: str, target: Path, registry: Registry, dtype: torch.dtype | No
     tensors = [tensor for tensor in declared_tensors(form, args, model.name) if not tensor.copy]
     _require_all_exported(manifest, tensors, model.name, "Hugging Face", FLOATS)
     require_equal_weights(found.folder, manifest)
-    files = _plan_files(tensors, manifest, dtype)
+    sources, read = by_name(tensors), _reader(found)
+    files = _plan_files(sources, manifest, dtype)
     weight_map: dict[str, str] = {}
     total = 0
-    with progress("tensors", len(tensors), False) as advance:
+    with progress("tensors", len(sources), False) as advance:
         for number, names in enumerate(files, 1):
             name = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
             shard = {}
-            for tensor in names:
-                whole = their_rows(read_whole(found.folder, manifest, f"{MODEL}.{tensor.parameter}"), tensor)
-                shard[tensor.name] = to_dtype(whole, dtype, tensor.parameter).contiguous()
+            for foreign in names:
+                shard[foreign] = _exported(foreign, sources[foreign], read, dtype)
                 advance(1)
             with atomic_write(target / name) as part:
                 save_file(shard, part, metadata={"format": "pt"})
@@ -102,7 +103,7 @@ def to_dcp(source: str, target: Path, registry: Registry, dtype: torch.dtype | N
     manifest = found.manifest
     assert manifest is not None
     model, args = model_of(manifest, registry)
-    form = next((form for form in model.formats if form.name == "dcp"), None)
+    form = preferred(model, formats_of(model, "dcp"))
     if form is None:
         own_names = (name.removeprefix(f"{MODEL}.") for name in manifest.tensors if name.startswith(f"{MODEL}."))
         tensors = [ForeignTensor(name, name) for name in own_names]
@@ -110,17 +111,38 @@ def to_dcp(source: str, target: Path, registry: Registry, dtype: torch.dtype | N
         tensors = [tensor for tensor in declared_tensors(form, args, model.name) if not tensor.copy]
     _require_all_exported(manifest, tensors, model.name, "DCP")
     require_equal_weights(found.folder, manifest)
-    by_name = {tensor.name: tensor for tensor in tensors}
-    stored = {tensor.name: _stored(manifest, tensor) for tensor in tensors}
-    with progress("tensors", len(tensors), False) as advance:
+    sources, read = by_name(tensors), _reader(found)
+    planned = {name: _planned(name, parameters, manifest, dtype) for name, parameters in sources.items()}
+    with progress("tensors", len(sources), False) as advance:
 
-        def read(name: str) -> Tensor:
-            tensor = by_name[name]
-            whole = their_rows(read_whole(found.folder, manifest, f"{MODEL}.{tensor.parameter}"), tensor)
+        def written(name: str) -> Tensor:
             advance(1)
-            return to_dtype(whole, dtype, tensor.parameter).contiguous()
+            return _exported(name, sources[name], read, dtype)
 
-        write_dcp(target, {name: described(kept.shape, kept.dtype, dtype) for name, kept in stored.items()}, read)
+        write_dcp(target, planned, written)
+
+
+def _reader(found: Entry) -> Callable[[str], Tensor]:
+    """Return the function that reads a whole parameter. It keeps the last two: a stack of experts is in many tensors, which
+    it may share with another one."""
+    manifest = found.manifest
+    assert manifest is not None
+    return lru_cache(maxsize=2)(lambda parameter: read_whole(found.folder, manifest, f"{MODEL}.{parameter}"))
+
+
+def _exported(
+    name: str, sources: Sequence[ForeignTensor], read: Callable[[str], Tensor], dtype: torch.dtype | None
+) -> Tensor:
+    """Return the tensor ``name`` of an export, which shares no memory with a parameter."""
+    converted = to_dtype(write(name, sources, read), None if sources[0].buffer else dtype, sources[0].parameter)
+    return converted.clone(memory_format=torch.contiguous_format)
+
+
+def _planned(name: str, sources: Sequence[ForeignTensor], manifest: Manifest, dtype: torch.dtype | None) -> Tensor:
+    """Return a tensor on the meta device that is like the tensor ``name`` of an export."""
+    stored = _stored(manifest, sources[0])
+    shape = their_shapes(sources[0], stored.shape)[name]
+    return described(shape, stored.dtype, None if sources[0].buffer else dtype)
 
 
 def _require_all_exported(
@@ -135,13 +157,13 @@ def _require_all_exported(
     Raises:
         UserError: the plugin declares no foreign tensor for one of them, or one has another dtype.
     """
-    exported = {f"{MODEL}.{tensor.parameter}" for tensor in tensors}
+    exported = {f"{MODEL}.{tensor.parameter}": tensor for tensor in tensors}
     missing = [name for name in manifest.tensors if name.startswith(f"{MODEL}.") and name not in exported]
     if missing:
         why = f"its plugin declares no {form} tensor for {', '.join(missing[:3])}, so the export would be incomplete"
         raise UserError.one(f"model {model!r}", why, "ask the plugin's author")
-    for name in sorted(exported & manifest.tensors.keys()):
-        if dtypes and manifest.tensors[name].dtype not in dtypes:
+    for name in sorted(exported.keys() & manifest.tensors.keys()):
+        if dtypes and not exported[name].buffer and manifest.tensors[name].dtype not in dtypes:
             why = f"is stored as {manifest.tensors[name].dtype}, which is not a dtype of weights"
             raise UserError.one(name.removeprefix(f"{MODEL}."), why, "is this a checkpoint of a training run?")
 
@@ -170,19 +192,18 @@ def _export_tokenizer(found: Entry, given: str | None, target: Path, registry: R
 
 
 def _plan_files(
-    tensors: Sequence[ForeignTensor], manifest: Manifest, dtype: torch.dtype | None
-) -> list[list[ForeignTensor]]:
-    """Return the tensors of each file of an export."""
-    files: list[list[ForeignTensor]] = [[]]
+    sources: Mapping[str, Sequence[ForeignTensor]], manifest: Manifest, dtype: torch.dtype | None
+) -> list[list[str]]:
+    """Return the names of the tensors in each file of an export."""
+    files: list[list[str]] = [[]]
     room = FILE_BYTES
-    for tensor in tensors:
-        stored = _stored(manifest, tensor)
-        element = (dtype or getattr(torch, stored.dtype)).itemsize
-        size = element * torch.Size(stored.shape).numel()
+    for name, parameters in sources.items():
+        planned = _planned(name, parameters, manifest, dtype)
+        size = planned.numel() * planned.itemsize
         if size > room and files[-1]:
             files.append([])
             room = FILE_BYTES
-        files[-1].append(tensor)
+        files[-1].append(name)
         room -= size
     return files
 

@@ -1,23 +1,30 @@
-"""Reading foreign weights (Hugging Face's safetensors and Meta's ``consolidated.*.pth``), a part of a tensor at a time."""
+"""The files of foreign weights (Hugging Face's safetensors and Meta's ``consolidated.*.pth``), read a part of a tensor at a
+time."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from titan_ckpt.foreign.config import DOWNLOAD_AGAIN, HF_INDEX, require_shards, weight_map
 from titan_ckpt.format.dtypes import dtype_name
-from titan_core.api import ForeignTensor, UserError
+from titan_core.api import UserError
 
 log = logging.getLogger(__name__)
 
-_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Names in ``torch`` of the dtypes that safetensors files store weights in. Other dtypes keep their name in safetensors."""
+_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+"""Names in ``torch`` of the dtypes of safetensors files. Others, of quantised weights, keep their name in safetensors."""
+
+
+Box: TypeAlias = tuple[slice, ...]
 
 
 class ForeignFiles(Protocol):
@@ -27,8 +34,8 @@ class ForeignFiles(Protocol):
         """Return the names of all tensors."""
         ...
 
-    def shape(self, tensor: ForeignTensor) -> tuple[int, ...]:
-        """Return the shape of the whole tensor."""
+    def shape(self, name: str, split: int | None = None) -> tuple[int, ...]:
+        """Return the shape of the whole tensor ``name``. ``split``: see :class:`~titan_core.api.ForeignTensor`."""
         ...
 
     def dtype(self, name: str) -> str:
@@ -36,8 +43,8 @@ class ForeignFiles(Protocol):
         has it."""
         ...
 
-    def rows(self, tensor: ForeignTensor, start: int, stop: int) -> Tensor:
-        """Read rows ``start`` to ``stop``, in the order of the files."""
+    def read(self, name: str, box: Box, split: int | None = None) -> Tensor:
+        """Read the part of the tensor ``name`` in ``box``, which has a range of indices for each of its dimensions."""
         ...
 
 
@@ -47,7 +54,7 @@ def open_files(folder: Path, kind: str) -> ForeignFiles:
     Raises:
         UserError: files are missing, damaged or inconsistent.
     """
-    return SafetensorsFiles(folder) if kind == "hf" else MetaFiles(folder)
+    return SafetensorsFiles(folder) if kind == "safetensors" else MetaFiles(folder)
 
 
 class SafetensorsFiles:
@@ -87,18 +94,18 @@ class SafetensorsFiles:
         """See :class:`ForeignFiles`."""
         return set(self._file_of)
 
-    def shape(self, tensor: ForeignTensor) -> tuple[int, ...]:
+    def shape(self, name: str, split: int | None = None) -> tuple[int, ...]:
         """See :class:`ForeignFiles`."""
-        return tuple(self._slice(tensor.name).get_shape())
+        return tuple(self._slice(name).get_shape())
 
     def dtype(self, name: str) -> str:
         """See :class:`ForeignFiles`."""
         stored = str(self._slice(name).get_dtype())
         return _DTYPES.get(stored, stored)
 
-    def rows(self, tensor: ForeignTensor, start: int, stop: int) -> Tensor:
+    def read(self, name: str, box: Box, split: int | None = None) -> Tensor:
         """See :class:`ForeignFiles`."""
-        part = self._slice(tensor.name)[start:stop]
+        part = self._slice(name)[box] if box else self._files[self._file_of[name]].get_tensor(name)
         assert isinstance(part, Tensor)
         return part
 
@@ -133,49 +140,32 @@ class MetaFiles:
         """See :class:`ForeignFiles`."""
         return set(self._shards[0])
 
-    def shape(self, tensor: ForeignTensor) -> tuple[int, ...]:
+    def shape(self, name: str, split: int | None = None) -> tuple[int, ...]:
         """See :class:`ForeignFiles`."""
-        shape = list(self._shards[0][tensor.name].shape)
-        if tensor.split is not None and tensor.split < len(shape):
-            shape[tensor.split] *= len(self._shards)
+        shape = list(self._shards[0][name].shape)
+        if split is not None and split < len(shape):
+            shape[split] *= len(self._shards)
         return tuple(shape)
 
     def dtype(self, name: str) -> str:
         """See :class:`ForeignFiles`."""
         return dtype_name(self._shards[0][name].dtype)
 
-    def rows(self, tensor: ForeignTensor, start: int, stop: int) -> Tensor:
+    def read(self, name: str, box: Box, split: int | None = None) -> Tensor:
         """See :class:`ForeignFiles`."""
-        pieces = [shard[tensor.name] for shard in self._shards]
-        if tensor.split is None:
-            for piece in pieces[1:]:
-                if not torch.equal(piece[start:stop], pieces[0][start:stop]):
-                    raise UserError.one(tensor.name, "is replicated in all files, but differs between them", DOWNLOAD_AGAIN)
-            return pieces[0][start:stop]
-        if tensor.split == 1:
-            return torch.cat([piece[start:stop] for piece in pieces], dim=1)
-        each = pieces[0].shape[0]
-        parts = [piece[max(0, start - i * each) : max(0, stop - i * each)] for i, piece in enumerate(pieces)]
-        return torch.cat([part for part in parts if part.shape[0]])
+        shards = [shard[name] for shard in self._shards]
+        if split is None or split >= len(box):
+            for shard in shards[1:]:
+                if not torch.equal(shard[box], shards[0][box]):
+                    raise UserError.one(name, "is replicated in all files, but differs between them", DOWNLOAD_AGAIN)
+            return shards[0][box]
+        each, (start, stop) = shards[0].shape[split], (box[split].start, box[split].stop)
+        parts = []
+        for first, shard in zip(range(0, each * len(shards), each), shards, strict=True):
+            inside = slice(max(0, start - first), max(0, stop - first))
+            parts.append(shard[(*box[:split], inside, *box[split + 1 :])])
+        return torch.cat(parts, dim=split)
 
 
 def _same_layout(tensor: Tensor, other: Tensor | None) -> bool:
     return other is not None and tensor.shape == other.shape and tensor.dtype == other.dtype
-
-
-def our_rows(files: ForeignFiles, tensor: ForeignTensor, start: int, stop: int) -> Tensor:
-    """Read rows ``start`` to ``stop`` of the parameter in this model's order of rows. Reads whole blocks of rows only."""
-    block = len(tensor.row_order) or 1
-    first, last = start // block * block, -(-stop // block) * block
-    rows = files.rows(tensor, first, last)
-    if tensor.row_order:
-        rows = rows.unflatten(0, (-1, block))[:, list(tensor.row_order)].flatten(0, 1)
-    return rows[start - first : stop - first]
-
-
-def their_rows(whole: Tensor, tensor: ForeignTensor) -> Tensor:
-    """Return a whole parameter with its rows in the order of the foreign format."""
-    if not tensor.row_order:
-        return whole
-    inverse = sorted(range(len(tensor.row_order)), key=tensor.row_order.__getitem__)
-    return whole.unflatten(0, (-1, len(inverse)))[:, inverse].flatten(0, 1)

@@ -13,15 +13,16 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from titan_ckpt.commands.cli import progress
+from titan_ckpt.foreign.arrangement import read
 from titan_ckpt.foreign.checks import (
     as_named_in,
     declared_tensors,
     require_equal_copies,
     require_weights,
 )
-from titan_ckpt.foreign.config import hf_about, model_for, read_config
+from titan_ckpt.foreign.config import formats_of, hf_about, model_for, preferred, read_config
 from titan_ckpt.foreign.dcp_files import DcpFiles
-from titan_ckpt.foreign.files import ForeignFiles, open_files, our_rows
+from titan_ckpt.foreign.files import ForeignFiles, open_files
 from titan_ckpt.format.chunks import bytes_of
 from titan_ckpt.format.dtypes import dtype_name, to_dtype
 from titan_ckpt.format.folder import Folder, write_all
@@ -36,7 +37,7 @@ class Foreign:
 
     source: Path
     kind: str
-    """The format (:attr:`~titan_core.api.WeightFormat.name`)."""
+    """The files (:attr:`~titan_core.api.WeightFormat.files`)."""
     model: Model
     args: BaseModel
     files: ForeignFiles
@@ -59,7 +60,7 @@ def open_foreign_weights(source: Path, kind: str, registry: Registry, model_name
     model, form, args = model_for(kind, read_config(source, kind), registry, model_name, source)
     files = open_files(source, kind)
     declared = as_named_in(files, declared_tensors(form, args, model.name), str(source))
-    about = hf_about(source) if kind == "hf" else {}
+    about = hf_about(source) if kind == "safetensors" else {}
     return Foreign(source, kind, model, args, files, declared, form.ignored, about)
 
 
@@ -75,7 +76,7 @@ def open_dcp_weights(
     Raises:
         UserError: the folder is damaged, or contains something that is not understood.
     """
-    form = next((form for form in model.formats if form.name == "dcp"), None)
+    form = preferred(model, formats_of(model, "dcp"))
     if form is None:
         declared: Sequence[ForeignTensor] = _own_names(model, args)
     else:
@@ -106,8 +107,7 @@ def import_weights(foreign: Foreign, target: Path, dtype: torch.dtype | None) ->
     with folder.create("data-00000.bin") as file, progress("tensors", len(tensors), False) as advance:
         for tensor in tensors:
             shape, _ = wanted[tensor.parameter]
-            whole = our_rows(files, tensor, 0, shape[0] if shape else 1)
-            whole = to_dtype(whole, dtype, tensor.parameter)
+            whole = to_dtype(read(files, tensor, shape), None if tensor.buffer else dtype, tensor.parameter)
             data = bytes_of(whole)
             write_all(file, data)
             name, kept_as, shape = f"{MODEL}.{tensor.parameter}", dtype_name(whole.dtype), tuple(whole.shape)

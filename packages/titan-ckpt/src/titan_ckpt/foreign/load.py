@@ -18,9 +18,10 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from titan_ckpt.contents.tensors import model_tensors
+from titan_ckpt.foreign.arrangement import read
 from titan_ckpt.foreign.checks import as_named_in, declared_tensors, require_equal_copies, require_weights
-from titan_ckpt.foreign.config import CONFIG_OF, DOWNLOAD_AGAIN, kind_of, read_args, read_config
-from titan_ckpt.foreign.files import ForeignFiles, open_files, our_rows
+from titan_ckpt.foreign.config import CONFIG_OF, DOWNLOAD_AGAIN, accepting, formats_of, kind_of, read_config
+from titan_ckpt.foreign.files import ForeignFiles, open_files
 from titan_ckpt.format.dtypes import dtype_name
 from titan_ckpt.format.reader import PlainReader
 from titan_ckpt.format.stored import MODEL
@@ -65,18 +66,18 @@ def _open(
     if kind is None:
         raise UserError.one(where, "contains no weights", DOWNLOAD_AGAIN)
     config = read_config(path, kind)
-    form = next((form for form in job.family.formats if form.name == kind), None)
-    if form is None:
+    forms = [(job.family, form) for form in formats_of(job.family, kind)]
+    if not forms:
         raise UserError.one(
-            where, f"model {job.model_name!r} does not support format {kind!r}", "convert the weights to a supported format"
+            where, f"model {job.model_name!r} does not support {kind!r} files", "convert the weights to a supported format"
         )
+    reasons: list[str] = []
+    accepted = accepting(forms, config, where, reasons)
+    if accepted is None:
+        why = f"{CONFIG_OF[kind]} does not describe this job's model: {'; '.join(reasons)}"
+        raise UserError.one(where, why, "use weights of this model")
+    _, form, theirs = accepted
     args = job.model_args
-    try:
-        theirs = read_args(form, config)
-    except ValueError as error:
-        raise UserError.one(
-            where, f"{CONFIG_OF[kind]} does not describe model {job.model_name!r}: {error}", "use weights of this model"
-        ) from None
     # max_seq_len does not affect weights.
     differences = [
         f"{key} is {value!r} in its {CONFIG_OF[kind]} and {wanted_value!r} in this job"
@@ -100,38 +101,32 @@ def _open(
     require_weights(files, declared, wanted, form.ignored, where)
     if world.rank == 0:  # on one rank only, because it reads whole tensors
         require_equal_copies(files, declared, where)
-    return tensors, ForeignReader(files, {name: foreign[name] for name in tensors})
+    return tensors, ForeignReader(files, {name: (foreign[name], tuple(tensor.shape)) for name, tensor in tensors.items()})
 
 
 class ForeignReader(PlainReader):
     """Presents each foreign tensor to DCP as one chunk, under the name of this model's parameter."""
 
-    def __init__(self, files: ForeignFiles, tensors: Mapping[str, ForeignTensor]) -> None:
+    def __init__(self, files: ForeignFiles, tensors: Mapping[str, tuple[ForeignTensor, tuple[int, ...]]]) -> None:
         """
         Args:
-            tensors: foreign tensors by the name of the tensor to load into.
+            tensors: foreign tensors and the shapes of the whole parameters, by the name of the tensor to load into.
         """
         self._files, self._tensors = files, tensors
 
     def read_metadata(self, *arguments: Any, **keywords: Any) -> Metadata:
         """Return the shapes and dtypes in the files."""
         stored: dict[str, Any] = {}
-        for name, tensor in self._tensors.items():
-            shape = torch.Size(self._files.shape(tensor))
-            whole = ChunkStorageMetadata(torch.Size([0] * len(shape)), shape)
-            stored[name] = TensorStorageMetadata(
-                TensorProperties(dtype=getattr(torch, self._files.dtype(tensor.name))), shape, [whole]
-            )
+        for name, (tensor, shape) in self._tensors.items():
+            whole = ChunkStorageMetadata(torch.Size([0] * len(shape)), torch.Size(shape))
+            properties = TensorProperties(dtype=getattr(torch, self._files.dtype(tensor.names[0])))
+            stored[name] = TensorStorageMetadata(properties, torch.Size(shape), [whole])
         return Metadata(stored)
 
     def read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
-        """Read the rows that contain each item."""
+        """Read the part of the parameter that each item is."""
         for item in plan.items:
-            tensor = self._tensors[item.storage_index.fqn]
-            start, length = item.storage_offsets[0], item.lengths[0]
-            rows = our_rows(self._files, tensor, start, start + length)
-            sides = zip(item.storage_offsets[1:], item.lengths[1:], strict=True)
-            part = rows[(slice(None), *(slice(first, first + size) for first, size in sides))]
+            tensor, shape = self._tensors[item.storage_index.fqn]
             target = planner.resolve_tensor(item).detach()
-            target.copy_(part)
+            target.copy_(read(self._files, tensor, shape, item.storage_offsets, item.lengths))
             planner.commit_tensor(item, target)

@@ -146,7 +146,7 @@ def _start_from(
     if kind is not None:
         load_foreign(context.job, context.world, context.state.parts, Path(path), excluded, "checkpoint.initial_load_path")
         log.info("starting from the weights in %s", path)
-        return hf_about(Path(path)) if kind == "hf" else {}
+        return hf_about(Path(path)) if kind == "safetensors" else {}
     found = context.world.on_first_rank(lambda: _entry_or_problem(path))
     attempt = _Attempt(found.folder, excluded, built)
     problem = found.problem or _load(context, found, attempt, weights_only=context.section.initial_load_model_only)
