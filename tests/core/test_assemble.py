@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
 from harness.jobs import make_job
-from titan_core.api import MeshDim, Model, Ref, UserError
+from titan_core.api import MeshDim, MeshView, Model, Problem, Ref, UserError
 from titan_core.api.config.resolved import Override
 from titan_core.api.parallel.mesh import dims_in_order
 from titan_core.config.load import load_config
@@ -54,6 +56,23 @@ def test_a_third_partys_dimension_is_placed_in_order() -> None:
     assert [dim.name for dim in dims_in_order([mine, mine])] == ["pp", "dp_replicate", "dp_shard", "cp", "expert", "tp"]
     with pytest.raises(UserError, match="two plugins define it"):
         dims_in_order([mine, MeshDim("expert", "other.degree", "batch")])
+
+
+def test_any_dimension_may_take_the_remaining_ranks() -> None:
+    mine = MeshDim("mine", "mine.degree", "batch", before="cp", takes_rest=True)
+    degrees = {"mine.degree": -1, "parallelism.tensor_parallel_degree": 2}
+    problem = lambda key, why, fix: Problem(key, why, fix)  # noqa: E731
+    config: Any = SimpleNamespace(value=lambda key: degrees.get(key, 1), problem=problem, where=lambda key, value: key)
+    plan = plan_mesh(config, [mine], 8)
+    assert {name: degree for name, degree in plan.degrees.items() if degree > 1} == {"mine": 4, "tp": 2}
+    view = MeshView("ep", "ep.degree", borrows=("mine", "cp"))
+    degrees["ep.degree"] = 3
+    assert plan_mesh(config, [mine], None, [view]).degree("mine") == 3
+    with pytest.raises(UserError, match=r"tensor_parallel_degree.*start a multiple of 2 processes"):
+        plan_mesh(config, [mine], 7)
+    degrees["parallelism.data_parallel_shard_degree"] = -1
+    with pytest.raises(UserError, match=r"mine.degree: only one .* and parallelism.data_parallel_shard_degree is -1 too"):
+        plan_mesh(config, [mine], 8)
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,9 @@ def test_a_view_must_divide_the_borrowed_ranks() -> None:
 @pytest.mark.parametrize(
     ("views", "message"),
     [
-        ([MeshView("tp", "a.b")], "two plugins define 'tp'"),
-        ([EP, MeshView("ep", "a.b")], "two plugins define 'ep'"),
-        ([EP, MeshView("ep_remainder", "a.b")], "two plugins define 'ep_remainder'"),
+        ([MeshView("tp", "a.b", ("cp",))], "two plugins define 'tp'"),
+        ([EP, MeshView("ep", "a.b", ("cp",))], "two plugins define 'ep'"),
+        ([EP, MeshView("ep_remainder", "a.b", ("cp",))], "two plugins define 'ep_remainder'"),
         ([MeshView("ep", "a.b", borrows=("ring",))], "borrows 'ring', which is not a mesh dimension"),
         ([MeshView("ep", "a.b", borrows=("dp_shard", "tp"))], "borrows 'tp', whose ranks see the same tokens"),
         (

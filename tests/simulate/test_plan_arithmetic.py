@@ -30,7 +30,7 @@ from titan_simulate.plan.model_sizes import Matrix, ModelSizes, Unit, sizes_of  
 from titan_simulate.plan.search import _reason, _speed, corrected  # noqa: E402
 
 DIM, HIDDEN, VOCABULARY, BLOCKS, EXPERTS, CHOSEN = 1024, 4096, 32_000, 8, 8, 2
-VIEW = MeshView("ep", "x.ep")
+VIEW = MeshView("ep", "x.ep", ("dp_shard", "cp"))
 
 
 def _sizes() -> ModelSizes:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from titan_core.api import Job, Problem
-from titan_core.toolkit.mesh import REMAINDER_KEY
 from titan_core.toolkit.sections import DataSection, TrainingSection
 from titan_core.toolkit.text import show
 
@@ -69,9 +68,9 @@ def changed(job: Job, option: Option) -> Job | None:
     """Return the job with other values on as many ranks; ``None`` if its degrees or its batch do not divide."""
     config, mesh = job.config.changed(option), job.mesh
     degrees = {**mesh.degrees, **{dim.name: option[dim.degree_key] for dim in mesh.dims if dim.degree_key in option}}
-    if degrees != mesh.degrees and config.value(REMAINDER_KEY) == -1:
-        others = math.prod(degrees[dim.name] for dim in mesh.dims if dim.degree_key != REMAINDER_KEY)
-        degrees |= {dim.name: mesh.world_size // others for dim in mesh.dims if dim.degree_key == REMAINDER_KEY}
+    rest = next((dim for dim in mesh.dims if dim.takes_rest and config.value(dim.degree_key) == -1), None)
+    if degrees != mesh.degrees and rest is not None:
+        degrees[rest.name] = mesh.world_size // math.prod(degrees[dim.name] for dim in mesh.dims if dim is not rest)
     new = replace(mesh, degrees=degrees)
     if new.world_size != mesh.world_size or any(new.borrowed(view) % new.view_degrees[view.name] for view in new.views):
         return None

@@ -10,7 +10,6 @@ from titan_core.api import Config, UserError
 from titan_core.api._toml import parse_toml
 from titan_core.api.config.resolved import Override
 from titan_core.api.config.sections import JobSection, TrainingSection
-from titan_core.api.parallel.mesh import REMAINDER_KEY
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.load import load_config
 from titan_core.config.overrides import AnyOverride
@@ -56,13 +55,15 @@ def adaptations(config: Config, registry: Components, ranks: int) -> list[list[O
         UserError: the degrees contradict each other.
     """
     training, smallest = config.section(TrainingSection), mesh_of(config, registry, None)
-    adapts = next(
-        dim for dim in smallest.dims if dim.name == ("dp_shard" if config.value(REMAINDER_KEY) < 0 else "dp_replicate")
-    )
+    taking = [dim for dim in smallest.dims if dim.takes_rest and config.value(dim.degree_key) < 0]
+    replicates = [dim for dim in smallest.dims if dim.divides == "batch" and dim.name in smallest.data_dims("replicate")]
+    if not taking and not replicates:
+        return [[]]  # no dimension can adapt
+    adapts = taking[0] if taking else replicates[-1]
     degree, rest = divmod(ranks, smallest.world_size // smallest.degrees[adapts.name])
     if rest or not degree:
         return [[]]  # assembly says why
-    fixed = [Override(adapts.degree_key, str(degree))] if adapts.name == "dp_replicate" else []
+    fixed = [Override(adapts.degree_key, str(degree))] if not taking else []
     groups = smallest.batch_degree // smallest.degrees[adapts.name] * degree
     size = training.global_batch_size
     if size < 0:

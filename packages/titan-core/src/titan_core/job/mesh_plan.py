@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from titan_core.api import Config, MeshDim, MeshPlan, MeshView, Problem, UserError
-from titan_core.api.parallel.mesh import REMAINDER_KEY, dims_in_order, sound_views
+from titan_core.api.parallel.mesh import dims_in_order, sound_views
 
 
 def plan_mesh(
@@ -26,13 +26,17 @@ def plan_mesh(
     degrees: dict[str, int] = {dim.name: int(config.value(dim.degree_key)) for dim in dims}
     view_degrees: dict[str, int] = {view.name: int(config.value(view.degree_key)) for view in views}
     fixed = math.prod(degree for degree in degrees.values() if degree > 0)
-    if degrees["dp_shard"] == 0:
-        raise UserError(config.problem(REMAINDER_KEY, "must be at least 1, or -1 for all remaining ranks"))
-    if degrees["dp_shard"] == -1:
+    taking = [dim for dim in dims if dim.takes_rest and degrees[dim.name] < 1]
+    if zero := [dim for dim in taking if degrees[dim.name] == 0]:
+        raise UserError(config.problem(zero[0].degree_key, "must be at least 1, or -1 for all remaining ranks"))
+    if len(taking) > 1:
+        why = f"only one dimension can have all remaining ranks, and {taking[0].degree_key} is -1 too"
+        raise UserError(config.problem(taking[1].degree_key, why, "set one of them to a number of ranks"))
+    if taking:
         if world_size is not None and world_size % fixed:
             raise UserError(_mismatch(config, dims, degrees, world_size))
-        smallest = _smallest(views, degrees, view_degrees)
-        degrees["dp_shard"] = smallest if world_size is None else world_size // fixed
+        rest = taking[0].name
+        degrees[rest] = _smallest(rest, views, degrees, view_degrees) if world_size is None else world_size // fixed
     elif world_size is not None and fixed != world_size:
         raise UserError(_mismatch(config, dims, degrees, world_size))
     plan = MeshPlan(dims, degrees, views, view_degrees)
@@ -42,12 +46,12 @@ def plan_mesh(
     return plan
 
 
-def _smallest(views: Iterable[MeshView], degrees: Mapping[str, int], view_degrees: Mapping[str, int]) -> int:
-    """Return the smallest ``dp_shard`` for which each view's degree divides the ranks that it borrows."""
+def _smallest(rest: str, views: Iterable[MeshView], degrees: Mapping[str, int], view_degrees: Mapping[str, int]) -> int:
+    """Return the smallest degree of ``rest`` for which each view's degree divides the ranks that it borrows."""
     needed = [1]
     for view in views:
-        if "dp_shard" in view.borrows:
-            others = math.prod(degrees[name] for name in view.borrows if name != "dp_shard")
+        if rest in view.borrows:
+            others = math.prod(degrees[name] for name in view.borrows if name != rest)
             needed.append(view_degrees[view.name] // math.gcd(view_degrees[view.name], others))
     return math.lcm(*needed)
 
@@ -63,15 +67,17 @@ def _indivisible(config: Config, plan: MeshPlan, view: MeshView) -> Problem:
     )
 
 
-def _mismatch(config: Config, dims: Iterable[MeshDim], degrees: Mapping[str, int], world_size: int) -> Problem:
+def _mismatch(config: Config, dims: Sequence[MeshDim], degrees: Mapping[str, int], world_size: int) -> Problem:
     requested = {dim.degree_key: degrees[dim.name] for dim in dims if degrees[dim.name] > 1}
     fixed = math.prod(requested.values())
     terms = " x ".join(f"{key} {degree}" for key, degree in requested.items())
-    wide = [key for key in requested if key != REMAINDER_KEY] or [REMAINDER_KEY]
-    if degrees["dp_shard"] > 0:
+    rests = [dim for dim in dims if dim.takes_rest]
+    of_rests = [dim.degree_key for dim in rests]
+    wide = [key for key in requested if key not in of_rests] or of_rests or [dim.degree_key for dim in dims]
+    if all(degrees[dim.name] > 0 for dim in rests):
         fix = f"start {fixed} processes"
-        if world_size % (fixed // degrees["dp_shard"]) == 0:
-            fix = f"set {REMAINDER_KEY} = -1 to use all remaining ranks, or {fix}"
+        if rests and world_size % (fixed // degrees[rests[0].name]) == 0:
+            fix = f"set {rests[0].degree_key} = -1 to use all remaining ranks, or {fix}"
     else:
         fix = f"start a multiple of {fixed} processes, or lower a degree"
     reason = f"the degrees multiply to {fixed} ({terms or 'all 1'}), but the world has {world_size} process(es)"

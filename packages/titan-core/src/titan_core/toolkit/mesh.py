@@ -2,8 +2,4 @@
 
 from __future__ import annotations
 
-from titan_core.api.parallel.mesh import (
-    REMAINDER_KEY as REMAINDER_KEY,
-    dims_in_order as dims_in_order,
-    sound_views as sound_views,
-)
+from titan_core.api.parallel.mesh import dims_in_order as dims_in_order, sound_views as sound_views

@@ -27,9 +27,9 @@ class JobMesh:
             self._make(plan, device_type)
 
     def _make(self, plan: MeshPlan, device_type: str) -> None:
-        # Dimensions of size 1 are omitted: each would cost a process group on every rank. dp_shard is always included,
-        # because FSDP's mixed precision is useful at any degree.
-        dims = {name: degree for name, degree in plan.degrees.items() if degree > 1 or name == "dp_shard"}
+        # Dimensions of size 1 are omitted: each would cost a process group on every rank. FSDP's is always included, because
+        # its mixed precision is useful at any degree.
+        dims = {dim.name: plan.degrees[dim.name] for dim in plan.dims if dim.takes_rest or plan.degrees[dim.name] > 1}
         self.device_mesh = init_device_mesh(device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
         self._plan = plan
         self._dims = {name: self.device_mesh[name] for name in dims}
@@ -44,7 +44,7 @@ class JobMesh:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of ``dp_shard`` and every dimension larger than 1, outermost first; then the views and their remainders."""
+        """Names of the mesh's dimensions, outermost first; then those of the views and their remainders."""
         return tuple(self._dims)
 
     def __getitem__(self, names: str | tuple[str, ...]) -> DeviceMesh:

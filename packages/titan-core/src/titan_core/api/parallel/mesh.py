@@ -31,6 +31,9 @@ class MeshDim:
     the dimension and reduce-scatters gradients (FSDP). ``replicate``: parameters are replicated and gradients all-reduced,
     which suits slow links (HSDP, DDP). ``own``: data parallelism ignores the dimension; the transform that declares it sums
     gradients over it and lists it in :attr:`MeshUse.sums`."""
+    takes_rest: bool = False
+    """Whether its degree may be -1: all ranks that the other dimensions leave. The mesh of a job has such a dimension also
+    at degree 1, so that a transform may shard over it on any number of ranks."""
 
     @property
     def sees_different_data(self) -> bool:
@@ -51,7 +54,7 @@ class MeshView:
     name: str
     degree_key: str
     """Config key that sets its size, which must divide the number of ranks that the view borrows."""
-    borrows: tuple[str, ...] = ("dp_shard", "cp")
+    borrows: tuple[str, ...]
     """The dimensions that are refolded, outermost first. Their ranks see different data."""
 
     @property
@@ -63,15 +66,12 @@ class MeshView:
 STANDARD_DIMS: tuple[MeshDim, ...] = (
     MeshDim("pp", "parallelism.pipeline_parallel_degree", "layers"),
     MeshDim("dp_replicate", "parallelism.data_parallel_replicate_degree", "batch", data_parallel="replicate"),
-    MeshDim("dp_shard", "parallelism.data_parallel_shard_degree", "batch"),
+    MeshDim("dp_shard", "parallelism.data_parallel_shard_degree", "batch", takes_rest=True),
     MeshDim("cp", "parallelism.context_parallel_degree", "sequence"),
     MeshDim("tp", "parallelism.tensor_parallel_degree", "weights"),
 )
 """From outermost (least communication) to innermost (most communication, so on the fastest links); see the TorchTitan paper,
 section 2.2."""
-
-
-REMAINDER_KEY = "parallelism.data_parallel_shard_degree"
 
 
 @dataclass(frozen=True)

@@ -52,5 +52,5 @@ class TrainingContext(JobContext[S]):
     """The context that a component receives once training starts."""
 
     mesh: JobMesh
-    """Has the plan's views, ``dp_shard``, and every other dimension of the plan that is larger than 1."""
+    """Has the plan's views, the dimension that takes the remaining ranks, and every other one that is larger than 1."""
     device: torch.device
