@@ -13,6 +13,7 @@ POLICY, ELASTIC, AGENT, RESTARTS, OPTIONS = (
     "tests/launch/test_restarts.py",
     "tests/launch/test_options.py",
 )
+SIGNALS, LOOP = "tests/launch/test_signals.py", "launch/agent.py"
 DECIDE, SIZES, FAILURE, PROGRESS = (
     "launch/restart/policy.py",
     "launch/meeting/sizes.py",
@@ -38,6 +39,8 @@ MUTANTS = (
     Mutant("aborted-ranks-are-the-cause", FAILURE, "aborted = killed.pop(-signal.SIGABRT, [])", "aborted = []", (AGENT, RESTARTS)),
     Mutant("victims-are-causes", FAILURE, "in self.failed.values() if not outcome.follows]", "in self.failed.values()]", (AGENT, RESTARTS)),
     Mutant("the-latest-cause-decides", FAILURE, "first = min(causes, key=lambda outcome: outcome.time)", "first = max(causes, key=lambda outcome: outcome.time)", (AGENT, RESTARTS)),
+    Mutant("ranks-that-a-person-stops-start-again", LOOP, "Ended.INTERRUPTED if self.interrupts else Ended.OVERTAKEN", "Ended.OVERTAKEN", (SIGNALS,)),
+    Mutant("interrupts-go-to-ranks-that-have-ended", LOOP, "            self.attempt.is_over = True\n", "            pass\n", (SIGNALS,)),
     Mutant("saving-counts-as-a-step", PROGRESS, "if one.in_step and now", "if now", (AGENT, RESTARTS)),
     Mutant("the-first-step-may-not-compile", PROGRESS, "self.first if one.completed == one.begun else self.later", "self.later", (AGENT, RESTARTS)),
     Mutant("a-restart-costs-its-wait-twice", "launch/restart/recovery.py", "restart.started - restart.ended - restart.waited", "restart.started - restart.ended", (AGENT, RESTARTS)),
