@@ -1,19 +1,41 @@
 """Predicted against published: ``titan estimate`` for the runs that TorchTitan's authors published.
 
     uv run python -m benchmarks.published [NAME ...]
+    uv run python -m benchmarks.published NAME --json      # the whole estimate of a row
 
 Source: arXiv 2410.06511, tables 1 to 6 (pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md): H100 with 96 GB at
 500 W. Their memory is what torch's allocator had reserved at most (``max_reserved_gib`` of TorchTitan's metrics) on the
-rank that needed most, with expandable segments. Those runs kept the logits of all positions in fp32. A row takes half a
-minute to minutes.
+rank that needed most, with expandable segments. A row takes half a minute to minutes.
+
+Those runs are estimated with what they had in place of Titan's own: a loss that holds the logits of all positions in fp32 and
+is not compiled (:mod:`benchmarks.published_loss`), their ring attention (:mod:`benchmarks.published_ring`), and
+FlashAttention 2.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from titan_core.api import Phase, Ref, Transform
+from titan_core.config.load import load_config
+from titan_core.job.assemble import assemble
+from titan_core.plugins.registry import Components
+from titan_core.toolkit.jobs import AssembledJob, Override
+from titan_simulate.engine import stub_libraries
+from titan_simulate.hardware.machine import Machine
+from titan_simulate.hardware.read import read_machine
+
+if TYPE_CHECKING:
+    from titan_simulate.estimate.estimate import Estimate
+
+ROOT = Path(__file__).parents[1]
 
 COMPILE = ("--compile.enable", "true")
 EAGER = ("--compile.enable", "false")
@@ -70,25 +92,69 @@ ROWS = (
 )
 
 
-def predict(row: Row) -> dict[str, float]:
-    """Return the estimate of a row."""
-    command = [
-        sys.executable, "-m", "titan_core", "estimate", row.recipe, "--world-size", str(row.ranks), "--device", "h100-96gb",
-        "--full-logits", "--json", *row.options,
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+UNCOMPILED_LOSS = {"objective.chunk_tokens": str(2**40), "compile.components": '["model"]'}
+"""Settings of the loss of those runs: one chunk, eager."""
+
+
+def as_published(job: AssembledJob) -> AssembledJob:
+    """Return ``job`` with the loss of the published runs, and their ring attention in place of Titan's, if it has one."""
+    ring = Transform(
+        name="published_ring",
+        summary="the ring attention of TorchTitan's published runs",
+        phase=Phase.DATA,
+        apply=Ref("benchmarks.published_ring:stand_in_for_rings"),
+        active=lambda context: True,
+    )
+    objective = replace(job.objective, build=Ref("benchmarks.published_loss:full_logits"))
+    return replace(job, objective=objective, transforms=(*job.transforms, ring))
+
+
+def with_flash_attention(machine: Machine) -> Machine:
+    """Return ``machine`` with FlashAttention 2 in place of the kernel that Titan prefers."""
+    if machine.attention.flash is None:
+        return machine
+    changes = {**machine.attention.flash.model_dump(), "kernel": "flash", "flash": None}
+    return machine.model_copy(update={"attention": machine.attention.model_copy(update=changes)})
+
+
+def estimated(row: Row) -> Estimate:
+    """Return the estimate of a row, in this process, which must not have imported torch."""
+    stub_libraries.load()
+    from titan_core.loop.trainer import train
+    from titan_simulate.estimate.estimate import estimate
+
+    own = [Override(key.removeprefix("--"), value) for key, value in zip(row.options[::2], row.options[1::2], strict=True)]
+    own += [Override(key, value) for key, value in UNCOMPILED_LOSS.items()]
+
+    def job_of(more: Sequence[Override]) -> AssembledJob:
+        config, registry = load_config(row.recipe, [*own, *more], Components.from_installed())
+        return assemble(config, registry, row.ranks, missing_ok=True)
+
+    return estimate(job_of, train, with_flash_attention(read_machine("h100-96gb")), change=as_published)
+
+
+def predict(row: Row) -> dict[str, Any]:
+    """Return the estimate of a row, made in a new process, as plain values."""
+    command = [sys.executable, "-m", "benchmarks.published", row.name, "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{row.name}: {done.stderr.strip()[-500:]}")
-    found: dict[str, float] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
     """Print a line per row."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="rows (default: all)")
+    parser.add_argument("--json", action="store_true", help="print the whole estimate of one row, as JSON")
+    options = parser.parse_args()
+    rows = [row for row in ROWS if not options.names or row.name in options.names]
+    if options.json:
+        print(json.dumps(asdict(estimated(rows[0]))))
+        return
     print(f"{'run':18} {'tokens/s':>9} {'published':>9} {'ratio':>6} {'GiB':>7} {'published':>9} {'ratio':>6}")
-    for row in ROWS:
-        if names and row.name not in names:
-            continue
+    for row in rows:
         found = predict(row)
         tokens, gib = found["tokens_per_second_per_gpu"], found["reserved_gib"]
         print(
@@ -99,4 +165,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -188,14 +188,6 @@ def test_the_reductions_of_a_job_are_assumptions(fake_cuda: FakeCuda) -> None:
     assert one.assumptions["foreach operators"] == "a kernel for 64 tensors"
 
 
-def test_full_logits_need_more_memory(fake_cuda: FakeCuda) -> None:
-    narrow = "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}"
-    job = {**JOB, "model.args": narrow, "training.mixed_precision_param": "bfloat16", "training.local_batch_size": 64}
-    own, full = (fake_cuda.call(estimated, job, 8, full_logits=which) for which in (False, True))
-    assert full.peak_gib > own.peak_gib
-    assert set(full.memory) == set(own.memory)
-
-
 def test_compiled_code_is_faster(fake_cuda: FakeCuda) -> None:
     eager, compiled = (fake_cuda.call(estimated, {**JOB, "compile.enable": which}, 8) for which in ("false", "true"))
     assert compiled.seconds["pointwise"] < 0.8 * eager.seconds["pointwise"]
@@ -216,20 +208,3 @@ def test_what_a_ring_passes_on_takes_as_long_as_a_send(fake_cuda: FakeCuda) -> N
     found = fake_cuda.call(estimated, {**JOB, **ring}, 2)
     (passed,) = (one for one in found.collectives if "alltoall" in one.operator)
     assert passed.seconds == pytest.approx(passed.count * 11.5e-6 + passed.bytes / 360e9)
-
-
-def test_the_ring_of_published_runs_passes_all_heads_on_and_nothing_hides_it(fake_cuda: FakeCuda) -> None:
-    ranks = 4
-    job = {
-        **JOB, "parallelism.context_parallel_degree": ranks, "activation_checkpoint.mode": "full", "compile.enable": "true",
-        "training.mixed_precision_param": "bfloat16",
-    }  # fmt: skip
-    found = fake_cuda.call(estimated, job, 2 * ranks, full_logits=True)
-    passed = {one.operator: one for one in found.collectives if one.ranks == ranks}
-    layers, all_heads = 6, 4 * 512 * 256  # elements of keys, and of values, with a head for each of 8 query heads
-    gathers, rings = passed["c10d::_allgather_base_"], passed["c10d::alltoall_base_"]
-    assert (gathers.count, rings.count) == (3 * layers, ranks * layers)
-    assert gathers.bytes == 3 * layers * 2 * all_heads * 2  # bf16, of all ranks
-    assert rings.bytes == ranks * layers * 2 * all_heads // ranks * 4  # fp32, of one rank
-    for one in (gathers, rings):
-        assert one.exposed_seconds == pytest.approx(one.seconds)

@@ -33,15 +33,6 @@ def test_the_figures_of_attention_are_those_of_the_kernel_that_titan_prefers() -
     assert read_machine("mi300x").attention.kernel == "flash"
 
 
-def test_published_runs_used_flash_attention() -> None:
-    h100 = read_machine("h100")
-    flash = h100.with_flash_attention()
-    assert flash.attention.kernel == "flash" and flash.attention.flash is None
-    assert (flash.attention.forward_tflops, flash.attention.backward_tflops, flash.attention.causal) == (370.0, 318.0, 0.9)
-    assert flash.model_copy(update={"attention": h100.attention}) == h100
-    assert read_machine("a100").with_flash_attention() == read_machine("a100")
-
-
 def test_a_file_may_change_some_figures_of_a_known_machine(tmp_path: Path) -> None:
     file = tmp_path / "ours.toml"
     file.write_text('base = "h100"\nname = "ours"\n[links.network]\nbandwidth_gb_s = 20.0\n')

@@ -11,7 +11,6 @@
 * ``torch._C._cuda_getCurrentStream``: the number of the current stream, 20 times as fast as ``torch.cuda.current_stream``.
 * ``torch._ops.OpOverload``: the class of operators; ``torch.ops._c10d_functional``: functional collectives.
 * ``torch.ops.aten._to_copy``, ``._pin_memory``, ``._local_scalar_dense``, ``._unique2``: have rules of their own.
-* ``torch.ops.aten._scaled_dot_product_flash_attention``: what the ring attention of published runs calls.
 * ``_n_microbatches``, ``_stages`` of pipeline schedules: what a schedule runs. ``pipeline_order`` is public.
 * ``pipeline_order_with_comms`` of schedules: since torch 2.15, how long a schedule keeps what it has sent.
 * ``UntypedStorage._cdata``: identifies a storage; ``distributed_c10d._resolve_process_group``: a group by its name.
@@ -66,9 +65,6 @@ WAITS: Final = tuple(
 ALL_TO_ALL: Final = _functional.all_to_all_single.default
 ALL_GATHER: Final = _functional.all_gather_into_tensor.default
 ALL_REDUCE: Final = _functional.all_reduce.default
-FLASH: Final = _aten._scaled_dot_product_flash_attention.default
-FLASH_BACKWARD: Final = _aten._scaled_dot_product_flash_attention_backward.default
-"""The operators behind ``scaled_dot_product_attention``, whose logsumexp a ring merges."""
 DEVICE_OF: Final = torch.ops.prim.device.default
 """What C++ calls to find the device of a fake tensor."""
 

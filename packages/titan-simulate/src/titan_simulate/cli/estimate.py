@@ -31,12 +31,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     world_size_argument(parser)
     machine_argument(parser)
     parser.add_argument(
-        "--full-logits",
-        action="store_true",
-        help="assume the loss of TorchTitan's published runs (the logits of all positions in fp32, not compiled) and their "
-        "ring attention",
-    )
-    parser.add_argument(
         "--assumptions", action="store_true", help="also print every figure of the machine, and how the job was reduced"
     )
     json_argument(parser)
@@ -65,7 +59,7 @@ def _estimated(context: CommandContext, machine: Machine, report: Report) -> int
         left = (time.monotonic() - began) / done * (number - done)
         report(f"{done} of {number} simulations done, about {left:.0f} s left")
 
-    found = estimate(partial(_job, context), context.train, machine, options.full_logits, simulated)
+    found = estimate(partial(_job, context), context.train, machine, simulated)
     if options.json:
         print_json(as_json(found))
     else:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from titan_simulate.estimate.traced_rank import TracedRank
 
 
-def assumptions_of(job: AssembledJob, samples: Sequence[TracedRank], full_logits: bool) -> dict[str, Any]:
+def assumptions_of(job: AssembledJob, samples: Sequence[TracedRank]) -> dict[str, Any]:
     """Return how ``job`` was reduced, and what the model of its step takes for granted.
 
     Args:
@@ -29,14 +29,11 @@ def assumptions_of(job: AssembledJob, samples: Sequence[TracedRank], full_logits
     size = job.mesh.world_size
     simulated = "all" if first.microbatches == whole else f"{first.microbatches} of {whole}"
     found: dict[str, Any] = {
-        "loss": "all logits in fp32" if full_logits else "the job's own, in chunks",
         "simulated microbatches": simulated,
         "factor of forward and backward": whole / first.microbatches,
         "simulated ranks": f"{' and '.join(map(str, ranks))} of {size}" + (", for all" if size > len(ranks) else ""),
         "foreach operators": f"a kernel for {TENSORS_PER_LAUNCH} tensors",
     }
-    if full_logits and any(dim.divides == "sequence" and job.mesh.degree(dim.name) > 1 for dim in job.mesh.dims):
-        found["ring attention"] = "that of TorchTitan's published runs"
     if pipeline is not None and len(pipeline.stages) > len(ranks):
         found["time of other stages"] = "that of their blocks, as in the simulated ones"
     if any(one.overlaps_matmuls for one in costs):

@@ -22,7 +22,7 @@ from titan_simulate.estimate.pipeline import Order, PipelineTime, run
 from titan_simulate.estimate.reserved import memory_need
 from titan_simulate.estimate.roofline import send_seconds
 from titan_simulate.estimate.stage_times import Stage, stage_times
-from titan_simulate.estimate.traced_rank import JobOf, TracedRank, take
+from titan_simulate.estimate.traced_rank import Change, JobOf, TracedRank, take
 from titan_simulate.hardware.machine import Machine
 
 GIB = 2**30
@@ -97,8 +97,8 @@ def estimate(
     job_of: JobOf,
     train: Train,
     machine: Machine,
-    full_logits: bool = False,
     simulated: Callable[[int, int], None] = lambda done, number: None,
+    change: Change = lambda job: job,
 ) -> Estimate:
     """Estimate a step of a job.
 
@@ -108,15 +108,12 @@ def estimate(
     Args:
         job_of: returns the job with further overrides.
         train: trains a job in this process.
-        full_logits: whether to assume a loss that holds all logits in fp32 in place of the job's own, and the attention
-            kernel of published runs.
         simulated: receives how many of how many simulations have ended, after each.
+        change: applied to the job just before it is simulated; what costs the job has is known by then.
 
     Raises:
         UserError: the job cannot run.
     """
-    if full_logits:
-        machine = machine.with_flash_attention()
     job = job_of(())
     if not job.trains:
         raise UserError.one("the job", "does not train", "estimate a job that trains")
@@ -136,7 +133,7 @@ def estimate(
     taken = fork_server.call_in_forks(
         [
             partial(
-                take, job_of, train, rank, most, device, settings, full_logits, microbatches,
+                take, job_of, train, rank, most, device, settings, change, microbatches,
                 checks_model=(rank, most) == samples[0],
             )
             for rank, most in samples
@@ -147,7 +144,7 @@ def estimate(
     of_rank = {rank: [one for one in reversed(taken) if one.rank == rank] for rank in ranks}
     overlaps = any(one.overlaps_matmuls for one in costs)
     found = {rank: _Extended(pair, machine, scale, overlaps) for rank, pair in of_rank.items()}
-    return _combined(job, pipeline, found, machine, full_logits, few)
+    return _combined(job, pipeline, found, machine, few)
 
 
 def _rounded(cost: float) -> float:
@@ -255,7 +252,7 @@ def _together(module: str) -> str:
 
 
 def _combined(
-    job: AssembledJob, costs: PipelineCosts | None, found: Mapping[int, _Extended], machine: Machine, full_logits: bool,
+    job: AssembledJob, costs: PipelineCosts | None, found: Mapping[int, _Extended], machine: Machine,
     few: int | None,
 ) -> Estimate:  # fmt: skip
     first = found[min(found)]
@@ -273,7 +270,7 @@ def _combined(
     whole = sum(first.samples[0].parts.blocks)
     assumptions = {
         **machine.assumptions(),
-        **assumptions_of(job, [one.samples[0] for one in found.values()], full_logits),
+        **assumptions_of(job, [one.samples[0] for one in found.values()]),
         "simulated blocks": "all" if few is None or whole <= MORE else f"{FEW} and {MORE} per part, extended linearly",
     }
     return Estimate(

@@ -57,33 +57,3 @@ def keep_blocks(job: AssembledJob, most: int | None, parts: Parts) -> AssembledJ
     before = [one for one in job.transforms if one.phase is Phase.PIPELINE]
     after = [one for one in job.transforms if one.phase is not Phase.PIPELINE]
     return replace(job, transforms=(*before, reduction, *after))
-
-
-def with_published_ring(job: AssembledJob) -> AssembledJob:
-    """Return ``job`` with the ring attention of TorchTitan's published runs, in this process, if it has ring attention."""
-
-    def apply(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
-        from titan_simulate.estimate.published_ring import stand_in_for_rings
-
-        stand_in_for_rings()  # the transforms before have loaded the operators that it replaces
-        return part
-
-    ring = Transform(
-        name="published_ring",
-        summary="the ring attention of TorchTitan's published runs",
-        phase=Phase.DATA,
-        apply=_Code("titan_simulate.estimate.reduce:with_published_ring", function=apply),
-        active=lambda context: True,
-    )
-    return replace(job, transforms=(*job.transforms, ring))
-
-
-def with_full_logits(job: AssembledJob) -> AssembledJob:
-    """Return ``job`` with a loss that holds the logits of all positions in fp32."""
-    from titan_simulate.estimate.full_logits import FullLogits
-
-    def build(context: object) -> FullLogits:
-        return FullLogits()
-
-    code = _Code("titan_simulate.estimate.full_logits:FullLogits", function=build)
-    return replace(job, objective=replace(job.objective, build=code))

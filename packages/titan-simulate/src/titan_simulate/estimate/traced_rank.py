@@ -15,15 +15,14 @@ from titan_simulate.engine.resumed import from_the_start
 from titan_simulate.engine.simulate import SETTINGS, Train, simulate
 from titan_simulate.engine.stub_libraries import Device
 from titan_simulate.estimate.pipeline import Order, watch_schedule
-from titan_simulate.estimate.reduce import Parts, keep_blocks, with_full_logits, with_published_ring
+from titan_simulate.estimate.reduce import Parts, keep_blocks
 from titan_simulate.estimate.trace import Trace
 from titan_simulate.estimate.work import Action, Kind, Work
 
-ALL_TOKENS = str(2**40)
-"""For ``objective.chunk_tokens``: one chunk."""
-
 JobOf = Callable[[Sequence[Override]], AssembledJob]
 """More overrides -> the job. Files that this machine lacks must be tolerated."""
+Change = Callable[[AssembledJob], AssembledJob]
+"""Changes a job before it is simulated."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class TracedRank:
 
 def take(
     job_of: JobOf, train: Train, rank: int, most: int | None, device: Device,
-    settings: dict[str, str], full_logits: bool, microbatches: int | None, checks_model: bool,
+    settings: dict[str, str], change: Change, microbatches: int | None, checks_model: bool,
 ) -> TracedRank:  # fmt: skip
     """Simulate ``rank`` with at most ``most`` blocks in each of its parts.
 
@@ -67,15 +66,11 @@ def take(
     logging.disable(logging.WARNING)  # what plugins notice about a run, such as an impossible MFU, is not true of this one
     with tempfile.TemporaryDirectory(prefix="titan-estimate-") as folder:
         values = {**SETTINGS, "training.steps": "1", "job.dump_folder": folder, **settings}
-        if full_logits:
-            values["objective.chunk_tokens"] = ALL_TOKENS
         job = job_of([Override(key, value) for key, value in values.items()])
         costs = list(costs_of(job.transforms, job))
         fused, fused_loss = any(one.fused for one in costs), any(one.fused_loss for one in costs)
         parts = Parts([], [], [])
-        job = keep_blocks(job, most, parts)
-        if full_logits:
-            job, fused_loss = with_published_ring(with_full_logits(job)), False
+        job = change(keep_blocks(job, most, parts))
         layout = job.model.layout
 
         def is_compiled(module: str) -> bool:

@@ -189,13 +189,6 @@ class Machine(Table):
                 return self.matmul[candidate]
         return self.matmul["fp32"]
 
-    def with_flash_attention(self) -> Machine:
-        """Return this machine with FlashAttention 2 in place of the kernel that Titan prefers."""
-        if self.attention.flash is None:
-            return self
-        changes = {**self.attention.flash.model_dump(), "kernel": "flash", "flash": None}
-        return self.model_copy(update={"attention": self.attention.model_copy(update=changes)})
-
     def assumptions(self) -> dict[str, Any]:
         """Return every figure by dotted key, as in the file."""
         return dict(_flat("", self.model_dump()))

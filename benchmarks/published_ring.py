@@ -1,7 +1,6 @@
 """The ring attention of TorchTitan's published runs: that of ``torch.distributed.tensor.experimental`` at the end of 2024.
 
-It stands in for Titan's (``titan estimate --full-logits``), to compare with those measurements. Under ``torch.compile``
-nothing hid its communication, and it moved more:
+It stands in for Titan's in :mod:`benchmarks.published`. Under ``torch.compile`` nothing hid its communication, and it moved more:
 
 * keys and values were repeated to a head for each query head before attention, so that ``n_heads / n_kv_heads`` times as
   many bytes passed between ranks;
@@ -22,14 +21,21 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from titan_core.api import ModelPart, TrainingContext
 from titan_core.toolkit.simulation import COMPOSED
-from titan_simulate.torch_private import FLASH, FLASH_BACKWARD, process_group_of
+from titan_simulate.torch_private import process_group_of
+
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
+FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+"""The operators behind ``scaled_dot_product_attention``, whose logsumexp a ring merges."""
 
 
-def stand_in_for_rings() -> None:
-    """Let simulations in this process run these operators in place of those of titan-parallel, if it is loaded."""
+def stand_in_for_rings(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
+    """Let simulations in this process run these operators in place of those of titan-parallel, if the transforms before this
+    one have loaded them. Returns ``part``."""
     for operator in list(COMPOSED):
         COMPOSED[operator] = _STAND_INS.get(operator.name(), COMPOSED[operator])
+    return part
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, group: str, passed: bool) -> tuple[Tensor, Tensor]:

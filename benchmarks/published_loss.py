@@ -1,7 +1,6 @@
 """The loss of TorchTitan's published runs: cross entropy of the logits of all positions, in fp32, not compiled.
 
-Titan's own loss never holds them. This one stands in for it (``titan estimate --full-logits``), to compare with those
-measurements. TorchTitan did not compile its loss then ("compiling loss function causes CUDA errors, turning off for now");
+Titan's own loss never holds them. This one stands in for it in :mod:`benchmarks.published`. TorchTitan did not compile its loss then ("compiling loss function causes CUDA errors, turning off for now");
 with tensor parallelism, torch computed it on sharded columns (``torch.distributed.tensor.parallel.loss_parallel``).
 """
 
@@ -54,3 +53,8 @@ class _ShardedCrossEntropy(torch.autograd.Function):
         gradient = torch.zeros_like(result)
         gradient.scatter_(-1, places, -1.0)
         return (gradient + result.exp()) * gradients[0], None, None
+
+
+def full_logits(context: object) -> FullLogits:
+    """Build the loss."""
+    return FullLogits()
