@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.jobs import make_job
 
 if TYPE_CHECKING:
+    from titan_simulate.engine.observation import Observation
     from titan_simulate.engine.result import SimulatedRank
 
 T = TypeVar("T")
@@ -22,7 +24,7 @@ class FakeCuda:
     """Calls functions in new processes, forked from one that has imported torch with a simulated device."""
 
     def __init__(self) -> None:
-        from titan_simulate.engine.fork_server import ForkServer
+        from harness.fork_server import ForkServer
 
         self._server = ForkServer(PRELOADED)
 
@@ -105,7 +107,22 @@ def train_simulated(
 def _run(
     function: Callable[..., Any], world_size: int, rank: int, strict: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    from titan_simulate.engine.simulate import fake_cuda
-
-    with fake_cuda(rank, world_size, strict):
+    with fake_devices(rank, world_size, strict):
         return function(*args, **kwargs)
+
+
+@contextmanager
+def fake_devices(rank: int = 0, world_size: int = 1, strict: bool = False) -> Iterator[Observation]:
+    """Within the ``with`` block, tensors on CUDA devices are fake, and the default process group has ``world_size`` ranks,
+    of which only ``rank`` exists. Yields what is counted."""
+    from titan_simulate.engine.host_waits import HostWaits
+    from titan_simulate.engine.observation import Observation
+    from titan_simulate.engine.simulate import observed, own_error
+    from titan_simulate.engine.world import fake_process_group, local_device
+
+    observation, waits = Observation(), HostWaits()
+    waits.forbidden = strict
+    with fake_process_group(rank, world_size), observed(observation, waits):
+        local_device(rank)
+        with own_error(waits):
+            yield observation

@@ -53,7 +53,7 @@ def ignored_keys() -> list[str]:
     taken: dict[Any, list[Any]] = {}
     jobs: dict[tuple[str, str], AssembledJob] = {}
     now: list[str] = []  # the job, and the type in place of that of its matmuls
-    in_forks = module.fork_server.call_in_forks
+    in_forks = module.forks.call_in_forks
 
     def once(calls: Sequence[Any], **options: Any) -> list[Any]:
         """Simulate only what was not simulated before: few figures of a machine change what runs."""
@@ -65,7 +65,7 @@ def ignored_keys() -> list[str]:
             replace(one, trace=[replace(work, type=kind or work.type) for work in one.trace]) for one in taken[key]
         ]  # fmt: skip
 
-    setattr(module.fork_server, "call_in_forks", once)  # noqa: B010 - in a process of its own
+    setattr(module.forks, "call_in_forks", once)  # noqa: B010 - in a process of its own
     values = read_machine("h100").model_dump()
     values["matmul"] = {kind: values["matmul"].get(kind, values["matmul"]["fp8"]) for kind in MATMUL_TYPES}
     device = Machine.model_validate(values)

@@ -56,7 +56,7 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-inference/src/titan_inference/evaluate.py", "find_spec"): (1, OWN_NAMES),
     ("titan-report/src/titan_report/config.py", "find_spec"): (1, OWN_NAMES),
     ("titan-simulate/src/titan_simulate/engine/stub_libraries.py", "importlib.util.find_spec"): (2, OWN_NAMES),
-    ("titan-simulate/src/titan_simulate/engine/fork_server.py", "importlib.import_module"): (1, OWN_NAMES),
+    ("titan-simulate/src/titan_simulate/engine/forks.py", "importlib.import_module"): (1, OWN_NAMES),
     ("titan-debug/src/titan_debug/doctor/software.py", "run_path"): (
         1,
         "torch's version.py, which importing torch runs",
@@ -72,14 +72,13 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-cluster/src/titan_cluster/rendering.py", "subprocess.run"): (1, CHILD),
     ("titan-launch/src/titan_launch/ranks/attempt.py", "subprocess.Popen"): (1, CHILD),
     ("titan-debug/src/titan_debug/doctor/software.py", "subprocess.Popen"): (1, CHILD),
-    ("titan-simulate/src/titan_simulate/engine/fork_server.py", "subprocess.Popen"): (1, CHILD),
     ("titan-simulate/src/titan_simulate/engine/stub_libraries.py", "subprocess.run"): (1, CHILD),
     # Pickles
     ("titan-core/src/titan_core/api/parallel/world.py", "pickle.loads"): (
         1,
         "from ranks of the job (docs/security.md)",
     ),
-    ("titan-simulate/src/titan_simulate/engine/fork_server.py", "pickle.loads"): (3, PIPE),
+    ("titan-simulate/src/titan_simulate/engine/forks.py", "pickle.loads"): (2, PIPE),
     ("titan-debug/src/titan_debug/torch_private.py", "pickle.loads"): (1, PIPE),
     ("titan-ckpt/src/titan_ckpt/foreign/dcp_metadata.py", "_Unpickler"): (1, "resolves the names of a fixed list only"),
     ("titan-ckpt/src/titan_ckpt/foreign/dcp_files.py", "torch.load"): (1, "weights_only=True, with the user's consent"),

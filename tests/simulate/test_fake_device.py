@@ -15,7 +15,7 @@ from harness.fake_cuda import FakeCuda
 from titan_core.api import UserError
 
 host_waits = pytest.importorskip("titan_simulate.engine.host_waits")
-fork_server = pytest.importorskip("titan_simulate.engine.fork_server")
+forks = pytest.importorskip("titan_simulate.engine.forks")
 
 
 def read_a_number() -> None:
@@ -154,7 +154,7 @@ def die() -> None:
 
 
 def test_a_process_that_dies_is_an_error_and_the_next_call_works(fake_cuda: FakeCuda) -> None:
-    with pytest.raises(fork_server.RemoteError, match="exit code 3"):
+    with pytest.raises(forks.RemoteError, match="exit code 3"):
         fake_cuda.run(die)
     assert fake_cuda.run(work_without_waiting) == 15.0
 
@@ -174,9 +174,9 @@ def test_a_rank_has_the_device_of_its_place_on_the_machine(fake_cuda: FakeCuda) 
 
 def copy_by_operators_that_may_return_views() -> tuple[int, int]:
     """Copy 2 MiB twice with operators that return a view of other arguments; return the bytes and the kernels counted."""
-    from titan_simulate.engine.simulate import fake_cuda
+    from harness.fake_cuda import fake_devices
 
-    with fake_cuda() as observation, torch.inference_mode():  # below autograd, they reach the device undivided
+    with fake_devices() as observation, torch.inference_mode():  # below autograd, they reach the device undivided
         x = torch.empty(1024, 512, device="cuda")
         before = observation.memory.live
         kept = [x.t().contiguous(), x.t().reshape(-1), x.contiguous(), x.reshape(-1)]

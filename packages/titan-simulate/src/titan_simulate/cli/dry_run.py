@@ -51,16 +51,16 @@ def run(context: CommandContext, ranks: RankJob) -> int:
     if not options.dry_run:
         option, value = ("--rank", options.rank) if options.world_size is None else ("--world-size", options.world_size)
         raise UserError.one(f"{option} {value}", "applies only to a dry run", "add --dry-run")
-    from titan_simulate.engine import fork_server
+    from titan_simulate.engine import forks
 
     # The stub libraries change their process for good. A fork leaves this one as it is, so it can end as always.
-    fork_server.call_in_fork(partial(_try, context))
+    forks.call_in_fork(partial(_try, context))
     return 0
 
 
 def _try(context: CommandContext) -> None:
     """Try the requested ranks, each in a fork of this process, which imports torch once."""
-    from titan_simulate.engine import fork_server
+    from titan_simulate.engine import forks
 
     options = context.arguments
     with tempfile.TemporaryDirectory(prefix="titan-dry-run-") as folder:
@@ -70,9 +70,9 @@ def _try(context: CommandContext) -> None:
             for note in job.missing:
                 print(f"note: {note.where}: {note.why}; a dry run does not need it")
             with phase("importing torch"):
-                fork_server.load()
+                forks.load()
         for rank in [options.rank or 0] if options.rank != STAGES else first_of_each_stage(job.mesh):
-            print("\n".join(_verdict(fork_server.call_in_fork(partial(_simulated, context, job, rank)))))
+            print("\n".join(_verdict(forks.call_in_fork(partial(_simulated, context, job, rank)))))
     details = ["simulate", *(word for word in [options.recipe] if word), "--world-size", str(job.mesh.world_size)]
     print(f"details: {shell_command([*details, *context.override_arguments])}")
 

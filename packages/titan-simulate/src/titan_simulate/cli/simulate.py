@@ -14,7 +14,7 @@ from titan_core.toolkit.arguments import integer, json_argument, recipe_argument
 from titan_core.toolkit.jobs import Override
 from titan_core.toolkit.sections import MOST_RANKS
 from titan_core.toolkit.text import print_json, print_table
-from titan_simulate.engine.fork_server import call_in_fork, load
+from titan_simulate.engine.forks import call_in_fork, load
 
 if TYPE_CHECKING:
     from titan_simulate.engine.result import Peak, SimulatedRank

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from titan_core.api import Registry
 from titan_core.toolkit.status import phase
 from titan_core.toolkit.status_line import StatusLine
-from titan_simulate.engine.fork_server import RemoteError, begin, opened, received
+from titan_simulate.engine.forks import RemoteError, begin, opened, received
 
 REPEAT_SECONDS = 10.0
 """How often a line says how far the command is, if the output is not a terminal."""

@@ -24,7 +24,7 @@ from titan_simulate.engine.observation import Observation, OperationObserver, lo
 from titan_simulate.engine.result import BETWEEN_STEPS, AllocationTrace, Owner, PhaseFigures, SimulatedRank, StepFigures
 from titan_simulate.engine.resumed import with_optimizer_state
 from titan_simulate.engine.stub_libraries import Device, describe
-from titan_simulate.engine.world import fake_process_group, fake_world, local_device
+from titan_simulate.engine.world import fake_world, local_device
 
 Train = Callable[[AssembledJob, Iterable[object]], RunEnd]
 """Trains a job in this process with observers: :meth:`titan_core.api.CommandContext.train`."""
@@ -66,7 +66,7 @@ def simulate(
     job = replace(job, checkpoint=None, observers=silent)
     job = with_optimizer_state(job) if resumed else job
     engine = _Engine(job, rank, observers, strict, checks_model)
-    with simulating(engine), _own_error(engine.waits):
+    with simulating(engine), own_error(engine.waits):
         end = train(job, [engine])
     if end.preempted or end.interrupted:  # a part of the steps must not pass for all of them
         raise UserError.one("the simulation", f"was ended by a signal after step {end.step}", "repeat it")
@@ -74,7 +74,7 @@ def simulate(
 
 
 @contextmanager
-def _own_error(waits: HostWaits) -> Iterator[None]:
+def own_error(waits: HostWaits) -> Iterator[None]:
     """Raise the error about a wait in place of those that it led to, in torch or in a plugin's guard."""
     try:
         yield
@@ -85,19 +85,7 @@ def _own_error(waits: HostWaits) -> Iterator[None]:
 
 
 @contextmanager
-def fake_cuda(rank: int = 0, world_size: int = 1, strict: bool = False) -> Iterator[Observation]:
-    """Within the ``with`` block, tensors on CUDA devices are fake, and the default process group has ``world_size`` ranks,
-    of which only ``rank`` exists. Yields what is counted."""
-    observation, waits = Observation(), HostWaits()
-    waits.forbidden = strict
-    with fake_process_group(rank, world_size), _observed(observation, waits):
-        local_device(rank)
-        with _own_error(waits):
-            yield observation
-
-
-@contextmanager
-def _observed(observation: Observation, waits: HostWaits) -> Iterator[None]:
+def observed(observation: Observation, waits: HostWaits) -> Iterator[None]:
     """Make tensors on the device fake, and observe what happens to them."""
     resize = torch.UntypedStorage.resize_
 
@@ -163,7 +151,7 @@ class _Engine:
         collects = gc.isenabled()
         with ExitStack() as stack:
             world = stack.enter_context(fake_world(self.rank, job.mesh, local_device(self.rank)))
-            stack.enter_context(_observed(self._observation, self.waits))
+            stack.enter_context(observed(self._observation, self.waits))
             stack.callback(lambda: [handle.remove() for handle in self._handles])
             self._handles = [
                 register_optimizer_step_pre_hook(self._optimizer_starts),

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from titan_core.api import PipelineCosts, UserError
 from titan_core.toolkit.jobs import AssembledJob
 from titan_simulate.costs import costs_of
-from titan_simulate.engine import fork_server
+from titan_simulate.engine import forks
 from titan_simulate.engine.result import Owner
 from titan_simulate.engine.simulate import Train
 from titan_simulate.engine.stub_libraries import Device
@@ -129,8 +129,8 @@ def estimate(
 
     # The longest ones first, and of these the one that checks the model too.
     samples = [(rank, most) for most in dict.fromkeys((more, few)) for rank in ranks]
-    fork_server.load()
-    taken = fork_server.call_in_forks(
+    forks.load()
+    taken = forks.call_in_forks(
         [
             partial(
                 take, job_of, train, rank, most, device, settings, change, microbatches,

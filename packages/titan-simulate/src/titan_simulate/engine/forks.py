@@ -1,35 +1,30 @@
-"""A process that simulates: it imports torch with the stub libraries once, and forks for each call.
+"""Calls in forks of this process.
 
-A simulation changes its process for good (torch believes in devices that do not exist), so it needs one of its own. Forking
-is safe, because nothing in the server has used the device or started a thread.
+A simulation changes its process for good (torch believes in devices that do not exist), so it needs one of its own. A fork
+takes milliseconds; a new process would import torch for seconds. Forking is safe while this process has one thread and has
+not used the device.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import os
 import pickle
 import signal
-import socket
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from titan_core.toolkit.plugin_files import load_plugin_files
-from titan_core.toolkit.processes import end_with_parent, environment_of_child, python
+from titan_core.toolkit.processes import end_with_parent, environment_of_child
 from titan_simulate.engine import stub_libraries
 
 T = TypeVar("T")
 
-TIMEOUT = 600.0
-"""Seconds that a call may take."""
 PRELOADED = (
     "titan_simulate.engine.simulate",
     "torch.distributed.fsdp",
@@ -43,73 +38,13 @@ class RemoteError(RuntimeError):
     """A call failed in its process. The message is the traceback there."""
 
 
-class ForkServer:
-    """Calls module-level functions, each in a new process whose CUDA devices are simulated."""
-
-    def __init__(self, preload: Sequence[str] = ()) -> None:
-        """
-        Args:
-            preload: modules to import once, before the first call.
-        """
-        ours, theirs = socket.socketpair()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        environment.setdefault("OMP_NUM_THREADS", "1")
-        command = python("-m", "titan_simulate.engine.fork_server", str(theirs.fileno()), *preload)
-        with theirs:
-            self._process = subprocess.Popen(
-                command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
-            )
-        self._pipe = Connection(ours.detach())
-
-    def call(self, function: Callable[..., Any], *args: Any, timeout: float = TIMEOUT, **kwargs: Any) -> Any:
-        """Return the result of ``function``, which must be picklable, as must its arguments.
-
-        Raises:
-            Exception: the exception that ``function`` raised, caused by a :class:`RemoteError` with its traceback.
-            RemoteError: the process died, or took too long.
-        """
-        try:
-            self._pipe.send_bytes(pickle.dumps((dict(os.environ), os.getcwd(), function, args, kwargs)))
-            if not self._pipe.poll(timeout):
-                self.close()
-                raise RemoteError(f"{function.__name__} took more than {timeout:g} seconds")
-            answer = self._pipe.recv_bytes()
-        except (EOFError, ConnectionError) as error:
-            raise RemoteError(f"the simulating process has ended (exit code {self._process.poll()})") from error
-        return opened(answer)
-
-    def close(self) -> None:
-        """End the server and the call that it runs, if any."""
-        self._pipe.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-    def __enter__(self) -> ForkServer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-
-def load(preload: Sequence[str] = ()) -> None:
+def load() -> None:
     """Make this process simulate devices, and import what every simulation needs, before it forks."""
     stub_libraries.load()
     load_plugin_files()
-    for name in (*PRELOADED, *preload):
+    for name in PRELOADED:
         importlib.import_module(name)
     gc.freeze()  # a collection in a child would copy every page with an object
-
-
-def serve(pipe: Connection, preload: Sequence[str]) -> None:
-    """Answer calls until the other end closes the pipe."""
-    load(preload)
-    while True:
-        try:
-            request = pipe.recv_bytes()
-        except EOFError:
-            return
-        pipe.send_bytes(received(*begin(partial(_requested, request))))
 
 
 def call_in_fork(function: Callable[[], T]) -> T:
@@ -171,15 +106,6 @@ def opened(answer: bytes) -> Any:
     raise RemoteError(text)
 
 
-def _requested(request: bytes) -> Any:
-    environment, folder, function, args, kwargs = pickle.loads(request)
-    os.environ.clear()
-    os.environ.update(environment)
-    stub_libraries.configure_allocator()
-    os.chdir(folder)
-    return function(*args, **kwargs)
-
-
 def begin(function: Callable[[], Any]) -> tuple[Connection, int]:
     """Call ``function`` in a fork of this process. Return the pipe that its pickled result comes from, and its id."""
     ours, theirs = Pipe(duplex=False)
@@ -228,7 +154,3 @@ def _answer(pipe: Connection, function: Callable[[], Any]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # torch's threads and libraries would look for the driver as they end
-
-
-if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])), sys.argv[2:])

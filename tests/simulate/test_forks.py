@@ -19,7 +19,7 @@ from harness import PATIENCE
 pytest.importorskip("titan_simulate")
 
 from titan_core.api import UserError
-from titan_simulate.engine.fork_server import RemoteError, call_in_fork, call_in_forks
+from titan_simulate.engine.forks import RemoteError, call_in_fork, call_in_forks
 
 
 def test_results_come_in_the_order_of_the_functions() -> None:
@@ -66,7 +66,7 @@ WAITS = """
 import os, signal, sys
 from types import SimpleNamespace
 from titan_core.cli.main import main
-from titan_simulate.engine import command_fork, fork_server
+from titan_simulate.engine import command_fork, forks
 
 def wait():
     os.write(1, b"ready\\n")  # past what is captured
@@ -75,7 +75,7 @@ def wait():
 
 def command(report):
     try:
-        fork_server.call_in_forks([wait, wait], at_once=2)
+        forks.call_in_forks([wait, wait], at_once=2)
     except KeyboardInterrupt:
         if sys.argv[1] == "prints":
             print("the best so far")
