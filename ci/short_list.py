@@ -12,7 +12,7 @@ TESTS = (
     "tests/integration/test_train_command.py::test_two_processes_have_the_losses_of_one_without_any_flag",
     "tests/integration/test_resume_on_meshes.py::test_on_the_same_mesh_it_is_bit_for_bit_the_same",
     "tests/debug/test_flight_recorder.py::test_a_healthy_job_dumps_on_request_and_shows_no_mismatch",
-    "tests/simulate/test_dry_run.py",
+    "tests/simulate/test_command.py",
     # torchao, torchft
     "tests/float8/test_training.py::test_two_ranks_change_nothing_but_rounding",
     "tests/ft/test_gradients.py::test_the_sums_of_two_groups",

@@ -5,8 +5,10 @@ Two steps of a small Llama as one rank of a large world. Numbers do not exist he
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import json
+from contextlib import nullcontext, redirect_stdout
 from importlib.metadata import version
+from io import StringIO
 
 import pytest
 from packaging.version import Version
@@ -14,6 +16,7 @@ from packaging.version import Version
 from harness.fake_cuda import FakeCuda
 from harness.quick import quick_rows
 from titan_core.api import UserError
+from titan_core.cli.main import main
 
 pytest.importorskip("titan_simulate")
 
@@ -163,3 +166,27 @@ def test_mxfp8_runs_on_a_blackwell_or_names_the_packages_that_do_not_fit(fake_cu
     why = "package torchao: its MX kernels cannot be imported .*install torchao above 0.18"
     with nullcontext() if fits else pytest.raises(UserError, match=why):
         fake_cuda.train("llama3_debug", {**LLAMA, "mx.enable": "true"}, 2, strict=False, device="NVIDIA B200")
+
+
+def simulated(*arguments: str) -> str:
+    """Return what ``titan simulate`` prints, called in this process."""
+    with redirect_stdout(StringIO()) as out:
+        assert main(["simulate", "llama3_debug", *arguments]) == 0
+    return out.getvalue()
+
+
+def test_a_command_simulates_one_rank_of_each_stage(fake_cuda: FakeCuda) -> None:
+    stages = (
+        "--parallelism.pipeline_parallel_degree",
+        "2",
+        "--world-size",
+        "4",
+        "--rank",
+        "stages",
+        "--steps",
+        "1",
+        "--json",
+    )
+    first, last = json.loads(fake_cuda.call(simulated, *stages))
+    assert (first["rank"], last["rank"]) == (0, 2) and first["mesh"] == last["mesh"] == "pp=2 x dp_shard=2"
+    assert last["steps"][0]["phases"][0]["peak"]["owners"]["logits and loss"] > 0

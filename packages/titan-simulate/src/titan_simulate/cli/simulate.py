@@ -1,71 +1,157 @@
-"""``titan simulate``."""
+"""``titan simulate``, and what ``titan train --dry-run`` shares with it.
+
+``titan train`` loads this module for the options of a dry run, so it imports nothing that is slow to import.
+"""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api import CommandContext
-from titan_core.toolkit.arguments import integer, json_argument, recipe_arguments, step_count, world_size_argument
-from titan_core.toolkit.jobs import Override
+from titan_core.api import CommandContext, MeshPlan
+from titan_core.toolkit.arguments import json_argument, parse_integer, recipe_arguments, step_count, world_size_argument
+from titan_core.toolkit.jobs import AssembledJob, Override
+from titan_core.toolkit.launching import shell_command
 from titan_core.toolkit.sections import MOST_RANKS
-from titan_core.toolkit.text import print_json, print_table
-from titan_simulate.engine.forks import call_in_fork, load
+from titan_core.toolkit.text import print_json, print_table, shorten, show_bytes
 
 if TYPE_CHECKING:
+    from titan_simulate.engine.command_fork import Report
     from titan_simulate.engine.result import Peak, SimulatedRank
 
 GIB = 2**30
+STAGES = "stages"
+AT_ONCE = 4
+"""Most ranks that are simulated at a time: each takes about a GiB."""
+
+Show = Callable[[AssembledJob, Sequence["SimulatedRank"]], None]
+"""Prints what was found of the ranks of a job."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``titan simulate``."""
     recipe_arguments(parser)
     world_size_argument(parser)
+    rank_argument(parser)
+    parser.add_argument("--full", action="store_true", help="print memory by phase, the largest allocations, collectives")
     parser.add_argument(
-        "--rank", type=integer(0, MOST_RANKS - 1), default=0, metavar="R", help="the rank to run (default: 0)"
-    )
-    parser.add_argument(
-        "--steps", type=step_count, default=2, metavar="N",
-        help="steps to take (default: 2: the first one makes the optimizer's state)",
+        "--steps", type=step_count, metavar="N",
+        help="steps to take (default: 1, or 2 with --full, --strict and --json: the first one makes the optimizer's state)",
     )  # fmt: skip
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="fail where the host waits for the device within a step (default: list such places)",
+        help="fail where the host waits for the device within a step (default: list such places with --full)",
     )
     json_argument(parser)
 
 
+def rank_argument(parser: argparse._ActionsContainer) -> None:
+    """Add the argument that chooses the ranks to simulate."""
+    what = f'the rank to run, or "{STAGES}": one of each pipeline stage (default: 0)'
+    parser.add_argument("--rank", type=_rank, metavar="R", help=what)
+
+
 def run(context: CommandContext) -> int:
-    """Simulate a rank and print what it needs."""
-    # The stub libraries change their process for good, so the rank runs in a fork of this one.
-    found = call_in_fork(partial(_simulated, context))
-    if context.arguments.json:
-        print_json(as_json(found))
-    else:
-        _print(found)
+    """Simulate ranks and print what they need."""
+    options = context.arguments
+    steps = options.steps or (2 if options.full or options.strict or options.json else 1)
+    show = _print_json if options.json else _print_full if options.full else partial(print_verdicts, context)
+    return simulate_ranks(context, steps, options.strict, show)
+
+
+def simulate_ranks(context: CommandContext, steps: int, strict: bool, show: Show) -> int:
+    """Simulate ``steps`` steps of the ranks that the command line chooses, and ``show`` what was found. Returns the exit
+    status.
+
+    Raises:
+        UserError: the job cannot run, for the same reason for which training would fail.
+        HostSync: with ``strict``, the host waits for the device within a step.
+    """
+    from titan_simulate.engine.command_fork import print_from_fork
+
+    options = context.arguments
+    job = _job(context, {})  # mistakes in the config, before torch is imported
+    ranks = first_of_each_stage(job.mesh) if options.rank == STAGES else [options.rank or 0]
+    return print_from_fork(partial(_simulated, context, job, ranks, steps, strict, show), "simulating", context.registry)
+
+
+def _job(context: CommandContext, settings: Mapping[str, str]) -> AssembledJob:
+    more = [Override(key, value) for key, value in settings.items()]
+    return context.job(context.arguments.world_size, more, missing_ok=True)
+
+
+def _simulated(
+    context: CommandContext, job: AssembledJob, ranks: Sequence[int], steps: int, strict: bool, show: Show, report: Report
+) -> int:
+    """Simulate each rank in a fork of this process, which imports torch once."""
+    from titan_simulate.engine import forks
+
+    report("importing torch")
+    forks.load()
+    found = forks.call_in_forks(
+        [partial(_rank_of, context, rank, steps, strict) for rank in ranks],
+        at_once=min(AT_ONCE, len(os.sched_getaffinity(0))),
+        done=lambda number: report(f"{number} of {len(ranks)} ranks done"),
+    )
+    show(job, found)
     return 0
 
 
-def _simulated(context: CommandContext) -> SimulatedRank:
-    from titan_simulate.engine.data import SETTINGS  # imports numpy, which help must not
+def _rank_of(context: CommandContext, rank: int, steps: int, strict: bool) -> SimulatedRank:
+    from titan_simulate.engine.simulate import SETTINGS, simulate
 
-    options = context.arguments
+    logging.disable(logging.WARNING)  # what plugins notice about a run, such as an impossible MFU, is not true of this one
     with tempfile.TemporaryDirectory(prefix="titan-simulate-") as folder:
-        settings = {**SETTINGS, "training.stop_at_step": str(options.steps), "job.dump_folder": folder}
-        job = context.job(options.world_size, [Override(key, value) for key, value in settings.items()], missing_ok=True)
-        load()
-        from titan_simulate.engine.simulate import simulate
+        settings = {**SETTINGS, "training.stop_at_step": str(steps), "job.dump_folder": folder}
+        return simulate(_job(context, settings), context.train, rank, strict=strict)
 
-        logging.disable(
-            logging.WARNING
-        )  # what plugins notice about a run, such as an impossible MFU, is not true of this one
-        return simulate(job, context.train, options.rank, strict=options.strict)
+
+def first_of_each_stage(mesh: MeshPlan) -> Sequence[int]:
+    """Return one rank of each group of pipeline stages, the first in all other dimensions."""
+    coordinates = product(*(range(mesh.degrees[dim.name] if dim.divides == "layers" else 1) for dim in mesh.dims))
+    ranks = []
+    for place in coordinates:
+        rank = 0
+        for dim, index in zip(mesh.dims, place, strict=True):
+            rank = rank * mesh.degrees[dim.name] + index
+        ranks.append(rank)
+    return ranks
+
+
+def print_verdicts(context: CommandContext, job: AssembledJob, found: Sequence[SimulatedRank]) -> None:
+    """Print that each rank works and what it needs, and the command that prints more."""
+    for note in job.missing:
+        print(f"note: {note.where}: {note.why}; a simulation does not need it")
+    for one in found:
+        print("\n".join(_verdict(one)))
+    recipe = [context.arguments.recipe] if context.arguments.recipe else []
+    details = ["simulate", *recipe, "--world-size", str(job.mesh.world_size), "--full", *context.override_arguments]
+    print(f"details: {shell_command(details)}")
+
+
+def _verdict(found: SimulatedRank) -> Iterator[str]:
+    peak, step = found.peak, found.steps[-1]
+    owners = ", ".join(f"{owner} {show_bytes(size)}" for owner, size in peak.owners.items() if size >= peak.bytes // 100)
+    calls, size = sum(one.count for one in step.collectives), sum(one.bytes for one in step.collectives)
+    seconds = found.start.seconds + sum(one.seconds for one in found.steps)
+    works = "one step works" if len(found.steps) == 1 else f"{len(found.steps)} steps work"
+    yield f"rank {found.rank} of {found.world_size} ({found.mesh}): {works} ({seconds:.0f} s)"
+    yield f"  peak: {show_bytes(peak.bytes)} ({owners}), without what the allocator, CUDA and NCCL add"
+    yield f"  communication: {calls:,} collectives, {show_bytes(size)}"
+
+
+def _print_json(job: AssembledJob, found: Sequence[SimulatedRank]) -> None:
+    """Print an object; of several ranks, a list of them."""
+    values = [as_json(one) for one in found]
+    print_json(values if len(values) > 1 else values[0])
 
 
 def as_json(found: SimulatedRank) -> dict[str, Any]:
@@ -73,7 +159,13 @@ def as_json(found: SimulatedRank) -> dict[str, Any]:
     return {**asdict(found), "peak_bytes": found.peak.bytes}
 
 
-def _print(found: SimulatedRank) -> None:
+def _print_full(job: AssembledJob, found: Sequence[SimulatedRank]) -> None:
+    for number, one in enumerate(found):
+        print("\n" * (number > 0), end="")
+        _print_tables(one)
+
+
+def _print_tables(found: SimulatedRank) -> None:
     step, peak = found.steps[-1], found.peak
     print(f"rank {found.rank} of {found.world_size} ({found.mesh}), simulated {found.device}")
     print(f"peak: {_gib(peak.bytes)} GiB, in {_place(peak)}")
@@ -117,3 +209,12 @@ def _place(peak: Peak) -> str:
 
 def _gib(size: int) -> str:
     return f"{size / GIB:.3f}"
+
+
+def _rank(text: str) -> int | str:
+    if text == STAGES:
+        return STAGES
+    value = parse_integer(text, 0, MOST_RANKS - 1)
+    if value is None:
+        raise argparse.ArgumentTypeError(f'{shorten(text)!r} is neither a rank nor "{STAGES}"')
+    return value
