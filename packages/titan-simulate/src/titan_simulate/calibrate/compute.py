@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from titan_core.toolkit.device import attention_kernels
 from titan_simulate.calibrate.result import AttentionPoint, Compute, FreshMemory, MatmulPoint, Measured
 from titan_simulate.calibrate.timing import CudaTimer, HostTimer, Timer, Timing
-from titan_simulate.torch_private import TorchDispatchMode, is_view
+from titan_simulate.engine.tensors import is_view
+from titan_simulate.torch_private import TorchDispatchMode
 
 CPU_MATMULS = ((1024, 1024, 1024), (2048, 256, 256), (512, 688, 256), (688, 256, 2048), (256, 256, 256), (512, 64, 64))
 CUDA_MATMULS = (

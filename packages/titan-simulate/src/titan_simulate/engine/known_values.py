@@ -14,16 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from titan_simulate.torch_private import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    WAITS,
-    FakeTensor,
-    OpOverload,
-    nbytes,
-    process_group_of,
-)
+from titan_simulate.torch_private import FakeTensor, process_group_of
 
 _aten = torch.ops.aten
 MOST_BYTES = 2**26
@@ -76,9 +67,9 @@ def follow(operator: Any, args: Sequence[Any], keywords: dict[str, Any], tensors
 def compute(operator: Any, args: Sequence[Any], keywords: dict[str, Any]) -> Any:
     """Return what ``operator`` makes of known values, on the host; ``None`` if the host cannot compute it."""
     on_host = [_on_host(argument) for argument in args]
-    if operator in _COLLECTIVES:
-        return _COLLECTIVES[operator](on_host)
-    if not isinstance(operator, OpOverload) or operator.namespace != "aten":
+    if (collective := _COLLECTIVES.get(operator.name())) is not None:
+        return collective(on_host)
+    if operator.namespace != "aten":
         return None
     named = {name: _on_host(value) for name, value in keywords.items() if name != "pin_memory"}
     if named.get("device") is not None:
@@ -102,7 +93,7 @@ def _may_be_known(tensor: Any) -> bool:
     return (
         type(tensor) is FakeTensor
         and not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
-        and nbytes(tensor) <= MOST_BYTES
+        and tensor.nbytes <= MOST_BYTES
     )
 
 
@@ -129,9 +120,11 @@ def _reduced(args: Sequence[Any]) -> Tensor:
     return result
 
 
-_COLLECTIVES: dict[Any, Callable[[Sequence[Any]], Tensor]] = {
-    **dict.fromkeys(WAITS, lambda args: args[0]),
-    ALL_TO_ALL: _exchanged,
-    ALL_GATHER: lambda args: torch.cat([args[0]] * args[1]),
-    ALL_REDUCE: _reduced,
+_COLLECTIVES: dict[str, Callable[[Sequence[Any]], Tensor]] = {
+    "_c10d_functional::wait_tensor": lambda args: args[0],
+    "_c10d_functional::_wrap_tensor_autograd": lambda args: args[0],  # since torch 2.15
+    "_c10d_functional::all_to_all_single": _exchanged,
+    "_c10d_functional::all_gather_into_tensor": lambda args: torch.cat([args[0]] * args[1]),
+    "_c10d_functional::all_reduce": _reduced,
 }
+"""Functional collectives by name."""

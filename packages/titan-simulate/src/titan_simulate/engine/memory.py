@@ -15,7 +15,8 @@ from torch import Tensor, UntypedStorage
 
 from titan_simulate.engine.allocator import Event
 from titan_simulate.engine.result import Allocation, AllocationTrace, Owner, Peak
-from titan_simulate.torch_private import current_stream, storage_key
+from titan_simulate.engine.streams import current_stream
+from titan_simulate.engine.tensors import storage_key
 
 KEPT_ALLOCATIONS = 40
 """Number of kinds of allocation that a peak lists."""

@@ -11,8 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils import module_tracker
 
-from titan_simulate.torch_private import in_backward
+_tracker = module_tracker.ModuleTracker()  # type: ignore[no-untyped-call]
+
+
+def in_backward() -> bool:
+    """Whether autograd runs a backward pass in this thread."""
+    return bool(_tracker.is_bw)
 
 
 class ModuleTracker:

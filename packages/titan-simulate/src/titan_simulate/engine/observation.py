@@ -1,4 +1,9 @@
-"""Observes a simulated rank: memory, collectives, launches and arithmetic, by phase."""
+"""Observes a simulated rank: memory, collectives, launches and arithmetic, by phase.
+
+:meth:`Observation.seen` receives every operator on the device. What its shapes determine (:class:`_Facts`) is found once for
+operators that are remembered. The rest depends on when it runs: the phase of the step and the module, which say to whom the
+memory of its results belongs.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +17,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from titan_simulate.engine.fake_device import tensors_in
 from titan_simulate.engine.memory import DeviceMemory
-from titan_simulate.engine.modules import ModuleTracker
+from titan_simulate.engine.modules import ModuleTracker, in_backward
 from titan_simulate.engine.operator_cache import Found
 from titan_simulate.engine.result import Collective, Owner
 from titan_simulate.engine.streams import StreamOrder
-from titan_simulate.torch_private import fake_device, in_backward, is_view, nbytes, process_group_of, storage_key
+from titan_simulate.engine.tensors import is_view, storage_key, tensors_in
+from titan_simulate.torch_private import fake_device, process_group_of
 
 _COLLECTIVES = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "symm_mem::")
 _NOT_COMMUNICATION = ("wait_tensor", "_wrap_tensor", "monitored_barrier")
+_OF_LISTS = ("c10d::allreduce_", "c10d::allgather_", "c10d::reduce_scatter_")
 _NO_KERNEL = frozenset(
     {
         "detach", "alias", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "set_",
@@ -124,66 +130,67 @@ class Observation:
                 found.facts = facts
         if facts.view and not self._observers:
             return
-        if self._phase == "forward" and in_backward():
-            self.enter("backward")
-        elif self._phase == "backward" and not in_backward():
-            self.enter("forward")
-        module = self.modules.current
-        collective = facts.collective
+        self._follow_phase()
+        module, collective = self.modules.current, facts.collective
         if not facts.view:
-            owner = Owner.COMMUNICATION if collective is not None else self._owner(module)
-            for tensor in tensors_in(result) if found is None else [_item(result, number) for number, *_ in found.new]:
-                memory = self.memory if fake_device(tensor).type == "cuda" else self.host_memory
-                memory.note(tensor, facts.name, module, owner)
+            made = tensors_in(result) if found is None else [_item(result, number) for number, *_ in found.new]
+            self._note_results(made, facts, module)
         if collective is not None:
-            for tensor in tensors_in((args, keywords)):
-                self.memory.own(tensor, Owner.COMMUNICATION, only_if=(Owner.OTHER, Owner.ACTIVATIONS, Owner.LOSS))
             collective = replace(collective, phase=self._phase)
-            key = collective.operator, collective.group, collective.ranks, collective.device, collective.phase
-            entry = self._collectives[key]
-            entry[0] += 1
-            entry[1] += collective.bytes
+            self._count_collective(collective, args, keywords)
         if facts.fsdp:
-            self._fsdp(facts.name, args, keywords)
+            self._follow_fsdp(facts.name, args, keywords)
         self._launches[self._phase] += facts.launches
         self._flops[self._phase] += facts.flops
         if self._observers:
             order = self.streams.issue() if facts.launches or collective is not None else (-1, -1, ())
             operation = Operation(
-                operator,
-                facts.name,
-                self._phase,
-                module,
-                args,
-                keywords,
-                result,
-                facts.flops,
-                facts.launches,
-                collective,
-                *order,
-                facts.view,
-                composed,
-            )
+                operator, facts.name, self._phase, module, args, keywords, result, facts.flops, facts.launches, collective,
+                *order, facts.view, composed,
+            )  # fmt: skip
             for observer in self._observers:
                 observer(operation)
 
+    def _follow_phase(self) -> None:
+        """Enter forward or backward, which no hook announces: a microbatch goes through both."""
+        if self._phase == "forward" and in_backward():
+            self.enter("backward")
+        elif self._phase == "backward" and not in_backward():
+            self.enter("forward")
+
+    def _note_results(self, made: Iterable[Tensor], facts: _Facts, module: str) -> None:
+        """Count the memory of the tensors that an operator has made."""
+        if facts.collective is not None:
+            owner = Owner.COMMUNICATION
+        elif self.modules.is_head(module):
+            owner = Owner.LOSS
+        else:
+            owner = Owner.ACTIVATIONS if self._phase in ("forward", "backward") else Owner.OTHER
+        for tensor in made:
+            memory = self.memory if fake_device(tensor).type == "cuda" else self.host_memory
+            memory.note(tensor, facts.name, module, owner)
+
+    def _count_collective(self, collective: Collective, args: Sequence[Any], keywords: dict[str, Any]) -> None:
+        """Count a call, whose arguments are buffers of communication unless they have another owner for good."""
+        for tensor in tensors_in((args, keywords)):
+            self.memory.own(tensor, Owner.COMMUNICATION, only_if=(Owner.OTHER, Owner.ACTIVATIONS, Owner.LOSS))
+        calls = self._collectives[
+            collective.operator, collective.group, collective.ranks, collective.device, collective.phase
+        ]
+        calls[0] += 1
+        calls[1] += collective.bytes
+
     def _facts(self, operator: Any, args: Sequence[Any], keywords: dict[str, Any], result: Any) -> _Facts:
-        name = operator.name() if hasattr(operator, "name") else str(operator)
-        name = name() if callable(name) else name
+        name = operator.name()
         # contiguous() and reshape() are views by their signature, but copy now and then.
         view = is_view(operator) and _shares_storage(result, (args, keywords))
         collective = self._collective(name, args, keywords, result)
         launches = 0 if view or collective is not None else _launches(name, args)
-        count = flop_registry.get(getattr(operator, "_overloadpacket", operator))
+        count = flop_registry.get(getattr(operator, "overloadpacket", operator))
         flops = 0 if count is None else int(count(*args, **keywords, out_val=result))
         return _Facts(name, view, collective, launches, flops, name.startswith("fsdp::"))
 
-    def _owner(self, module: str) -> Owner:
-        if self.modules.is_head(module):
-            return Owner.LOSS
-        return Owner.ACTIVATIONS if self._phase in ("forward", "backward") else Owner.OTHER
-
-    def _fsdp(self, name: str, args: Sequence[Any], keywords: dict[str, Any]) -> None:
+    def _follow_fsdp(self, name: str, args: Sequence[Any], keywords: dict[str, Any]) -> None:
         """FSDP copies what it has gathered into whole parameters, and whole gradients into what it reduces."""
         if name == "fsdp::split_with_sizes_copy":
             for tensor in tensors_in(keywords.get("out", args[3:])):
@@ -196,20 +203,16 @@ class Observation:
                 self.memory.own(tensor, Owner.COMMUNICATION)
 
     def _collective(self, name: str, args: Sequence[Any], keywords: dict[str, Any], result: Any) -> Collective | None:
+        """Return one call of a collective; ``None`` if the operator is none."""
         if not name.startswith(_COLLECTIVES) or any(word in name for word in _NOT_COMMUNICATION):
             return None
-        tensors = [*tensors_in((args, keywords)), *tensors_in(result)]
+        given, made = tensors_in((args, keywords)), tensors_in(result)
+        tensors = [*given, *made]
         group, ranks = self._group([*args, *keywords.values()])
-        received, sent = sum(map(nbytes, tensors_in(result))), sum(map(nbytes, tensors_in((args, keywords))))
-        if name.startswith("c10d::"):  # both are among the arguments
-            size = max(map(nbytes, tensors), default=0) if "all_to_all" not in name else sent // 2
-            if "coalesced" in name or name.startswith(("c10d::allreduce_", "c10d::allgather_", "c10d::reduce_scatter_")):
-                size = max(
-                    size,
-                    max((sum(map(nbytes, tensors_in(one))) for one in args if isinstance(one, (list, tuple))), default=0),
-                )
+        if name.startswith("c10d::"):
+            size = _bytes_of_c10d(name, args, given, tensors)
         else:
-            size = max(received, sent)
+            size = max(_nbytes(given), _nbytes(made))
         device = tensors[0].device.type if tensors else "cpu"
         return Collective(name, group, ranks, device, self._phase, 1, size)
 
@@ -237,6 +240,20 @@ class Observation:
         self._collectives.clear()
         self._launches, self._flops = Counter(), Counter()
         return found
+
+
+def _nbytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _bytes_of_c10d(name: str, args: Sequence[Any], given: Sequence[Tensor], tensors: Sequence[Tensor]) -> int:
+    """Return the larger of what a collective sends and receives. Both are among its arguments, alone or as lists."""
+    if "all_to_all" in name:
+        return _nbytes(given) // 2
+    sizes = [tensor.nbytes for tensor in tensors]
+    if "coalesced" in name or name.startswith(_OF_LISTS):
+        sizes += [_nbytes(tensors_in(one)) for one in args if isinstance(one, (list, tuple))]
+    return max(sizes, default=0)
 
 
 def _shares_storage(result: Any, arguments: Any) -> bool:

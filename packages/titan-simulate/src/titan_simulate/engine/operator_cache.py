@@ -2,8 +2,9 @@
 
 A step repeats the same few hundred operators thousands of times. Finding the shape of a result runs Python code of torch for
 hundreds of microseconds; making another result of a known shape takes ten. An operator is remembered only if its result is a
-function of its arguments' shapes, types, devices and plain values. torch's own cache of fake results is slower by an order
-of magnitude, and handles only torch's own operators.
+function of its arguments' shapes, types, devices and plain values. ``FakeTensorMode`` has a cache of its own, which does
+less: without this one, a step of a rank of llama3_405b on 512 GPUs (28,217 operators) takes 27.7 s in place of 15.4, and the
+step of llama3_8b that an estimate simulates (1,264 operators) 2.84 s in place of 2.80.
 """
 
 from __future__ import annotations
@@ -14,26 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from titan_simulate.torch_private import (
-    NUMBERS,
-    PIN_MEMORY,
-    SIZES_FROM_VALUES,
-    TO_COPY,
-    FakeTensor,
-    FakeTensorMode,
-    OpOverload,
-    another_fake,
-    fake_device,
-    fake_state,
-    is_composite,
-    storage_key,
-)
+from titan_simulate.engine.tensors import storage_key
+from titan_simulate.torch_private import FakeTensor, FakeTensorMode, fake_device, is_composite
 
 _aten = torch.ops.aten
-_NEVER = (
-    NUMBERS | SIZES_FROM_VALUES | {PIN_MEMORY, _aten.is_pinned.default, _aten.set_.source_Storage, _aten.resize_.default}
-)
-_COPIES = (TO_COPY, _aten.copy_.default)
+_NEVER = frozenset({"aten::_pin_memory", "aten::is_pinned", "aten::set_.source_Storage", "aten::resize_"})
+_COPIES = ("aten::_to_copy", "aten::copy_")
 _TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view})
 _PLAIN = frozenset(
     {int, float, bool, complex, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device, torch.Size}
@@ -45,10 +32,10 @@ _NOTHING, _SAME, _VIEW, _NEW = range(4)
 class Found:
     """What is known of one operator with arguments of certain shapes."""
 
-    __slots__ = ("_sequence", "facts", "integers", "new", "outputs")
+    __slots__ = ("_mode", "_sequence", "facts", "integers", "new", "outputs")
 
-    def __init__(self, outputs: list[tuple[Any, ...]], sequence: type | None) -> None:
-        self.outputs = outputs
+    def __init__(self, mode: FakeTensorMode, outputs: list[tuple[Any, ...]], sequence: type | None) -> None:
+        self._mode, self.outputs = mode, outputs
         self._sequence = sequence
         self.new = tuple((number, *output[1:3]) for number, output in enumerate(outputs) if output[0] == _NEW)
         """Outputs with a storage of their own: number, bytes and shape."""
@@ -60,17 +47,18 @@ class Found:
     def result(self, tensors: Sequence[Tensor]) -> Any:
         """Return the result for arguments that contain ``tensors``."""
         results: list[Any] = []
-        for kind, where, shape, stride, offset, dtype, device, state in self.outputs:
+        for kind, where, shape, stride, offset, dtype, device in self.outputs:
             if kind == _NOTHING:
                 results.append(None)
             elif kind == _SAME:
                 results.append(tensors[where])
             elif kind == _NEW:
-                results.append(another_fake(torch.empty_strided(shape, stride, dtype=dtype, device="meta"), device, state))
+                new = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+                results.append(FakeTensor(self._mode, new, device))
             else:
                 empty = torch.empty_strided((), (), dtype=dtype, device="meta")
                 empty.set_(tensors[where].untyped_storage(), offset, shape, stride)
-                results.append(another_fake(empty, device, state))
+                results.append(FakeTensor(self._mode, empty, device))
         return results[0] if self._sequence is None else self._sequence(results)
 
 
@@ -79,7 +67,6 @@ class OperatorCache:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
-        self._states: dict[torch.device, dict[str, Any]] = {}
         self.found: dict[tuple[Any, ...], Found] = {}
 
     def key(self, operator: Any, args: Sequence[Any], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], list[Any]] | None:
@@ -123,13 +110,14 @@ class OperatorCache:
         self, key: tuple[Any, ...], tensors: Sequence[Tensor], operator: Any, keywords: dict[str, Any], result: Any
     ) -> Found | None:
         """Remember ``result``, unless shapes do not determine it."""
-        if not isinstance(operator, OpOverload) or operator in _NEVER or not _TAGS.isdisjoint(operator.tags):
+        name, tags = operator.name(), getattr(operator, "tags", None)
+        if tags is None or name in _NEVER or not _TAGS.isdisjoint(tags):  # operators of higher order have no tags
             return None
         if keywords.get("pin_memory") or is_composite(operator):
             return None
         devices = {fake_device(tensor).type for tensor in tensors}
         to = keywords.get("device")
-        if operator in _COPIES and (len(devices) > 1 or (to is not None and torch.device(to).type != "cuda")):
+        if name in _COPIES and (len(devices) > 1 or (to is not None and torch.device(to).type != "cuda")):
             return None  # each copy between host and device is checked
         if operator is _aten.index.Tensor and any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors[1:]):
             return None
@@ -142,7 +130,7 @@ class OperatorCache:
             if described is None:
                 return None
             outputs.append(described)
-        found = Found(outputs, type(result) if isinstance(result, (list, tuple)) else None)
+        found = Found(self._mode, outputs, type(result) if isinstance(result, (list, tuple)) else None)
         if any(output[0] == _VIEW for output in outputs) and len(owners) < len(tensors):
             return None  # which argument it is a view of is ambiguous
         self.found[key] = found
@@ -150,22 +138,19 @@ class OperatorCache:
 
     def _describe(self, output: Any, tensors: Sequence[Tensor], owners: dict[int, int]) -> tuple[Any, ...] | None:
         if output is None:
-            return (_NOTHING, *[None] * 7)
+            return (_NOTHING, *[None] * 6)
         if type(output) is not FakeTensor or output.constant is not None or output.requires_grad or output.is_sparse:
             return None
         for number, tensor in enumerate(tensors):
             if output is tensor:
-                return (_SAME, number, None, None, None, tensor.dtype, None, None)
+                return (_SAME, number, None, None, None, tensor.dtype, None)
         storage = output.untyped_storage()
         shape, stride, offset, dtype = tuple(output.shape), output.stride(), output.storage_offset(), output.dtype
         device = fake_device(output)
-        if device not in self._states:
-            self._states[device] = fake_state(self._mode, device)
-        state = self._states[device]
         owner = owners.get(storage_key(storage))
         if owner is not None:
-            return _VIEW, owner, shape, stride, offset, dtype, device, state
+            return _VIEW, owner, shape, stride, offset, dtype, device
         like = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
         if offset or output.is_conj() or output.is_neg() or like.untyped_storage().nbytes() != storage.nbytes():
             return None
-        return _NEW, storage.nbytes(), shape, stride, offset, dtype, device, state
+        return _NEW, storage.nbytes(), shape, stride, offset, dtype, device

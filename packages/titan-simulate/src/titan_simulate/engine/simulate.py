@@ -18,12 +18,13 @@ from titan_core.toolkit.jobs import AssembledJob
 from titan_core.toolkit.sections import MetricsSection
 from titan_core.toolkit.simulation import simulating
 from titan_simulate.engine.data import SETTINGS as SETTINGS, with_simulated_data, with_simulated_weights
-from titan_simulate.engine.fake_device import FakeDevice, tensors_in
+from titan_simulate.engine.fake_device import FakeDevice
 from titan_simulate.engine.host_waits import HostWaits
 from titan_simulate.engine.observation import Observation, OperationObserver, local
 from titan_simulate.engine.result import BETWEEN_STEPS, AllocationTrace, Owner, PhaseFigures, SimulatedRank, StepFigures
 from titan_simulate.engine.resumed import with_optimizer_state
 from titan_simulate.engine.stub_libraries import Device, describe
+from titan_simulate.engine.tensors import tensors_in
 from titan_simulate.engine.world import fake_world, local_device
 
 Train = Callable[[AssembledJob, Iterable[object]], RunEnd]

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from titan_simulate.torch_private import current_stream
-
 
 class StreamOrder:
     """The order that streams and events impose on the operators of a rank, which are numbered as they are issued."""
@@ -57,6 +55,12 @@ class StreamOrder:
             yield
         finally:
             kind.record, kind.wait = record, wait
+
+
+def current_stream() -> int:
+    """Return the number of the stream on which this thread's operators run."""
+    number: int = torch.accelerator.current_stream().stream_id
+    return number
 
 
 def _number(stream: Any) -> int:

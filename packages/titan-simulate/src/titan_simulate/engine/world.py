@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from titan_core.api import JobMesh, MeshPlan, UserError, World
-from titan_simulate.torch_private import init_fake_process_group
 
 T = TypeVar("T")
 
@@ -79,7 +78,7 @@ def fake_world(rank: int, plan: MeshPlan, device: torch.device) -> Iterator[Simu
 @contextmanager
 def fake_process_group(rank: int, world_size: int) -> Iterator[None]:
     """Make the default process group one in which only ``rank`` exists."""
-    init_fake_process_group(rank, world_size)
+    dist.init_process_group("fake", rank=rank, world_size=world_size)
     try:
         yield
     finally:

@@ -26,6 +26,8 @@ class Schedule:
 
     def __init__(self) -> None:
         self._ran: Any = None
+        self._stages: dict[int, Any] = {}
+        self._microbatches: set[int] = set()
         self.action: Action | None = None
         """The action that runs, or ran last in this step."""
 
@@ -33,36 +35,44 @@ class Schedule:
     def running(self, schedule: Any) -> Iterator[None]:
         """Within the ``with`` block, ``schedule`` runs a step."""
         self._ran, self.action = schedule, None
+        self._stages, self._microbatches = {}, set()
         try:
             yield
         finally:
             self.action = None
 
+    def act(self, kind: str, stage: Any, microbatch: int) -> None:
+        """Note that ``stage``, one of torch's, begins an action."""
+        self.action = kind, stage.stage_index, microbatch
+        self._stages[stage.stage_index] = stage
+        self._microbatches.add(microbatch)
+
     @property
     def microbatches(self) -> int | None:
         """Microbatches of a step; ``None`` without a pipeline."""
-        from titan_simulate.torch_private import microbatches_of_schedule
-
-        return None if self._ran is None else microbatches_of_schedule(self._ran)
+        return None if self._ran is None else len(self._microbatches)
 
     def of_job(self, microbatches: int) -> tuple[Order | None, int]:
         """Return the order of the schedule of a job with ``microbatches``, ``None`` without a pipeline; and how many tensors
         more than the one that ran it keeps after it has sent them."""
-        from titan_simulate.torch_private import most_pending_sends, order_of_schedule, ranks_and_stages, with_microbatches
-
         if self._ran is None:
             return None, 0
         kept = 0
-        ranks, stages = ranks_and_stages(self._ran)
+        stage = next(iter(self._stages.values()))
+        ranks = stage.group_size
+        stages = tuple(stage.stage_index_to_group_rank[number] for number in range(stage.num_stages))
         name = type(self._ran).__name__
         if name == "ScheduleGPipe":
             actions = [gpipe(rank, microbatches) for rank in range(ranks)]
         elif name == "Schedule1F1B":
             actions = [one_forward_one_backward(rank, ranks, microbatches) for rank in range(ranks)]
         else:
-            whole = with_microbatches(self._ran, microbatches)
-            actions = order_of_schedule(whole)
-            kept = most_pending_sends(whole) - most_pending_sends(self._ran)
+            whole = self._ran
+            if microbatches != self.microbatches:
+                own = [self._stages[number] for number in sorted(self._stages)]
+                whole = type(self._ran)(own, microbatches, loss_fn=lambda *args: None)
+            actions = _actions_of(whole)
+            kept = _most_pending_sends(whole) - _most_pending_sends(self._ran)
         return Order(tuple(map(tuple, actions)), stages), kept
 
 
@@ -84,7 +94,7 @@ def watch_schedule() -> Iterator[Schedule]:
     def noting_action(kind: str, method: Any) -> Any:
         def run(self: Any, microbatch: int, *args: Any, **keywords: Any) -> Any:
             what = kind if keywords.get("full_backward", True) else "I"
-            noted.action = what, self.stage_index, microbatch
+            noted.act(what, self, microbatch)
             return method(self, microbatch, *args, **keywords)
 
         return run
@@ -108,6 +118,30 @@ def _replace(owner: Any, name: str, wrap: Callable[[Any], Any], stack: ExitStack
     else:
         stack.callback(delattr, owner, name)
     setattr(owner, name, wrap(getattr(owner, name)))
+
+
+def _actions_of(schedule: Any) -> list[list[Action]]:
+    """Return what each rank does in a schedule with several stages per rank."""
+    order = schedule.pipeline_order
+    found = []
+    for rank in sorted(order):
+        whole = [action for action in order[rank] if action is not None]
+        parts = [part for action in whole for part in getattr(action, "sub_actions", None) or (action,)]
+        named = [(part.computation_type.value, part.stage_index, part.microbatch_index) for part in parts]
+        found.append([action for action in named if action[0] in ("F", "B", "I", "W")])
+    return found
+
+
+def _most_pending_sends(schedule: Any) -> int:
+    """Return how many tensors that this rank has sent a schedule with several stages per rank keeps at most: until a later
+    action waits for them. 0 if the schedule does not say (before torch 2.15)."""
+    pending = most = 0
+    for action in getattr(schedule, "pipeline_order_with_comms", {}).get(schedule.rank, ()):
+        name = action.computation_type.name
+        pending += name in ("SEND_F", "SEND_B")
+        pending -= name in ("WAIT_SEND_F", "WAIT_SEND_B")
+        most = max(most, pending)
+    return most
 
 
 def gpipe(rank: int, microbatches: int) -> list[Action]:

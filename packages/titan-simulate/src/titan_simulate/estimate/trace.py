@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from titan_simulate.engine.fake_device import tensors_in
 from titan_simulate.engine.observation import Observation, Operation
 from titan_simulate.engine.result import BETWEEN_STEPS
+from titan_simulate.engine.tensors import storage_key, tensors_in
 from titan_simulate.estimate.work import Action, Data, Kind, Work
-from titan_simulate.torch_private import nbytes, process_group_of, storage_key
+from titan_simulate.torch_private import process_group_of
 
 _OVERWRITTEN = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_"})
 _ROWS = frozenset({"embedding", "index", "index_select", "gather", "embedding_dense_backward", "index_put_", "scatter_add_"})
@@ -149,7 +149,7 @@ class Trace:
         if key not in self._storages:
             self._numbered += 1
             self._storages[key] = self._numbered
-        return Data(self._storages[key], min(nbytes(tensor), storage.nbytes()))
+        return Data(self._storages[key], min(tensor.nbytes, storage.nbytes()))
 
 
 def _mutated(operation: Operation) -> Iterator[Tensor]:
