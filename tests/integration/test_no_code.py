@@ -142,7 +142,6 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-simulate/src/titan_simulate/estimate/pipeline.py", "delattr"): (1, OWN_NAMES),
     ("titan-simulate/src/titan_simulate/engine/simulate.py", "setattr"): (1, OWN_NAMES),
     ("titan-debug/src/titan_debug/numerics/replay.py", "setattr"): (1, OWN_NAMES),
-    ("titan-simulate/src/titan_simulate/torch_private.py", "getattr"): (1, OWN_NAMES),
     ("titan-simulate/src/titan_simulate/estimate/work.py", "attrgetter"): (1, FIELD),
     # Libraries that could load code
     ("titan-data/src/titan_data/huggingface.py", "datasets.load_dataset"): (1, "its readers, by constant names"),

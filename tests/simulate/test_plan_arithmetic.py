@@ -20,14 +20,15 @@ from titan_core.api import (
 )
 from titan_core.api.parallel.mesh import STANDARD_DIMS
 
-arithmetic = pytest.importorskip("titan_simulate.plan.arithmetic")
+pytest.importorskip("titan_simulate")
 
-from titan_simulate.hardware.machine import Allocator, Attention, Host, Link, Links, Machine, Matmul, MemoryRates  # noqa: E402
-from titan_simulate.hardware.read import read_machine  # noqa: E402
-from titan_simulate.plan.arithmetic import STATE, Arithmetic, Guess, Workload  # noqa: E402
-from titan_simulate.plan.candidates import divisors, factorisations  # noqa: E402
-from titan_simulate.plan.model_sizes import Matrix, ModelSizes, Unit, sizes_of  # noqa: E402
-from titan_simulate.plan.search import _reason, _speed, corrected  # noqa: E402
+from titan_simulate.hardware.machine import Allocator, Attention, Host, Link, Links, Machine, Matmul, MemoryRates
+from titan_simulate.hardware.read import read_machine
+from titan_simulate.plan.arithmetic import STATE, Arithmetic, Guess, Workload, exchange_seconds
+from titan_simulate.plan.candidates import divisors, factorisations
+from titan_simulate.plan.groups import group_along
+from titan_simulate.plan.model_sizes import Matrix, ModelSizes, Unit, sizes_of
+from titan_simulate.plan.search import _reason, _speed, corrected
 
 DIM, HIDDEN, VOCABULARY, BLOCKS, EXPERTS, CHOSEN = 1024, 4096, 32_000, 8, 8, 2
 VIEW = MeshView("ep", "x.ep", ("dp_shard", "cp"))
@@ -306,9 +307,9 @@ FEATURES, SECONDS = 1_000_000, 0.0015
 def test_keys_are_gathered_before_attention_or_passed_on_beside_it(
     ranks: int, passes_keys: bool, links: tuple[float, float], expected: float
 ) -> None:
-    arithmetic, mesh = Arithmetic(PLAIN, _with_links(*links)), _mesh(cp=ranks)
+    mesh = _mesh(cp=ranks)
     job = Workload(mesh, LENGTH, 1, 1, parameter_bytes=2, passes_keys=passes_keys)
-    found = arithmetic._exchange(job, arithmetic._group(mesh, ["cp"]), FEATURES, 1, SECONDS)
+    found = exchange_seconds(job, group_along(_with_links(*links), mesh, ["cp"]), FEATURES, 1, SECONDS)
     assert found == pytest.approx(expected, abs=1e-12)
 
 

@@ -1,42 +1,29 @@
 """Rough memory and time of a job on a machine, from the model's layout and the mesh alone. Free of torch.
 
 It ranks thousands of candidates, so that only a few need a simulation. It knows what a mesh dimension divides (layers, the
-batch, the sequence, weights, experts) and no parallelism. All sizes are per rank; the worst rank of a pipeline counts.
+batch, the sequence, weights, experts) and no parallelism. All sizes are per rank, in bytes, and all times in seconds of a
+step; the worst rank of a pipeline counts. :class:`_Rank` has a method for each term, whose docstring is its formula:
 
-Memory, with P the rank's parameters after all divisions, in bytes::
-
-    state        P (4 weights + 4 gradients + 8 optimizer), on the device unless offloaded
-    gathered     weights (and gradients in the type of their reduction) that data parallelism shards: of two blocks, or of
-                 the whole rank if they stay gathered
-    activations  tokens x (input of the block + kept x features) x microbatches alive, one block entirely, and the keys and
-                 values of other positions that it attends to
-    logits       a chunk in fp32 and its gradient
-
-Time of a step::
-
-    compute      matmul and mixer operations / rates, x (1 + recomputed / 3) + pointwise traffic / bandwidth; at least the
-                 host's time to issue the operators
-    waits        collectives that nothing hides: of weights and sequences, as far as matmuls or attention do not, of experts
-                 and of stages
-    idle         (compute + waits) x the pipeline's idle share
-    hidden       collectives of data parallelism, as far as they take longer than compute
-    update       traffic of the optimizer / bandwidth
-
-A ring over n ranks moves (n - 1) / n of a tensor per rank to gather or scatter it. A group within a node uses the node's
-links. Otherwise all its ranks in a node share the traffic to other nodes.
+====================  ===========================================================================================
+memory                state, gathered, activations, logits and loss; what the allocator loses; the CUDA context
+computation           matmuls, attention, pointwise traffic; the host that issues them; the optimizer's update
+waits                 collectives that nothing hides: regions, keys and values, stages, experts; the idle pipeline
+data parallelism      gathers and reductions, as far as they take longer than the computation that hides them
+====================  ===========================================================================================
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
 from titan_core.api import MeshPlan, PipelineCosts
 from titan_simulate.hardware.machine import Machine
+from titan_simulate.plan.groups import Group, group_along
 from titan_simulate.plan.model_sizes import ModelSizes, Unit
 
 GIB = 2**30
@@ -101,28 +88,6 @@ class Guess:
         return sum(self.seconds.values())
 
 
-@dataclass
-class _Group:
-    """Ranks that communicate."""
-
-    ranks: int
-    bandwidth: float
-    latency: float
-
-    hop: float
-    """Bandwidth between neighbours that are farthest apart."""
-
-    def passing(self, size: float, calls: float) -> float:
-        """Return the time to pass ``size`` bytes on to the next rank."""
-        return size / self.hop + calls * self.latency / self.ranks if self.ranks > 1 else 0.0
-
-    def seconds(self, size: float, calls: float) -> float:
-        """Return the time to gather tensors of ``size`` bytes in all, or to reduce and scatter them."""
-        if self.ranks < 2:
-            return 0.0
-        return size * (self.ranks - 1) / self.ranks / self.bandwidth + calls * self.latency
-
-
 @dataclass(frozen=True)
 class _Held:
     """The units that a rank holds. Units of the same sizes are counted, because models repeat blocks."""
@@ -140,25 +105,26 @@ class Arithmetic:
     """Guesses the cost of jobs that train one model on one machine."""
 
     def __init__(self, sizes: ModelSizes, machine: Machine) -> None:
-        self._sizes, self._machine = sizes, machine
-        self._kinds: list[Unit] = []
+        self.sizes, self.machine = sizes, machine
+        self.kinds: list[Unit] = []
+        """Units that differ. Models repeat blocks."""
         self._kind_of: dict[str, int] = {}
         for name, unit in sizes.units.items():
-            if unit not in self._kinds:
-                self._kinds.append(unit)
-            self._kind_of[name] = self._kinds.index(unit)
-        flops = [_flops(unit) for unit in self._kinds]
+            if unit not in self.kinds:
+                self.kinds.append(unit)
+            self._kind_of[name] = self.kinds.index(unit)
+        flops = [_flops(unit) for unit in self.kinds]
         total = sum(flops[kind] for kind in self._kind_of.values()) or 1.0
-        self._flops = [each / total for each in flops]
+        self.flops = [each / total for each in flops]
         """By kind: share of the model's matmul operations."""
         self._held_before: dict[object, tuple[_Held, ...]] = {}
-        self._block_seconds = cache(self._matmul_seconds)
+        self.block_seconds = cache(self._block_seconds)
 
     def guess(self, job: Workload) -> Guess:
         """Return the memory and the time of the worst rank."""
-        ranks = self._ranks(job.pipeline)
-        memory = max((self._memory(job, rank) for rank in ranks), key=lambda one: sum(one.values()))
-        seconds = max((self._seconds(job, rank) for rank in ranks), key=lambda one: sum(one.values()))
+        ranks = [_Rank(self, job, held) for held in self._ranks(job.pipeline)]
+        memory = max((rank.memory() for rank in ranks), key=lambda one: sum(one.values()))
+        seconds = max((rank.seconds() for rank in ranks), key=lambda one: sum(one.values()))
         return Guess(memory, seconds)
 
     def _ranks(self, pipeline: PipelineCosts | None) -> tuple[_Held, ...]:
@@ -166,16 +132,16 @@ class Arithmetic:
         key = None if pipeline is None else (pipeline.stages, pipeline.rank_of, pipeline.alive)
         if key in self._held_before:
             return self._held_before[key]
-        last = list(self._sizes.units)[-1]
-        names: dict[int, list[str]] = {0: list(self._sizes.units)}
+        last = list(self.sizes.units)[-1]
+        names: dict[int, list[str]] = {0: list(self.sizes.units)}
         if pipeline is not None:
             names = {}
             for stage, holder in zip(pipeline.stages, pipeline.rank_of, strict=True):
                 names.setdefault(holder, []).extend(stage)
         most: dict[tuple[object, ...], _Held] = {}
         for number, units in names.items():
-            blocks = Counter(self._kind_of[name] for name in units if name in self._sizes.blocks)
-            others = tuple(self._kind_of[name] for name in units if name not in self._sizes.blocks)
+            blocks = Counter(self._kind_of[name] for name in units if name in self.sizes.blocks)
+            others = tuple(self._kind_of[name] for name in units if name not in self.sizes.blocks)
             alive = 1.0 if pipeline is None else pipeline.alive[number]
             held = _Held(tuple(sorted(blocks.items())), others, last in units, alive)
             same = (held.blocks, held.others, held.head)
@@ -184,153 +150,14 @@ class Arithmetic:
         self._held_before[key] = tuple(most.values())
         return self._held_before[key]
 
-    def _parameters(self, mesh: MeshPlan, kind: int) -> tuple[float, float]:
-        """Return a unit's parameters on a rank, before data parallelism divides them, and how many of them are experts."""
-        unit, weights, views = self._kinds[kind], divided(mesh, "weights"), math.prod(mesh.view_degrees.values())
-        experts = unit.experts / views + unit.divided_experts / (views * weights)
-        return unit.replicated + unit.divided / weights + experts, experts
+    def _block_seconds(self, kind: int, matmul_type: str, weights: int, tokens: float) -> float:
+        """Return the time of a block's matmuls for one microbatch. A small inner dimension is slower::
 
-    def _totals(self, mesh: MeshPlan, rank: _Held) -> tuple[float, float, float]:
-        """Return a rank's parameters, before data parallelism divides them; its experts; and those of its largest unit."""
-        whole = on_views = largest = 0.0
-        for kind, count in (*rank.blocks, *((kind, 1) for kind in rank.others)):
-            each, experts = self._parameters(mesh, kind)
-            whole, on_views, largest = whole + count * each, on_views + count * experts, max(largest, each)
-        return whole, on_views, largest
-
-    def _memory(self, job: Workload, rank: _Held) -> dict[str, float]:
-        mesh, machine = job.mesh, self._machine
-        shards, weights = _shards(mesh), divided(mesh, "weights")
-        whole, on_views, largest = self._totals(mesh, rank)
-        held = (whole - on_views) / shards + on_views / max(1, shards // math.prod(mesh.view_degrees.values()))
-        sharded = shards > 1 or job.parameter_bytes < 4
-        parameters = (whole if job.parameters_stay else min(whole, 2 * largest)) * job.parameter_bytes
-        gradients = (whole if job.gradients_stay else largest) * job.reduce_bytes
-        tokens, width = self._tokens(job), job.parameter_bytes
-        features = {kind: self._kinds[kind].shared + self._kinds[kind].split / weights for kind, _ in rank.blocks}
-        inputs = sum(count for _, count in rank.blocks) * self._sizes.dim / weights
-        kept = rank.alive * (inputs + job.kept * sum(count * features[kind] for kind, count in rank.blocks))
-        working = max(features.values(), default=0.0) * (1.0 - job.kept) * (0.75 if job.fused else 1.0)
-        sequence = divided(mesh, "sequence")
-        keys = max((self._kinds[kind].keys for kind, _ in rank.blocks), default=0) / weights
-        exchanged = 0.0 if sequence == 1 else keys * (width + 4) * (2 if job.passes_keys else sequence)
-        vocabulary = self._sizes.vocab_size / weights
-        chunk = min(tokens, max(1.0, _CHUNK / 4 / vocabulary))
-        found = {
-            STATE: 0.0 if job.offloads else held * 16,
-            "gathered": (parameters + gradients) if sharded else 0.0,
-            "activations": tokens * (width * (kept + working) + exchanged),
-            "logits and loss": chunk * vocabulary * (4 + 2 * width) if rank.head else 0.0,
-        }
-        fragments = _FRAGMENTS if machine.allocator.caching else 0.0
-        return {**found, "allocator": sum(found.values()) * fragments, "context": machine.context_gib * GIB}
-
-    def _seconds(self, job: Workload, rank: _Held) -> dict[str, float]:
-        mesh, machine, sizes = job.mesh, self._machine, self._sizes
-        weights, width = divided(mesh, "weights"), job.parameter_bytes
-        count = job.microbatches if job.pipeline is None else job.pipeline.microbatches
-        tokens = self._tokens(job)  # of a microbatch
-        again = 1.0 + job.recomputed / 3
-        laps = sum(number for _, number in rank.blocks)
-        blocks = [(self._kinds[kind], number) for kind, number in rank.blocks]
-        whole, _, _ = self._totals(mesh, rank)
-
-        # Compute
-        rows = tokens * count / weights
-        matmuls = sum(self._block_seconds(kind, job.matmul_type, weights, tokens) * number for kind, number in rank.blocks)
-        matmuls *= count * again
-        rest = sum(self._flops[kind] for kind in rank.others) * sizes.matmul_flops * rows
-        matmuls += rest / (machine.matmul_of(job.wide_type).achievable_tflops * 1e12)
-        mixers = sizes.mixer_flops * rows * laps / max(1, len(sizes.blocks))
-        # Of a triangle, a third forward, and 2.5 times that backward.
-        forward = mixers / 6
-        rates = machine.attention
-        attention = forward * (1 + job.recomputed) / (rates.forward_tflops * rates.causal * 1e12)
-        attention += 2.5 * forward / (rates.backward_tflops * rates.causal * 1e12)
-        traffic = sum((unit.shared + unit.split / weights) * number for unit, number in blocks) * tokens * count * width
-        traffic *= (3.0 if job.fused else 8.0) * again
-        bandwidth = machine.memory.bandwidth_gb_s * 1e9 * machine.memory.efficiency
-        host = machine.host.compiled_kernel_us / 5 if job.fused else machine.host.operator_us
-        issue = laps * count * _OPERATORS * again * host * 1e-6
-        compute = matmuls + attention + traffic / bandwidth
-        found = {"compute": compute - compute * (1 - 1 / again), "recomputation": compute * (1 - 1 / again)}
-        found["host"] = max(0.0, issue - compute)
-
-        # Collectives that nothing hides
-        regions = sum(unit.regions * number for unit, number in blocks)
-        for dim in mesh.dims:
-            degree = mesh.degrees[dim.name]
-            if degree < 2:
-                continue
-            group = self._group(mesh, [dim.name])
-            if dim.divides == "weights":
-                passes = (4 + 2 * job.recomputed) * count
-                calls = passes * (regions + 1)
-                found[dim.name] = group.seconds(tokens * sizes.dim * width * calls, calls)
-                if job.overlaps_matmuls:  # all but the share of one rank
-                    found[dim.name] -= min(found[dim.name], matmuls) * (1 - 1 / degree)
-            elif dim.divides == "sequence":
-                keys = sum(unit.keys * number for unit, number in blocks) / weights
-                found[dim.name] = self._exchange(job, group, tokens * keys * count, laps * count, attention)
-            elif dim.divides == "layers" and job.pipeline is not None:
-                crossings = 2 * len(job.pipeline.stages) / degree * count
-                found[dim.name] = group.passing(tokens * sizes.dim * width * crossings, crossings)
-        for view in mesh.views:
-            degree = mesh.view_degrees[view.name]
-            if degree > 1:
-                routed = sum(unit.routed * number for unit, number in blocks) / weights
-                passes = (4 + 2 * job.recomputed) * count
-                group = self._group(mesh, view.borrows, degree)
-                found[view.name] = group.seconds(tokens * routed * width * passes, passes * laps)
-        busy = sum(found.values())
-        if job.pipeline is not None:
-            found["idle"] = busy * job.pipeline.idle
-
-        # Collectives of data parallelism, which overlap with computation
-        hidden: dict[str, float] = {}
-        shard, replicate = mesh.data_dims("shard"), mesh.data_dims("replicate")
-        group = self._group(mesh, shard)
-        passes = 1.0 if job.parameters_stay else 2.0 * count
-        reductions = 1.0 if job.gradients_stay else float(count)
-        size = whole * (passes * width + reductions * job.reduce_bytes)
-        hidden["+".join(name for name in shard if mesh.degrees[name] > 1)] = group.seconds(
-            size, (passes + reductions) * laps
-        )
-        group = self._group(mesh, replicate)
-        size = 2 * whole / _shards(mesh) * job.reduce_bytes * reductions
-        hidden["+".join(name for name in replicate if mesh.degrees[name] > 1)] = group.seconds(size, reductions * laps)
-        free = compute
-        for name, seconds in hidden.items():
-            if seconds > free:
-                found[name] = found.get(name, 0.0) + seconds - free
-            free = max(0.0, free - seconds)
-
-        found["update"] = 0.0 if job.offloads else 28 * whole / _shards(mesh) / bandwidth
-        if job.offloads:
-            found["update"] = 16 * whole / _shards(mesh) / (machine.host.optimizer_gb_s * 1e9)
-        return found
-
-    def _exchange(self, job: Workload, group: _Group, features: float, exchanges: float, attention: float) -> float:
-        """Return the time of exchanging keys and values that attention does not hide. Their gradients are summed in fp32.
-
-        Args:
-            features: of the keys and values of a rank's positions, of all blocks and microbatches.
-            exchanges: forward passes of a block.
-            attention: seconds, in all passes.
+        3 products x 2 x tokens x inner x outer / weights x (1 + half_depth / inner dimension of the product) / rate
         """
-        ranks, passes = group.ranks, 2 + job.recomputed
-        forward, sums = features * job.parameter_bytes * passes, features * 4
-        if job.passes_keys:
-            hops = (ranks - 1) * (passes + 1) * exchanges
-            return max(0.0, group.passing((forward + sums) * (ranks - 1), hops) - attention * (ranks - 1) / ranks)
-        gathered = group.seconds(forward * ranks, passes * exchanges)
-        return max(0.0, gathered - attention / ranks) + group.seconds(sums * ranks, exchanges)
-
-    def _matmul_seconds(self, kind: int, matmul_type: str, weights: int, tokens: float) -> float:
-        """Return the time of a block's matmuls for one microbatch. A small inner dimension is slower."""
-        rates = self._machine.matmul_of(matmul_type)
+        rates = self.machine.matmul_of(matmul_type)
         total = 0.0
-        for matrix in self._kinds[kind].matrices:
+        for matrix in self.kinds[kind].matrices:
             inner = matrix.inner / weights if matrix.divides_inner else matrix.inner
             outer = matrix.outer / weights if matrix.divides_outer else matrix.outer
             depth = 3 + rates.half_depth * (1 / inner + 1 / outer + 1 / max(1.0, tokens))
@@ -338,31 +165,241 @@ class Arithmetic:
             total += 2 * tokens * matrix.copies * matrix.inner * matrix.outer / weights * depth
         return total / (rates.achievable_tflops * 1e12)
 
-    def _tokens(self, job: Workload) -> float:
-        """Return the positions of a microbatch that a rank shares only with those that divide its weights."""
-        size = job.local_batch if job.pipeline is None else job.pipeline.microbatch_size
-        return size * job.seq_len / divided(job.mesh, "sequence")
 
-    def _group(self, mesh: MeshPlan, names: Sequence[str], degree: int | None = None) -> _Group:
-        """Return the group of ranks along the dimensions ``names``, or the ``degree`` neighbours among them."""
-        machine = self._machine
-        inside = 1  # ranks between neighbours of the group
-        for dim in reversed(mesh.dims):
-            if dim.name in names:
-                break
-            inside *= mesh.degrees[dim.name]
-        ranks = math.prod(mesh.degrees[name] for name in names) if degree is None else degree
-        together = max(1, min(ranks, machine.ranks_per_node // inside))
-        node, network = machine.links.node, machine.links.network
-        start = machine.links.start_us * 1e-6
-        if together == ranks:
-            return _Group(
-                ranks, node.bandwidth_gb_s * 1e9, start + ranks * node.latency_us * 1e-6, node.bandwidth_gb_s * 1e9
-            )
-        bandwidth = together * network.bandwidth_gb_s
-        bandwidth = min(bandwidth, node.bandwidth_gb_s) if together > 1 else bandwidth
-        hops = start + ranks / together * network.latency_us * 1e-6
-        return _Group(ranks, bandwidth * 1e9, hops, network.bandwidth_gb_s * 1e9)
+class _Rank:
+    """A rank of a job: the terms of its memory and of its time."""
+
+    def __init__(self, arithmetic: Arithmetic, job: Workload, held: _Held) -> None:
+        self._arithmetic, self._job, self._held = arithmetic, job, held
+        self._machine, self._sizes, self._mesh = arithmetic.machine, arithmetic.sizes, job.mesh
+        kinds, pipeline = arithmetic.kinds, job.pipeline
+        self._blocks = [(kinds[kind], count) for kind, count in held.blocks]
+        self._laps = sum(count for _, count in held.blocks)
+        """Blocks of this rank."""
+        self._weights, self._sequence = divided(job.mesh, "weights"), divided(job.mesh, "sequence")
+        self._shards = _shards(job.mesh)
+        self._width = job.parameter_bytes
+        self._count = job.microbatches if pipeline is None else pipeline.microbatches
+        size = job.local_batch if pipeline is None else pipeline.microbatch_size
+        self._tokens = size * job.seq_len / self._sequence
+        """Positions of a microbatch that this rank shares only with those that divide its weights."""
+        self._again = 1.0 + job.recomputed / 3
+        """Computation, by that without recomputation: forward is a third of it."""
+        self._passes = (4 + 2 * job.recomputed) * self._count
+        """Collectives around a region of a block: two in each pass of forward, backward and recomputation."""
+        self._whole, self._experts, self._largest = self._parameters()
+
+    def _parameters(self) -> tuple[float, float, float]:
+        """Return the parameters of this rank, before data parallelism divides them; those of its experts; and those of its
+        largest unit. Of a unit: ``replicated + divided / weights + experts / views``."""
+        weights, views = self._weights, math.prod(self._mesh.view_degrees.values())
+        whole = on_views = largest = 0.0
+        for kind, count in (*self._held.blocks, *((kind, 1) for kind in self._held.others)):
+            unit = self._arithmetic.kinds[kind]
+            experts = unit.experts / views + unit.divided_experts / (views * weights)
+            each = unit.replicated + unit.divided / weights + experts
+            whole, on_views, largest = whole + count * each, on_views + count * experts, max(largest, each)
+        return whole, on_views, largest
+
+    # Memory
+
+    def memory(self) -> dict[str, float]:
+        """Return bytes by kind."""
+        found = {
+            STATE: self._state(),
+            "gathered": self._gathered(),
+            "activations": self._activations(),
+            "logits and loss": self._logits(),
+        }
+        fragments = _FRAGMENTS if self._machine.allocator.caching else 0.0
+        return {**found, "allocator": sum(found.values()) * fragments, "context": self._machine.context_gib * GIB}
+
+    def _state(self) -> float:
+        """``held x (4 weights + 4 gradients + 8 optimizer)``, with the parameters held after all divisions. Experts are
+        divided by views first, and by data parallelism as far as it has more ranks. Offloaded, it is on the host."""
+        of_experts = max(1, self._shards // math.prod(self._mesh.view_degrees.values()))
+        held = (self._whole - self._experts) / self._shards + self._experts / of_experts
+        return 0.0 if self._job.offloads else held * 16
+
+    def _gathered(self) -> float:
+        """Weights that data parallelism gathers, and gradients in the type of their reduction: of two units (one is gathered
+        while another computes) and of one, or of the whole rank if they stay gathered."""
+        job, whole, largest = self._job, self._whole, self._largest
+        if self._shards == 1 and job.parameter_bytes >= 4:
+            return 0.0
+        parameters = (whole if job.parameters_stay else min(whole, 2 * largest)) * job.parameter_bytes
+        return parameters + (whole if job.gradients_stay else largest) * job.reduce_bytes
+
+    def _activations(self) -> float:
+        """``tokens x width x (alive x (inputs of blocks + kept x features of blocks) + the rest of one block)``, where
+        ``alive`` counts microbatches in flight; and the keys and values of other positions that a block attends to."""
+        job, weights = self._job, self._weights
+        features = [(unit.shared + unit.split / weights, count) for unit, count in self._blocks]
+        inputs = self._laps * self._sizes.dim / weights
+        kept = self._held.alive * (inputs + job.kept * sum(count * each for each, count in features))
+        largest = max((each for each, _ in features), default=0.0)
+        working = largest * (1.0 - job.kept) * (0.75 if job.fused else 1.0)
+        keys = max((unit.keys for unit, _ in self._blocks), default=0) / weights
+        held = 2 if job.passes_keys else self._sequence  # of another rank and the next one, or of all
+        exchanged = 0.0 if self._sequence == 1 else keys * (self._width + 4) * held  # gradients are summed in fp32
+        return self._tokens * (self._width * (kept + working) + exchanged)
+
+    def _logits(self) -> float:
+        """``positions of a chunk x vocabulary / weights x (fp32 logits, logits and their gradient)``, on the last stage."""
+        if not self._held.head:
+            return 0.0
+        vocabulary = self._sizes.vocab_size / self._weights
+        chunk = min(self._tokens, max(1.0, _CHUNK / 4 / vocabulary))
+        return chunk * vocabulary * (4 + 2 * self._width)
+
+    # Time
+
+    def seconds(self) -> dict[str, float]:
+        """Return seconds by kind; names of mesh dimensions and views for their collectives."""
+        matmuls, attention = self._matmuls(), self._attention()
+        compute = matmuls + attention + self._pointwise()
+        recomputation = compute * (1 - 1 / self._again)
+        found = {
+            "compute": compute - recomputation,
+            "recomputation": recomputation,
+            "host": max(0.0, self._issue() - compute),
+            **self._waits(matmuls, attention),
+        }
+        if self._job.pipeline is not None:
+            found["idle"] = sum(found.values()) * self._job.pipeline.idle
+        for name, longer in self._data_parallel(compute).items():
+            found[name] = found.get(name, 0.0) + longer
+        found["update"] = self._update()
+        return found
+
+    def _matmuls(self) -> float:
+        """Those of blocks at the rate of their type, with recomputation; those of embedding and head once."""
+        job, arithmetic = self._job, self._arithmetic
+        of_blocks = sum(
+            arithmetic.block_seconds(kind, job.matmul_type, self._weights, self._tokens) * count
+            for kind, count in self._held.blocks
+        )
+        share = sum(arithmetic.flops[kind] for kind in self._held.others)
+        others = share * self._sizes.matmul_flops * self._tokens * self._count / self._weights
+        rate = self._machine.matmul_of(job.wide_type).achievable_tflops * 1e12
+        return of_blocks * (self._count * self._again) + others / rate
+
+    def _attention(self) -> float:
+        """``forward x (1 + recomputed) / rate of forward + 2.5 x forward / rate of backward``: of a triangle, forward is a
+        sixth of what a model's definition counts for mixers, and backward 2.5 times that."""
+        rates, blocks = self._machine.attention, max(1, len(self._sizes.blocks))
+        forward = self._sizes.mixer_flops * (self._tokens * self._count / self._weights) * self._laps / blocks / 6
+        seconds = forward * (1 + self._job.recomputed) / (rates.forward_tflops * rates.causal * 1e12)
+        return seconds + 2.5 * forward / (rates.backward_tflops * rates.causal * 1e12)
+
+    def _pointwise(self) -> float:
+        """``features x tokens x width x times that they move / bandwidth``: 3 times in compiled code, else 8."""
+        features = sum((unit.shared + unit.split / self._weights) * count for unit, count in self._blocks)
+        traffic = features * self._tokens * self._count * self._width
+        return traffic * ((3.0 if self._job.fused else 8.0) * self._again) / self._bandwidth
+
+    def _issue(self) -> float:
+        """The host's time: ``blocks x microbatches x operators x time of an operator``."""
+        host = self._machine.host
+        each = host.compiled_kernel_us / 5 if self._job.fused else host.operator_us
+        return self._laps * self._count * _OPERATORS * self._again * each * 1e-6
+
+    def _update(self) -> float:
+        """``28 bytes x parameters / bandwidth``: reads weights, gradients and two moments, and writes all but the gradients.
+        Offloaded, at the rate of an optimizer on the host."""
+        held = self._whole / self._shards
+        if self._job.offloads:
+            return 16 * held / (self._machine.host.optimizer_gb_s * 1e9)
+        return 28 * held / self._bandwidth
+
+    @property
+    def _bandwidth(self) -> float:
+        memory = self._machine.memory
+        return memory.bandwidth_gb_s * 1e9 * memory.efficiency
+
+    # Collectives
+
+    def _waits(self, matmuls: float, attention: float) -> dict[str, float]:
+        """Return collectives that nothing hides, by dimension and view."""
+        found = {}
+        for dim in self._mesh.dims:
+            if self._mesh.degrees[dim.name] < 2:
+                continue
+            group = group_along(self._machine, self._mesh, [dim.name])
+            if dim.divides == "weights":
+                found[dim.name] = self._regions(group, matmuls)
+            elif dim.divides == "sequence":
+                found[dim.name] = self._keys(group, attention)
+            elif dim.divides == "layers" and self._job.pipeline is not None:
+                found[dim.name] = self._stages(group, self._job.pipeline)
+        for view in self._mesh.views:
+            degree = self._mesh.view_degrees[view.name]
+            if degree > 1:
+                found[view.name] = self._exchanged_experts(group_along(self._machine, self._mesh, view.borrows, degree))
+        return found
+
+    def _regions(self, group: Group, matmuls: float) -> float:
+        """Features are gathered before each region of a block, and reduced after it; likewise before the head. Matmuls hide
+        it, if they overlap, except for the share of one rank."""
+        calls = self._passes * (sum(unit.regions * count for unit, count in self._blocks) + 1)
+        seconds = group.seconds(self._tokens * self._sizes.dim * self._width * calls, calls)
+        hidden = min(seconds, matmuls) * (1 - 1 / group.ranks) if self._job.overlaps_matmuls else 0.0
+        return seconds - hidden
+
+    def _keys(self, group: Group, attention: float) -> float:
+        """Keys and values of a rank's positions go to all ranks that divide the sequence (:func:`exchange_seconds`)."""
+        features = sum(unit.keys * count for unit, count in self._blocks) / self._weights
+        return exchange_seconds(self._job, group, self._tokens * features * self._count, self._laps * self._count, attention)
+
+    def _stages(self, group: Group, pipeline: PipelineCosts) -> float:
+        """Hidden states pass on from stage to stage, and their gradients back."""
+        crossings = 2 * len(pipeline.stages) / group.ranks * self._count
+        return group.passing(self._tokens * self._sizes.dim * self._width * crossings, crossings)
+
+    def _exchanged_experts(self, group: Group) -> float:
+        """Features are sent to their experts, and the results back."""
+        routed = sum(unit.routed * count for unit, count in self._blocks) / self._weights
+        return group.seconds(self._tokens * routed * self._width * self._passes, self._passes * self._laps)
+
+    def _data_parallel(self, compute: float) -> dict[str, float]:
+        """Return by how much gathers and reductions take longer than ``compute``, which hides them, by dimensions.
+
+        Sharded: ``parameters x (gathers x width + reductions x bytes of a gradient)``; replicated: twice the gradients of a
+        shard. A microbatch gathers twice and reduces once, unless parameters or gradients stay.
+        """
+        job, mesh = self._job, self._mesh
+        gathers = 1.0 if job.parameters_stay else 2.0 * self._count
+        reductions = 1.0 if job.gradients_stay else float(self._count)
+        size = {
+            "shard": self._whole * (gathers * self._width + reductions * job.reduce_bytes),
+            "replicate": 2 * self._whole / self._shards * job.reduce_bytes * reductions,
+        }
+        calls = {"shard": (gathers + reductions) * self._laps, "replicate": reductions * self._laps}
+        longer, free = {}, compute
+        for how in ("shard", "replicate"):
+            names = mesh.data_dims(how)
+            seconds = group_along(self._machine, mesh, names).seconds(size[how], calls[how])
+            if seconds > free:
+                longer["+".join(name for name in names if mesh.degrees[name] > 1)] = seconds - free
+            free = max(0.0, free - seconds)
+        return longer
+
+
+def exchange_seconds(job: Workload, group: Group, features: float, exchanges: float, attention: float) -> float:
+    """Return the time of exchanging keys and values that attention does not hide. Their gradients are summed in fp32.
+
+    Args:
+        features: of the keys and values of a rank's positions, of all blocks and microbatches.
+        exchanges: forward passes of a block.
+        attention: seconds, in all passes.
+    """
+    ranks, passes = group.ranks, 2 + job.recomputed
+    forward, sums = features * job.parameter_bytes * passes, features * 4
+    if job.passes_keys:
+        hops = (ranks - 1) * (passes + 1) * exchanges
+        return max(0.0, group.passing((forward + sums) * (ranks - 1), hops) - attention * (ranks - 1) / ranks)
+    gathered = group.seconds(forward * ranks, passes * exchanges)
+    return max(0.0, gathered - attention / ranks) + group.seconds(sums * ranks, exchanges)
 
 
 def divided(mesh: MeshPlan, what: Literal["layers", "batch", "sequence", "weights"]) -> int:
