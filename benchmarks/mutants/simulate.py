@@ -9,12 +9,12 @@ from benchmarks.mutants.mutant import Mutant
 PLANNED, ROOFLINE, STAGES, ALLOCATOR, RESERVED = (
     "tests/simulate/test_plan_arithmetic.py",
     "tests/simulate/test_roofline.py",
-    "tests/simulate/test_stage_times.py",
+    "tests/simulate/test_pipeline.py",
     "tests/simulate/test_allocator.py",
     "tests/simulate/test_reserved.py",
 )
 GUESS, GROUPS = "simulate/plan/arithmetic.py", "simulate/plan/groups.py"
-TIMES, NEED = "simulate/estimate/stage_times.py", "simulate/estimate/reserved.py"
+TIMES, NEED = "simulate/estimate/pipeline.py", "simulate/estimate/reserved.py"
 
 MUTANTS = (
     Mutant("groups-gather-their-own-share-too", GROUPS, "size * (self.ranks - 1) / self.ranks / self.bandwidth", "size / self.bandwidth", (PLANNED,)),

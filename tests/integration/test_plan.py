@@ -23,13 +23,12 @@ from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
 from titan_core.plugins.registry import Components
-from titan_simulate.cli.plan import as_json, conclude
+from titan_simulate.cli.plan import as_json, conclude, write_recipe
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.hardware.read import read_machine
 from titan_simulate.plan.arithmetic import Arithmetic
 from titan_simulate.plan.candidates import Candidate, Space
 from titan_simulate.plan.model_sizes import ModelSizes, sizes_of
-from titan_simulate.plan.recipe import write_recipe
 from titan_simulate.plan.search import INTERRUPTED, TIME_LIMIT, Plan, Search, describe
 from titan_simulate.plan.shapes import shapes_of
 

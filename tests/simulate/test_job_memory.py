@@ -15,7 +15,7 @@ pytest.importorskip("titan_simulate")
 from titan_core.api.config.sections import TrainingSection
 from titan_core.cli.main import main
 from titan_simulate.estimate import job_memory
-from titan_simulate.estimate.arithmetic import least_state
+from titan_simulate.estimate.job_memory import least_state
 
 LARGE = {"model.args": "{dim = 8192, n_layers = 8, n_heads = 64, n_kv_heads = 8, ffn_dim = 28672}"}
 

@@ -10,11 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api import CommandContext, UserError
+import tomli_w
+
+from titan_core.api import CommandContext, Config, UserError
 from titan_core.toolkit.arguments import json_argument, number, rank_count, recipe_arguments, seconds, small_integer
 from titan_core.toolkit.errors import EXIT_INTERRUPTED
 from titan_core.toolkit.jobs import AssembledJob, Override
-from titan_core.toolkit.sections import TrainingSection
+from titan_core.toolkit.secrets import redact
+from titan_core.toolkit.sections import JobSection, TrainingSection
 from titan_core.toolkit.text import print_json, print_table, show_bytes
 from titan_simulate.engine import stub_libraries
 from titan_simulate.engine.command_fork import Report, print_from_fork
@@ -23,7 +26,6 @@ from titan_simulate.hardware.read import machine_argument, read_machine
 from titan_simulate.plan.arithmetic import GIB
 from titan_simulate.plan.candidates import GLOBAL_BATCH, Candidate, JobOf, Space
 from titan_simulate.plan.model_sizes import sizes_of
-from titan_simulate.plan.recipe import write_recipe
 from titan_simulate.plan.search import INTERRUPTED, TIME_LIMIT, Finalist, Plan, Search, describe, short
 
 if TYPE_CHECKING:
@@ -130,6 +132,33 @@ def conclude(context: CommandContext, plan: Plan, machine: Machine) -> int:
     if plan.stopped == INTERRUPTED:
         return EXIT_INTERRUPTED
     return 1 if best is None else 0
+
+
+def write_recipe(path: Path, config: Config, command: str, summary: str) -> None:
+    """Write ``config`` to the new file ``path``: the keys that its recipe, the command line and the plan set.
+
+    Raises:
+        UserError: the file exists, or cannot be written.
+    """
+    text = f"# Planned by `{command}`\n# {summary}\n\n{tomli_w.dumps(redact(tables_of(config)))}"
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UserError.one(f"--out {path}", f"cannot be written: {error.strerror}", "name a new file") from None
+
+
+def tables_of(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the keys of ``config`` that are set, by section. The run directory follows from the new file's name, unless the
+    command line sets it."""
+    tables: dict[str, dict[str, Any]] = {}
+    for cls, section in config.sections.items():
+        found = section.model_dump(exclude_unset=True, exclude_none=True)
+        if cls is JobSection and "job.dump_folder" not in config.overridden:
+            found.pop("dump_folder", None)
+        if found:
+            tables.setdefault(cls.section, {}).update(found)
+    return tables
 
 
 def _compared(plan: Plan) -> str:

@@ -110,7 +110,8 @@ def begin(function: Callable[[], Any]) -> tuple[Connection, int]:
     """Call ``function`` in a fork of this process. Return the pipe that its pickled result comes from, and its id."""
     ours, theirs = Pipe(duplex=False)
     parent = environment_of_child()
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # an interrupt in between would be a traceback
+    # An interrupt in between would be a traceback, or be lost: what runs around a fork swallows exceptions.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     child = os.fork()
     if child == 0:
         # A terminal interrupts all processes; those that wait for forks decide what becomes of them.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils import module_tracker
 
-_tracker = module_tracker.ModuleTracker()  # type: ignore[no-untyped-call]
+_tracker = module_tracker.ModuleTracker()
 
 
 def in_backward() -> bool:

@@ -18,10 +18,9 @@ from titan_simulate.engine.simulate import Train
 from titan_simulate.engine.stub_libraries import Device
 from titan_simulate.estimate.assumptions import assumptions_of
 from titan_simulate.estimate.figures import ONCE, figures_of
-from titan_simulate.estimate.pipeline import Order, PipelineTime, run
+from titan_simulate.estimate.pipeline import Order, PipelineTime, Stage, run, stage_times
 from titan_simulate.estimate.reserved import memory_need
 from titan_simulate.estimate.roofline import send_seconds
-from titan_simulate.estimate.stage_times import Stage, stage_times
 from titan_simulate.estimate.traced_rank import Change, JobOf, TracedRank, take
 from titan_simulate.hardware.machine import Machine
 

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 from titan_simulate.estimate.fusion import fuse
 from titan_simulate.estimate.tensor_overlap import overlap_tensor_parallel
 from titan_simulate.estimate.timeline import COMMUNICATION, issue_seconds, simulate_streams
-from titan_simulate.estimate.work import Action, Kind, Work
+from titan_simulate.estimate.work import ACTIONS, ALL, BLOCKS, Action, Kind, Work
 from titan_simulate.hardware.machine import Machine
 
 if TYPE_CHECKING:
     from titan_simulate.estimate.traced_rank import TracedRank
 
 MICROBATCHES, ONCE = SECTIONS = ("forward and backward of all microbatches", "once per step")
-ACTIONS = ("F", "B", "I", "W")
-BLOCKS, ALL = "blocks", "all"
 
 
 @dataclass(frozen=True)

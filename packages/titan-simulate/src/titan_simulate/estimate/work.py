@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 Action = tuple[str, int, int]
 """Of a pipeline's schedule: what (``F``: forward; ``B``: whole backward; ``I``, ``W``: gradients of inputs, of weights), the
 stage, the microbatch."""
+ACTIONS = ("F", "B", "I", "W")
+BLOCKS, ALL = "blocks", "all"
+"""What of a stage: its blocks, or all that it computes."""
 
 
 class Kind(StrEnum):

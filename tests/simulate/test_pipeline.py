@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("titan_simulate")
 
-from titan_simulate.estimate.figures import ALL, BLOCKS, per_microbatch, stands_for
-from titan_simulate.estimate.stage_times import stage_times
-from titan_simulate.estimate.work import Action, Kind, Work
+from titan_simulate.estimate.figures import per_microbatch, stands_for
+from titan_simulate.estimate.pipeline import stage_times
+from titan_simulate.estimate.work import ALL, BLOCKS, Action, Kind, Work
 
 
 def stage(blocks: float, others: float = 0.0, **split: float) -> dict[str, dict[str, float]]:
