@@ -9,8 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
@@ -41,12 +39,11 @@ def test_errors_are_raised_here_with_the_traceback_of_the_fork() -> None:
 
 PRINTS = """
 import sys
-from types import SimpleNamespace
 from titan_simulate.engine.command_fork import print_from_fork
 def command(report):
     print("a line")
     return 5
-sys.exit(print_from_fork(command, "working", SimpleNamespace(all=lambda kind: [])))
+sys.exit(print_from_fork(command, "working"))
 """
 
 
@@ -64,7 +61,6 @@ def test_its_output_is_written_by_the_process_itself() -> None:
 
 WAITS = """
 import os, signal, sys
-from types import SimpleNamespace
 from titan_core.cli.main import main
 from titan_simulate.engine import command_fork, forks
 
@@ -86,7 +82,7 @@ def command(report):
         raise
 
 try:
-    sys.exit(command_fork.print_from_fork(command, "working", SimpleNamespace(all=lambda kind: [])))
+    sys.exit(command_fork.print_from_fork(command, "working"))
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -148,7 +144,7 @@ def test_progress_is_what_the_command_has_reported_last() -> None:
 
     original, command_fork._follow = command_fork._follow, follow
     try:
-        assert command_fork.print_from_fork(command, "working", cast(Any, SimpleNamespace(all=lambda kind: []))) == 0
+        assert command_fork.print_from_fork(command, "working") == 0
     finally:
         command_fork._follow = original
     assert shown == ["working: 2 of 2"]

@@ -40,7 +40,7 @@ def run(context: CommandContext) -> int:
     """Estimate a step and print it."""
     machine = read_machine(context.arguments.device)
     _job(context, ())  # mistakes in the config, before torch is imported
-    return print_from_fork(partial(_estimated, context, machine), "estimating", context.registry)
+    return print_from_fork(partial(_estimated, context, machine), "estimating")
 
 
 def _job(context: CommandContext, more: Sequence[Override]) -> AssembledJob:

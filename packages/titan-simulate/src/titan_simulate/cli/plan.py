@@ -85,7 +85,7 @@ def run(context: CommandContext) -> int:
         why = "no mesh has this number of ranks with the degrees that are fixed, and this model and global batch"
         raise UserError.one(f"--gpus {options.gpus}", why, "change it, or fix fewer degrees")
     search = partial(_searched, context, machine, space, job_of, given, job)
-    return print_from_fork(search, "planning", context.registry)
+    return print_from_fork(search, "planning")
 
 
 def _searched(

@@ -80,7 +80,7 @@ def simulate_ranks(context: CommandContext, steps: int, strict: bool, show: Show
     options = context.arguments
     job = _job(context, {})  # mistakes in the config, before torch is imported
     ranks = first_of_each_stage(job.mesh) if options.rank == STAGES else [options.rank or 0]
-    return print_from_fork(partial(_simulated, context, job, ranks, steps, strict, show), "simulating", context.registry)
+    return print_from_fork(partial(_simulated, context, job, ranks, steps, strict, show), "simulating")
 
 
 def _job(context: CommandContext, settings: Mapping[str, str]) -> AssembledJob:

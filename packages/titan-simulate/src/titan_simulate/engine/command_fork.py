@@ -14,7 +14,6 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any, NoReturn
 
-from titan_core.api import Registry
 from titan_core.toolkit.status import phase
 from titan_core.toolkit.status_line import StatusLine
 from titan_simulate.engine.forks import RemoteError, begin, opened, received
@@ -26,7 +25,7 @@ Report = Callable[[str], None]
 """Receives how far a command is, in words."""
 
 
-def print_from_fork(command: Callable[[Report], int], name: str, registry: Registry) -> int:
+def print_from_fork(command: Callable[[Report], int], name: str) -> int:
     """Call ``command`` in a fork of this process, print here what it prints there, and return its exit status. Here, because
     a fork ends without the interpreter, which would report a closed pipe or a full disk.
 
