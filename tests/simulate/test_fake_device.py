@@ -187,3 +187,20 @@ def copy_by_operators_that_may_return_views() -> tuple[int, int]:
 
 def test_a_copy_counts_though_its_operator_may_return_a_view(fake_cuda: FakeCuda) -> None:
     assert fake_cuda.call(copy_by_operators_that_may_return_views) == (2 * 2 * 2**20, 2)
+
+
+def operations_of_attention(key_heads: int) -> int:
+    """Return the operations counted of attention of 8 query heads."""
+    from harness.fake_cuda import fake_devices
+
+    with fake_devices() as observation:
+        query, keys = (torch.empty(2, heads, 128, 64, device="cuda", dtype=torch.bfloat16) for heads in (8, key_heads))
+        torch.nn.functional.scaled_dot_product_attention(query, keys, keys, is_causal=True, enable_gqa=True)
+        return sum(observation.take()[3].values())
+
+
+def test_attention_with_fewer_key_heads_needs_as_many_operations(fake_cuda: FakeCuda) -> None:
+    """The formulas of torch 2.11 refuse them."""
+    assert (
+        fake_cuda.call(operations_of_attention, 2) == fake_cuda.call(operations_of_attention, 8) == 4 * 2 * 8 * 128**2 * 64
+    )

@@ -187,6 +187,8 @@ class Observation:
         collective = self._collective(name, args, keywords, result)
         launches = 0 if view or collective is not None else _launches(name, args)
         count = flop_registry.get(getattr(operator, "overloadpacket", operator))
+        if "attention" in name:
+            args = _with_equal_heads(args)
         flops = 0 if count is None else int(count(*args, **keywords, out_val=result))
         return _Facts(name, view, collective, launches, flops, name.startswith("fsdp::"))
 
@@ -264,6 +266,17 @@ def _shares_storage(result: Any, arguments: Any) -> bool:
 
 def _item(result: Any, number: int) -> Any:
     return result[number] if isinstance(result, (list, tuple)) else result
+
+
+def _with_equal_heads(args: Sequence[Any]) -> Sequence[Any]:
+    """Return the arguments of attention, with keys and values as shapes that have a head for each query head. Fewer heads
+    need no fewer operations, and the formulas of torch 2.11 refuse them."""
+    found = list(args)
+    heads = max((one.shape[1] for one in found if isinstance(one, Tensor) and one.dim() == 4), default=1)
+    for number, one in enumerate(found):
+        if isinstance(one, Tensor) and one.dim() == 4 and one.shape[1] != heads:
+            found[number] = torch.Size((one.shape[0], heads, *one.shape[2:]))
+    return found
 
 
 def _launches(name: str, args: Sequence[Any]) -> int:
