@@ -1,4 +1,4 @@
-"""Checks of a layout against its model, when the model is built."""
+"""Checks of a layout against its model, when the model is built. Each check yields what is wrong."""
 
 from __future__ import annotations
 
@@ -19,26 +19,31 @@ def check_layout(model: nn.Module, layout: ModelLayout, name: str) -> None:
             parameter does not belong to exactly one of embedding, blocks and head.
     """
     where, fix = f"layout of model {name!r}", "fix the model plugin"
-    problems = [Problem(where, why, fix) for why in _mistakes(model, layout)]
-    if not problems:
+    mistakes = [mistake for check in (_ends, _blocks, _patterns, _rules, _values, _tied) for mistake in check(model, layout)]
+    problems = [Problem(where, why, fix) for why in mistakes]
+    if not problems:  # names that do not exist own nothing
         problems = [Problem(where, *mistake) for mistake in _ownership(model, layout)]
     if problems:
         raise UserError(*problems)
 
 
-def _mistakes(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
+def _ends(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
+    """The modules before and after the blocks exist."""
     modules = {path for path, _ in model.named_modules()}
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    buffers = dict(model.named_buffers())
     for field in ("embedding", "head"):
         names = getattr(layout, field)
         yield from (f"{field} names {path!r}, which is not a module" for path in names if path not in modules)
         if not names:
             yield f"{field} is empty"
+
+
+def _blocks(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
+    """The blocks are a list of the stated length, and their costs are numbers."""
+    modules = dict(model.named_modules())
     if layout.blocks not in modules:
         yield f"blocks names {layout.blocks!r}, which is not a module"
     else:
-        blocks = model.get_submodule(layout.blocks)
+        blocks = modules[layout.blocks]
         names = [name for name, _ in blocks.named_children()]
         if not isinstance(blocks, nn.ModuleList | nn.ModuleDict):
             yield f"blocks names {layout.blocks!r}, which is a {type(blocks).__name__}, not a ModuleList or ModuleDict"
@@ -50,26 +55,39 @@ def _mistakes(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
         yield f"block_costs has {len(layout.block_costs)} numbers, but num_blocks is {layout.num_blocks}"
     if not all(0.0 < cost < math.inf for cost in layout.block_costs):
         yield f"block_costs must be positive and finite, but are {list(layout.block_costs)}"
-    for field in ("regions", "sums", "mixers"):
-        for pattern in getattr(layout, field):
-            if not any(matches(path, [pattern]) for path in modules):
-                yield f"{field} pattern {pattern!r} matches no module"
+
+
+def _patterns(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
+    """Each pattern matches something: one that matches nothing is misspelt."""
+    modules = [path for path, _ in model.named_modules()]
+    parameters = [path for path, _ in model.named_parameters(remove_duplicate=False)]
+    buffers = [path for path, _ in model.named_buffers()]
+    for kind, paths, fields in (
+        ("module", modules, ("regions", "sums", "mixers")),
+        ("parameter", parameters, ("rules", "parameters")),
+        ("buffer", buffers, ("buffers",)),
+    ):
+        for field in fields:
+            for pattern in getattr(layout, field):
+                if not any(matches(path, [pattern]) for path in paths):
+                    yield f"{field} pattern {pattern!r} matches no {kind}"
     if layout.masks_documents and "documents" not in inspect.signature(model.forward).parameters:
         yield "masks_documents is true, but the model's forward has no parameter 'documents'"
-    for field in ("rules", "parameters"):
-        for pattern in getattr(layout, field):
-            if not any(matches(path, [pattern]) for path in parameters):
-                yield f"{field} pattern {pattern!r} matches no parameter"
-    yield from _rules(model, layout)
-    for path in (path for path, _ in model.named_parameters()):
+
+
+def _values(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
+    """Each parameter and buffer has a value to start from."""
+    for path, _ in model.named_parameters():
         if layout.initial_value(path) is None:
             yield f"parameter {path!r} has no initial value"
-    for pattern in layout.buffers:
-        if not any(matches(path, [pattern]) for path in buffers):
-            yield f"buffers pattern {pattern!r} matches no buffer"
-    for path in buffers:
+    for path, _ in model.named_buffers():
         if not matches(path, layout.buffers):
             yield f"buffer {path!r} has no function that computes it"
+
+
+def _tied(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
+    """The layout names all parameters that are one, and no others."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     for path, source in layout.tied.items():
         if path not in parameters or source not in parameters:
             yield f"tied names {path!r} and {source!r}, but one of them is not a parameter"
@@ -81,7 +99,7 @@ def _mistakes(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
 
 
 def _rules(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
-    """Yield rules that do not fit their parameters."""
+    """Each rule can divide its parameters."""
     for path, parameter in model.named_parameters(remove_duplicate=False):
         rule = layout.rule(path)
         name = path.rpartition(".")[0]
