@@ -151,23 +151,30 @@ def test_every_mesh_starts_from_the_weights_and_trains_the_same(
     assert records[0].losses == pytest.approx(run.losses, rel=1e-5)
 
 
-def test_an_exported_model_stops_at_the_end_of_its_turn(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def answers_yes(folder: Path) -> None:
+    """A run, ``stops``, that has learned one answer, and its export, ``stops-hf``."""
+    with contextlib.chdir(folder):
+        write_chats(folder / "yes.jsonl", [[{"role": "user", "content": "?"}, {"role": "assistant", "content": "yes"}]] * 8)
+        trained(
+            folder,
+            job__dump_folder="stops",
+            checkpoint__enable="true",
+            training__dataset_path=str(folder / "yes.jsonl"),
+            training__seq_len=32,
+            training__steps=25,
+            training__max_norm=1.0,
+            optimizer__lr=0.02,
+            lr_scheduler__warmup_steps=2,
+        )
+        assert main(["checkpoint", "convert", "stops", "stops-hf"]) == 0
+
+
+@pytest.mark.usefixtures("answers_yes")
+def test_an_exported_model_stops_at_the_end_of_its_turn() -> None:
     """The template ends a turn with another token than that which ends documents, as Llama 3 does."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    write_chats(folder / "yes.jsonl", [[{"role": "user", "content": "?"}, {"role": "assistant", "content": "yes"}]] * 8)
-    trained(
-        folder,
-        job__dump_folder="stops",
-        checkpoint__enable="true",
-        training__dataset_path=str(folder / "yes.jsonl"),
-        training__seq_len=32,
-        training__steps=25,
-        training__max_norm=1.0,
-        optimizer__lr=0.02,
-        lr_scheduler__warmup_steps=2,
-    )
-    assert main(["checkpoint", "convert", "stops", "stops-hf"]) == 0
     model, tokenizer = AutoModelForCausalLM.from_pretrained("stops-hf"), AutoTokenizer.from_pretrained("stops-hf")
     assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids(["<|end|>", "<|eot|>"])
     assert tokenizer.chat_template == TEMPLATE
@@ -177,9 +184,8 @@ def test_an_exported_model_stops_at_the_end_of_its_turn(folder: Path) -> None:
     assert tokenizer.decode(answer) == "yes<|eot|>"
 
 
-def test_titan_generate_answers_and_stops(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if not Path("stops").exists():
-        test_an_exported_model_stops_at_the_end_of_its_turn(folder)
+@pytest.mark.usefixtures("answers_yes")
+def test_titan_generate_answers_and_stops(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     for model in ("stops", "stops-hf"):
         assert (

@@ -14,7 +14,7 @@ import pytest
 from harness import PATIENCE
 from harness.quick import rows
 
-SCRIPT = """
+SCRIPT = '''
 import json, os, sys, threading
 
 import torch
@@ -33,20 +33,25 @@ def run(thread):
     finally:
         numbers.setdefault(thread.name.rpartition("_")[0] or thread.name, []).append(torch.get_num_threads())
 
+def libraries():
+    """Return the number of threads that are not Python's."""
+    torch.ones(1 << 20).add_(1)  # the trainer's own team is there: on a busy machine, MKL lets it go for a while
+    python = {str(thread.native_id) for thread in threading.enumerate()}
+    return len(set(os.listdir("/proc/self/task")) - python - ours)
+
 class Watch:
     @hookimpl
     def titan_train_start(self):
         threading.Thread.run = run
-        self.seen = None
 
     @hookimpl(trylast=True)
     def titan_step_end(self, report):
-        if report.step == 1:  # the trainer's own team is there
-            self.seen = set(os.listdir("/proc/self/task"))
+        if report.step == 1:
+            self.before = libraries()
 
     @hookimpl(trylast=True)
     def titan_train_end(self):
-        teams["new"] = len(set(os.listdir("/proc/self/task")) - self.seen - ours)
+        teams["new"] = libraries() - self.before
 
 mode, folder = sys.argv[1:]
 settings = {
@@ -57,12 +62,12 @@ settings = {
 }
 train(make_job("llama3_debug", settings), [Watch()])
 print(json.dumps({"numbers": numbers, **teams}))
-"""
+'''
 
 
 def threads_of_a_job(mode: str, folder: Path) -> dict[str, Any]:
     """Train with two threads. Return how many threads operators had in each thread that ended, by name, and the number of
-    threads of libraries that are new since the first step."""
+    threads of libraries that there are more of than after the first step."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "2",
@@ -82,4 +87,4 @@ def test_a_job_with_checkpoints_keeps_one_team(mode: str, in_tmp: Path) -> None:
     assert found["numbers"].pop("number of threads") == [2]  # the one that gives the number back after the job
     assert set().union(*found["numbers"].values()) == {1}, found
     assert ("checkpoint" in found["numbers"]) == (mode == "async")
-    assert found["new"] == 0
+    assert found["new"] <= 0
