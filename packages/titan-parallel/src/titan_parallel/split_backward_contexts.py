@@ -14,10 +14,17 @@ from typing import Any
 from torch import Tensor
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
-from titan_parallel.torch_private import TorchDispatchMode, detach_with_version, tree_map_only, version_of
+from titan_parallel.torch_private import TorchDispatchMode, detach_with_version, version_of
 
 Decision = Callable[[Any], tuple[Any, bool]]
 """Operator -> a key of this call of it, the same in forward and in recomputation, and whether to keep its result."""
+
+
+def _mapped(kind: type, change: Callable[[Any], Any], result: Any) -> Any:
+    """Return the result of an operator, a value or a sequence of them, with ``change`` applied to those of ``kind``."""
+    if isinstance(result, tuple | list):
+        return type(result)(_mapped(kind, change, one) for one in result)
+    return change(result) if isinstance(result, kind) else result
 
 
 class _Counting(TorchDispatchMode):
@@ -49,7 +56,7 @@ class _Keeping(_Counting):
         key, keep = self._decide(operator)
         if keep:
             # Results may contain more than tensors: attention kernels on GPUs return numbers too.
-            self._kept[key] = tree_map_only(Tensor, _Kept, result)
+            self._kept[key] = _mapped(Tensor, _Kept, result)
         return result
 
 
@@ -58,7 +65,7 @@ class _Using(_Counting):
         key = None if operator in SAC_IGNORED_OPS else self._decide(operator)[0]
         if key not in self._kept:
             return operator(*arguments, **(keywords or {}))
-        return tree_map_only(_Kept, lambda kept: kept.tensor_of(operator), self._kept[key])
+        return _mapped(_Kept, lambda kept: kept.tensor_of(operator), self._kept[key])
 
 
 class _Kept:

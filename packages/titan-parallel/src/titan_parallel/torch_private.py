@@ -8,13 +8,13 @@
 * ``DTensor._local_tensor``, ``DTensor._spec`` and ``DTensor.__new__(DTensor, local_tensor, spec, requires_grad=...)``: the
   public ``to_local`` and ``from_local`` take several times the host time.
 * ``torch.distributed._symmetric_memory`` and ``torch._inductor.config._micro_pipeline_tp``.
-* ``torch._C._distributed_c10d._resolve_process_group``: operators take the names of process groups.
+* ``torch.distributed.distributed_c10d._resolve_process_group``: operators take the names of process groups.
 * ``torch.ops.aten._scaled_dot_product_*`` and ``torch._fused_sdp_choice``: ring attention merges the results of fused
   kernels by their logsumexp, which ``scaled_dot_product_attention`` does not return.
 * ``torch.ops.aten._scaled_dot_product_*``, ``torch.ops.aten._scaled_mm`` and its relatives, ``torch._higher_order_ops`` and
   ``torch.ops._c10d_functional``: operators that recomputation recognises.
 * ``torch._functorch.config.activation_memory_budget``.
-* ``torch.utils._python_dispatch``, ``torch.utils._pytree``, ``torch._C._SetExcludeDispatchKeyGuard`` and
+* ``torch.utils._python_dispatch``, ``torch._C._SetExcludeDispatchKeyGuard`` and
   ``Tensor._version``: torch's own selective checkpointing uses them too.
 * ``torch._foreach_copy_``.
 * ``torch._C._will_engine_execute_node``, ``Tensor._backward_hooks`` and ``Tensor._post_accumulate_grad_hooks``: whether a
@@ -32,11 +32,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._higher_order_ops import flex_attention, inductor_compiled_code
+from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._pytree import tree_map_only as tree_map_only
 
 from titan_core.toolkit.models import shape_inference
 from titan_core.toolkit.random_state import same_generators
@@ -345,7 +345,7 @@ _BACKENDS = {
 
 def process_group(name: str) -> dist.ProcessGroup:
     """Return the process group called ``name``."""
-    return torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+    return _resolve_process_group(name)  # type: ignore[arg-type]
 
 
 def set_activation_memory_budget(share: float) -> None:
