@@ -63,6 +63,22 @@ def test_an_observer_with_a_misspelt_hook_is_refused() -> None:
         Lifecycle([Observer()])
 
 
+def test_an_observer_with_a_wrong_argument_or_an_unmarked_hook_is_refused() -> None:
+    class Asks:
+        @hookimpl
+        def titan_step_end(self, step: int) -> None:
+            pass
+
+    class Forgets:
+        def titan_step_end(self, report: Any) -> None:
+            pass
+
+    with pytest.raises(ValueError, match=r"Plugin Asks for hook 'titan_step_end' .* Argument\(s\) \{'step'\} are declared"):
+        Lifecycle([Asks()])
+    with pytest.raises(ValueError, match=r"Forgets\.titan_step_end is not marked with @hookimpl: it would never be called"):
+        Lifecycle([Forgets()])
+
+
 def test_an_observer_that_fails_hides_neither_the_error_nor_others(in_tmp: Path) -> None:
     class Breaks:
         @hookimpl(tryfirst=True)

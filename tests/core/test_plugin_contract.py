@@ -421,7 +421,7 @@ def test_a_stored_model_is_loaded_by_guarded_code() -> None:
 
 PLUGIN = """
 from titan_core.api import Dataset, Observer, LRSchedule, Ref, hookimpl
-api = (1, 0)
+api = (2, 0)
 class Shard:
     def __iter__(self): return self
     def __next__(self): raise KeyError("text")
@@ -518,6 +518,7 @@ CHANGES: dict[str, tuple[str, Callable[[Any, list[Any]], object], str]] = {
     "targets": ("titan_before_update", lambda update, _: update.microbatches[0].targets[0].fill_(1), "a microbatch"),
     "gradient": ("titan_before_update", lambda _, parameters: parameters[3].grad.mul_(2), "a gradient"),
     "other gradient": ("titan_before_update", lambda _, all_: setattr(all_[0], "grad", all_[0].grad * 2), "a gradient"),
+    "scaled gradient": ("titan_gradients_complete", lambda _, parameters: parameters[0].grad.mul_(2), "a gradient"),
     "weight": ("titan_step_end", lambda _, parameters: parameters[-1].add_(1), "a weight"),
     "weight with gradients": ("titan_gradients_complete", lambda _, parameters: parameters[0].mul_(2), "a weight"),
 }

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from harness.jobs import TINY, make_job, run_recipe
-from titan_core.api import Run, RunEnd, UserError, hookimpl
+from titan_core.api import Checkpoint, Ref, Run, RunEnd, UserError, hookimpl
 from titan_core.api.observe.events import Sample
 from titan_inference.plugin import titan_next_commands
 from titan_inference.sample import obstacle_to_sampling
@@ -123,12 +123,16 @@ def test_a_run_that_must_leave_or_failed_takes_no_sample(in_tmp: Path) -> None:
 
 def test_the_next_command_continues_a_prompt_from_the_saved_weights(in_tmp: Path) -> None:
     job = make_job("tiny", {"sample.prompts": '["", "say \'hi\'"]'})
+    store = Checkpoint(name="mine", summary="mine", active=lambda _: True, build=Ref("a:b"))
 
-    def commands(checkpoint: str | None) -> list[Any]:
-        return titan_next_commands(job, RunEnd(4, True, "", checkpoint=checkpoint))
+    def commands(checkpoint: str | None, find_model: Ref[Any] | None) -> list[Any]:
+        saved = replace(job, checkpoint=replace(store, find_model=find_model))
+        return titan_next_commands(saved, RunEnd(4, True, "", checkpoint=checkpoint))
 
-    assert [one.arguments for one in commands("run/step-4")] == [("generate", "run/step-4", "--prompt", "say 'hi'")]
-    assert commands(None) == []
+    found = commands("run/step-4", Ref("a:c"))
+    assert [one.arguments for one in found] == [("generate", "run/step-4", "--prompt", "say 'hi'")]
+    assert commands(None, Ref("a:c")) == []
+    assert commands("run/step-4", None) == []  # a store whose weights nothing else can read
 
 
 def test_a_model_with_further_inputs_is_not_sampled() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from titan_core.api import Command, Observer, Ref, hookimpl
+from titan_core.api import Checkpoint, Command, Observer, Ref, hookimpl
 from titan_inference.config import SampleSection
 
 if TYPE_CHECKING:
     from titan_core.api import RunEnd
     from titan_core.toolkit.jobs import AssembledJob, NextCommand
 
-api = (1, 0)
+api = (2, 0)
 
 PROMPT = "Once upon a time"
 """Prompt to suggest if the run has none of its own."""
@@ -58,7 +58,8 @@ def titan_commands() -> list[Command]:
 def titan_next_commands(job: AssembledJob, end: RunEnd) -> list[NextCommand]:
     from titan_core.toolkit.jobs import NextCommand
 
-    if end.checkpoint is None or job.mesh.diverging_replicas > 1:  # their weights are not one model
+    readable = isinstance(job.checkpoint, Checkpoint) and job.checkpoint.find_model is not None
+    if end.checkpoint is None or not readable or job.mesh.diverging_replicas > 1:  # their weights are not one model
         return []
     prompt = next(filter(None, job.config.section(SampleSection).prompts), PROMPT)
     return [NextCommand("continue a prompt", ("generate", end.checkpoint, "--prompt", prompt))]

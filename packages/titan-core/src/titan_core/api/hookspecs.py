@@ -4,7 +4,7 @@ A plugin is a module that an entry point in the group ``titan.plugins`` names, b
 
     from titan_core.api import Model, Ref, hookimpl
 
-    api = (1, 0)                                    # the version of this contract that the plugin was written for
+    api = (2, 0)                                    # the version of this contract that the plugin was written for
 
     @hookimpl
     def titan_models():
@@ -168,8 +168,9 @@ def titan_step_cancelled(step: int) -> None:
 
 @hookspec
 def titan_gradients_complete(step: int) -> None:
-    """All microbatches of step ``step`` are computed, and the gradients of all parameters are accumulated. An observer may
-    complete a gradient reduction of its own here, in place: gradient norm, clipping and update follow."""
+    """All microbatches of step ``step`` are computed, and the gradients of all parameters are accumulated. The observer of a
+    transform (``StepUse.observer``) may complete a gradient reduction of its own here, in place: gradient norm, clipping and
+    update follow."""
 
 
 @hookspec

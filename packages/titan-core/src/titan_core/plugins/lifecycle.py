@@ -109,17 +109,23 @@ class Lifecycle:
             has_tensors: whether it may have tensors in checkpoints, as one that exists on all ranks.
 
         Raises:
-            PluginFailure: a hook is misspelt, has a wrong signature, wraps a hook that is answered, or returns tensors
-                although it may have none; a ValueError for an observer that belongs to no plugin.
+            PluginFailure: a hook is misspelt or not marked, has a wrong signature, wraps a hook that is answered, or returns
+                tensors although it may have none; a ValueError for an observer that belongs to no plugin.
         """
         owner = origin or _Caller(observer)
+        for name in dir(type(observer)):
+            if name in RETURNS and not hasattr(getattr(type(observer), name), f"{hookspecs.PROJECT}_impl"):
+                raise owner.failure(
+                    f"{type(observer).__name__}.{name} is not marked with @hookimpl: it would never be called"
+                )
         try:
             self._manager.register(observer)
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
             if self._manager.is_registered(observer):
                 self._manager.unregister(observer)
-            raise owner.failure(" ".join(str(error).split())) from error
+            name, why = type(observer).__name__, " ".join(str(error).split())  # pluggy names it by its address
+            raise owner.failure(why.replace(repr(observer), name).replace(f"'{id(observer)}'", name)) from error
         for caller in self._manager.get_hookcallers(observer) or ():
             if caller.name in REGISTRATION_HOOKS:
                 continue  # called at discovery
@@ -272,7 +278,7 @@ class Lifecycle:
             from titan_core.plugins.unchanged import Unchanged  # imports torch
 
             argument = next(iter(arguments.values()))
-            self._unchanged = Unchanged(argument, self._parameters, gradients=hook == "titan_before_update")
+            self._unchanged = Unchanged(argument, self._parameters, gradients=hook != "titan_step_end")
         try:
             with same_generators():
                 yield
