@@ -23,13 +23,13 @@ INSTALLED = discover()
 
 GOOD = """
 from titan_core.api import Dataset, Ref, hookimpl
-api = (1, 0)
+api = (2, 0)
 @hookimpl
 def titan_datasets():
     return [Dataset(name={name!r}, summary="made up", build=Ref("nowhere:at_all"))]
 """
 
-HEAD = "from titan_core.api.hookspecs import hookimpl\napi = (1, 0)\n"
+HEAD = "from titan_core.api.hookspecs import hookimpl\napi = (2, 0)\n"
 
 
 def found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Discovery:
@@ -48,8 +48,9 @@ def found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Discovery:
         ("import not_installed_anywhere", "No module named 'not_installed_anywhere'"),
         ("x = 1", "declares no contract version"),
         ("api = 1", "declares no contract version"),
-        ("api = (2, 0)", "needs contract version 2.0, but this titan-core provides 1.0"),
-        ("api = (1, 7)", "needs contract version 1.7, but this titan-core provides 1.0"),
+        ("api = (1, 0)", "needs contract version 1.0, but this titan-core provides 2.0"),
+        ("api = (3, 0)", "needs contract version 3.0, but this titan-core provides 2.0"),
+        ("api = (2, 7)", "needs contract version 2.7, but this titan-core provides 2.0"),
         (HEAD + "@hookimpl\ndef titan_modles(): return []", "titan_modles"),
         (HEAD + "@hookimpl\ndef titan_step_end(report, speed): pass", "speed"),
         (HEAD + "def titan_models(): return []", "titan_models is not marked with @hookimpl"),
@@ -71,7 +72,7 @@ def test_a_broken_plugin_is_listed_with_its_reason_and_others_work(
     assert Components(result).names(Dataset) == ["papers"]
 
 
-@pytest.mark.parametrize(("provided", "loads"), [((1, 1), True), ((2, 0), False)])
+@pytest.mark.parametrize(("provided", "loads"), [((2, 1), True), ((3, 0), False)])
 def test_a_plugin_loads_under_later_minor_versions_of_the_contract(
     provided: tuple[int, int], loads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +81,7 @@ def test_a_plugin_loads_under_later_minor_versions_of_the_contract(
     result = found(tmp_path, monkeypatch)
     assert Components(result).names(Dataset) == (["papers"] if loads else [])
     reasons = [broken.reason for broken in result.broken]
-    assert reasons == ([] if loads else ["it needs contract version 1.0, but this titan-core provides 2.0"])
+    assert reasons == ([] if loads else ["it needs contract version 2.0, but this titan-core provides 3.0"])
 
 
 def test_a_job_that_needs_a_broken_plugin_fails_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +153,7 @@ COMPONENTS = {
 }
 IMPORTS = """
 from titan_core.api import Command, Observer, Phase, Recipe, Ref, Transform, hookimpl
-api = (1, 0)
+api = (2, 0)
 def hello(context):
     print("hello")
     return 0

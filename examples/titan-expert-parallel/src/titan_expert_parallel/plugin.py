@@ -4,7 +4,7 @@ from titan_core.api import Checks, MeshUse, MeshView, Phase, Ref, Transform, hoo
 from titan_expert_parallel.check import DEGREE
 from titan_expert_parallel.config import ExpertParallelKeys
 
-api = (1, 0)
+api = (2, 0)
 
 
 @hookimpl

@@ -7,7 +7,7 @@ from typing import Any
 from titan_core.api import Command, Dataset, HealthCheck, ModelHub, Ref, Tokenizer, hookimpl
 from titan_data.chat.config import ChatSection
 
-api = (1, 0)
+api = (2, 0)
 
 
 @hookimpl
