@@ -12,7 +12,7 @@ import pytest
 
 from harness.jobs import run_recipe
 from titan_ckpt.format.collector import paused_collector
-from titan_ckpt.resume import restoring
+from titan_ckpt.resume import loading, restoring
 from titan_ckpt.save import saving
 
 SETTINGS: dict[str, object] = {"checkpoint.enable": "true", "checkpoint.async_mode": "disabled", "training.steps": 1}
@@ -50,7 +50,7 @@ def test_no_collection_while_plans_and_manifests_are_handled(in_tmp: Path, monke
 
     watch(saving, "save")
     watch(restoring, "entry")
-    watch(restoring, "load")
+    watch(loading, "load")
     run_recipe("tiny", SETTINGS)
     run_recipe("tiny", {**SETTINGS, "training.steps": 2})
     assert gc.isenabled()

@@ -16,7 +16,7 @@ from harness.jobs import make_job, run_recipe
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.resume.comparing import require_same_training
 from titan_ckpt.resume.config_changes import config_changes, decisive_keys
-from titan_ckpt.resume.restoring import _another_optimizer
+from titan_ckpt.resume.loading import _another_optimizer
 from titan_core.api import Problem, RefusedChange, UserError, matches
 from titan_core.api._secrets import redact
 from titan_core.api.checkpoint.store import refused_changes
