@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from titan_core.api import (
     Column,
@@ -32,9 +32,9 @@ HEADS, LAYERS, VOCABULARY = 4, 2, 288
 class PackedArgs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dim: Width = 32
-    ffn_dim: Width = 24
-    num_experts: Count = 4
+    dim: Width = Field(default=32, gt=0)
+    ffn_dim: Width = Field(default=24, gt=0)
+    num_experts: Count = Field(default=4, gt=0)
 
 
 FORMAT = WeightFormat(

@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from shlex import quote
 
 from titan_core.api import Command, Problem, UserError
 from titan_core.api._secrets import redact_text
@@ -194,7 +195,7 @@ def _find(commands: dict[str, Command], argv: list[str], registry: Components) -
         subcommand = argv[1] if len(argv) > 1 and not argv[1].startswith("-") else ""
         if not subcommand:
             raise UserError.one(f"titan {argv[0]}", "needs a subcommand", f"use one of {', '.join(group)}")
-        fix = f"did you mean `titan {subcommand}`?" if subcommand in commands else nearest(subcommand, group)
+        fix = f"did you mean `titan {quote(subcommand)}`?" if subcommand in commands else nearest(subcommand, group)
         raise UserError.one(f"titan {argv[0]} {subcommand}", "no such command", fix)
     if argv[0].startswith("-"):
         raise UserError.one(f"titan {argv[0]}", "no such option", nearest(argv[0], [*_HELP, "--version", PLUGIN_OPTION]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -188,7 +189,7 @@ class Observation:
         launches = 0 if view or collective is not None else _launches(name, args)
         count = flop_registry.get(getattr(operator, "overloadpacket", operator))
         if "attention" in name:
-            args = _with_equal_heads(args)
+            args = _with_equal_heads(args, raw=not name.startswith("aten::"))
         flops = 0 if count is None else int(count(*args, **keywords, out_val=result))
         return _Facts(name, view, collective, launches, flops, name.startswith("fsdp::"))
 
@@ -268,14 +269,19 @@ def _item(result: Any, number: int) -> Any:
     return result[number] if isinstance(result, (list, tuple)) else result
 
 
-def _with_equal_heads(args: Sequence[Any]) -> Sequence[Any]:
+def _with_equal_heads(args: Sequence[Any], raw: bool) -> Sequence[Any]:
     """Return the arguments of attention, with keys and values as shapes that have a head for each query head. Fewer heads
-    need no fewer operations, and the formulas of torch 2.11 refuse them."""
+    need no fewer operations, and the formulas of torch 2.11 refuse them.
+
+    Args:
+        raw: whether the formula reads the shapes of tensors, as FlexAttention's does, instead of shapes.
+    """
     found = list(args)
     heads = max((one.shape[1] for one in found if isinstance(one, Tensor) and one.dim() == 4), default=1)
     for number, one in enumerate(found):
         if isinstance(one, Tensor) and one.dim() == 4 and one.shape[1] != heads:
-            found[number] = torch.Size((one.shape[0], heads, *one.shape[2:]))
+            shape = torch.Size((one.shape[0], heads, *one.shape[2:]))
+            found[number] = SimpleNamespace(shape=shape) if raw else shape
     return found
 
 
