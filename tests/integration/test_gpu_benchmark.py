@@ -30,7 +30,7 @@ def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_the_benchmark_runs_at_toy_size_without_a_gpu(tmp_path: Path) -> None:
     out = ["--toy", "--device", "cpu", "--out", str(tmp_path), "--workers", "0", "--tests", "random_words"]
     found = benchmark(*out, "--only", "titan, eager", "bare loop, eager")

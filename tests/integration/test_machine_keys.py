@@ -139,6 +139,6 @@ def changes(key: str) -> Iterator[Callable[[Any], Any]]:
         yield lambda machine, new=new: changed(machine, new)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_every_figure_of_a_machine_changes_some_estimate(fake_cuda: FakeCuda) -> None:
     assert fake_cuda.call(ignored_keys) == []

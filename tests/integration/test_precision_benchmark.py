@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_the_benchmark_runs_without_a_gpu(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks/precision.py"), "--steps", "3", "--csv", str(tmp_path / "curves.csv"),
                "--only", "compiled float8, rowwise", "--compile.backend", "eager", "--job.device", "cpu"]  # fmt: skip

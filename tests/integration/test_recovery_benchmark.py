@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_rank_is_killed_and_the_parts_of_the_restart_are_timed() -> None:
     command = [sys.executable, "-m", "benchmarks.recovery", "--ranks", "2", "--rounds", "1"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -11,7 +11,7 @@ import pytest
 STARTUP = Path(__file__).parents[2] / "benchmarks/startup.py"
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_the_first_step_of_titan_and_of_a_bare_script_are_timed() -> None:
     command = [sys.executable, str(STARTUP), "--rounds", "1", "--training.seq_len", "64"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
