@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import datetime
 import re
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
@@ -37,6 +39,18 @@ def release(package: Package, version: Version) -> str:
         raise SystemExit("the working tree has changes: commit or stash them")
     if _git("tag", "--list", tag):
         raise SystemExit(f"the tag {tag} exists")
+    try:
+        entries = _write(package, current, version)
+        _git("commit", "--quiet", "--all", "--message", f"Release {package.name} {version}", "--message", entries)
+    except BaseException:
+        _git("reset", "--quiet", "--hard")  # the tree had no changes before
+        raise
+    _git("tag", "--annotate", tag, "--message", f"{package.name} {version}")
+    return tag
+
+
+def _write(package: Package, current: Version, version: Version) -> str:
+    """Write everything that the release changes, and the wheel; return the entries of the changelog."""
     entries = _release_notes(package.name, version)
     _replace(package.folder / "pyproject.toml", f'version = "{current}"', f'version = "{version}"')
     _replace(
@@ -48,13 +62,15 @@ def release(package: Package, version: Version) -> str:
         requirement = other.requires(package.name)
         if requirement is not None and version not in SpecifierSet(requirement.removeprefix(package.name)):
             _require(other, requirement, f"{package.name}{_compatible(version)}")
-    subprocess.run(["uv", "lock", "--check", "--quiet"], cwd=ROOT, check=True)
-    (wheel,) = build_wheels([package], ROOT / "dist").values()
-    if f"-{version}-" not in wheel.name:
-        raise SystemExit(f"{wheel} is an older wheel: empty dist/")
-    _git("commit", "--quiet", "--all", "--message", f"Release {package.name} {version}", "--message", entries)
-    _git("tag", "--annotate", tag, "--message", f"{package.name} {version}")
-    return tag
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            subprocess.run(["uv", "lock", "--check", "--quiet"], cwd=ROOT, check=True)
+            (wheel,) = build_wheels([package], Path(folder)).values()
+        except subprocess.CalledProcessError as error:  # uv has said why
+            raise SystemExit(f"`{' '.join(map(str, error.cmd))}` failed; nothing is released") from None
+        (ROOT / "dist").mkdir(exist_ok=True)
+        shutil.move(wheel, ROOT / "dist" / wheel.name)
+    return entries
 
 
 def _release_notes(name: str, version: Version) -> str:

@@ -98,6 +98,15 @@ def test_a_release_that_makes_no_sense_is_refused(copy: Path, arguments: tuple[s
     assert not git(copy, "status", "--porcelain")
 
 
+def test_a_release_that_cannot_be_built_leaves_nothing(copy: Path) -> None:
+    (copy / "packages/titan-float8/README.md").unlink()  # of which the wheel's metadata are made
+    git(copy, "commit", "--quiet", "--all", "--message", "without")
+    head = git(copy, "rev-parse", "HEAD")
+    done = release(copy, "titan-float8", "0.3.0")
+    assert done.returncode == 1 and "failed; nothing is released" in done.stderr and "Traceback" not in done.stderr
+    assert (git(copy, "rev-parse", "HEAD"), git(copy, "tag", "--list"), git(copy, "status", "--porcelain")) == (head, "", "")
+
+
 def test_changes_that_are_not_committed_are_refused(copy: Path) -> None:
     (copy / "README.md").write_text("mine")
     assert "the working tree has changes" in release(copy, "titan-float8", "0.3.0").stderr
