@@ -33,7 +33,8 @@ STEP, NORM, TRAIN = "core/api/parallel/step.py", "core/loop/grad_norm.py", "core
 LOOKAHEAD, WORLD, GUARD = "core/loop/lookahead.py", "core/api/parallel/world.py", "core/loop/finite_guard.py"
 ADAM, SCHEDULE, GROUPS = "core/optim/adam.py", "core/optim/lr_schedule.py", "core/api/training/optimizer.py"
 ATTENTION, PART = "core/api/model/attention.py", "core/api/parallel/model_part.py"
-MASK, BLOCKS = "core/api/model/document_mask.py", "tests/core/test_document_mask.py"
+VARIANTS = "tests/core/test_attention_options.py"
+MASK, BLOCKS = "core/api/model/attention_mask.py", "tests/core/test_attention_mask.py"
 
 MUTANTS = (
     # -- clipping and the norm
@@ -156,13 +157,18 @@ MUTANTS = (
     Mutant("warmup-longer-than-training", SCHEDULE, "warmup = min(section.warmup_steps, steps)", "warmup = section.warmup_steps", (OPTIM,)),
     Mutant("decay-runs-into-the-warmup", SCHEDULE, "min(room, round(steps * section.decay_ratio))", "round(steps * section.decay_ratio)", (OPTIM,)),
     # -- models
-    Mutant("mask-lets-documents-meet", MASK, "columns)[:, :, None] == documents[:, None, :]", "columns)[:, :, None] >= documents[:, None, :]", (ORACLE,)),
-    Mutant("mask-is-not-causal", MASK, "return (same & (columns[:, :, None] >= order))[:, None]", "return same[:, None]", (ORACLE,)),
-    Mutant("mask-sees-one-ahead", MASK, "same & (columns[:, :, None] >= order)", "same & (columns[:, :, None] + 1 >= order)", (ORACLE,)),
+    Mutant("mask-lets-documents-meet", MASK, "own)[:, :, None] == documents[:, None, :]", "own)[:, :, None] >= documents[:, None, :]", (ORACLE,)),
+    Mutant("mask-is-not-causal", MASK, " & (distance >= 0)\n", "\n", (ORACLE,)),
+    Mutant("mask-sees-one-ahead", MASK, "& (distance >= 0)\n", "& (distance >= -1)\n", (ORACLE,)),
     Mutant("block-of-one-query-is-full", MASK, "first >= key_last", "last >= key_last", (BLOCKS,)),
     Mutant("cut-off-block-is-full", MASK, "& whole\n", "\n", (BLOCKS,)),
+    Mutant("block-of-a-window-is-full", MASK, "every & (last - key_first < window)", "every", (BLOCKS,)),
+    Mutant("window-is-one-longer", "core/api/model/dense_attention.py", "places - others < window", "places - others <= window", (VARIANTS,)),
+    Mutant("keys-before-the-sequence", "core/api/model/dense_attention.py", " & (starts + others >= 0)", "", (VARIANTS,)),
+    Mutant("cache-keeps-one-less", "core/api/model/decoding.py", "positions > ends - slots", "positions > ends - slots + 1", (VARIANTS,)),
+    Mutant("cap-after-the-mask", "core/api/model/dense_attention.py", "softcap * torch.tanh(scores / softcap)", "scores.clamp(-softcap, softcap)", (VARIANTS,)),
     Mutant("mask-made-again", "core/api/parallel/microbatch.py", " and self.document_mask is None", "", (BLOCKS,)),
-    Mutant("whole-sequences-not-causal", ATTENTION, "is_causal=True, enable_gqa", "is_causal=False, enable_gqa", (ORACLE,)),
+    Mutant("whole-sequences-not-causal", ATTENTION, "is_causal=True, scale", "is_causal=False, scale", (ORACLE,)),
     Mutant("first-batch-transform-alone", PART, "            batch = transform(batch)\n", "            return transform(batch)\n", (MODEL,)),
     Mutant("positions-dropped", PART, '"positions": batch.positions, ', "", (MODEL,)),
     Mutant("weights-of-one-name", "core/model/random_values.py", 'f"{seed}:{name}"', 'f"{seed}"', (VALUES,)),

@@ -17,7 +17,7 @@ from harness.objectives import first_step
 from harness.transforms import transform
 from titan_core.api import Batch, ModelPart, UserError
 from titan_core.api.model.attention import flex_attend
-from titan_core.api.model.document_mask import block_mask
+from titan_core.api.model.attention_mask import block_mask
 from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts
 from titan_core.model.next_token import NextToken

@@ -16,7 +16,7 @@ from harness.meshes import CP, DR, FAST, PP, SCHEDULE, TP, require_equal, run_in
 from harness.objectives import first_step
 from harness.quick import rows
 from titan_core.api import Batch, UserError
-from titan_core.api.model.document_mask import block_mask
+from titan_core.api.model.attention_mask import block_mask
 from titan_core.api.parallel import microbatch
 from titan_core.api.parallel.model_part import arguments_of
 from titan_core.api.training.batch import IGNORE

@@ -87,6 +87,7 @@ DAMAGES = [
     Damage("another vocabulary", ONE, r"logits \[batch, seq, vocab_size\] = \[2, 16, 300\], but returns \[2, 16, 288\]", layout=replace(LAYOUT, vocab_size=300)),
     Damage("another width", ONE, r"hidden states \[batch, seq, dim\] = \[2, 16, 32\], but returns \[2, 16, 24\]; fix dim", layout=replace(LAYOUT, dim=32)),
     Damage("other heads", ONE, "heads is 8 and kv_heads 2, but 'blocks.0.attention.mixer' is called with 4 and 2", layout=mixers(8, KV_HEADS)),
+    Damage("another window", ONE, "mixers says {'window': 5} of 'blocks.0.attention.mixer', which computes with {'window': None}", layout=replace(LAYOUT, mixers={"blocks.*.attention.mixer": causal_attention(HEADS, KV_HEADS, window=5)})),
     Damage("other key heads", ONE, "heads is 4 and kv_heads 4, .* is called with 4 and 2", layout=mixers(HEADS, None)),
     Damage("a longer context", ONE, "max_seq_len is 65, but position 64 raises IndexError", layout=replace(LAYOUT, max_seq_len=65)),
     # -- calls

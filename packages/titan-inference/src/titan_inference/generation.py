@@ -123,13 +123,14 @@ class _Incremental:
             with self._decoding.computing(positions, max(ends)):
                 return logits_of(self._part, tokens, positions)[:, -1]
         found: list[Tensor | None] = [None] * len(sequences)
+        lengths = torch.tensor(ends, device=self._device)
         for first in range(0, max(ends), PREFILL_TOKENS):
             end = min(first + PREFILL_TOKENS, max(ends))
             tokens = torch.tensor(
                 [(sequence[first:end] + [0] * (end - first))[: end - first] for sequence in sequences], device=self._device
             )
             positions = torch.arange(first, end, device=self._device).expand(len(sequences), end - first)
-            with self._decoding.computing(positions, end):
+            with self._decoding.computing(positions, end, lengths):
                 logits = logits_of(self._part, tokens, positions)
             for index, last in enumerate(ends):
                 if first < last <= end:

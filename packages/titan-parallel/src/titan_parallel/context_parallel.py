@@ -7,12 +7,23 @@ under a causal mask all ranks have the same work.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from titan_core.api import CAUSAL_ATTENTION, Batch, ModelPart, SequenceShare, TrainingContext, UserError
-from titan_core.toolkit.models import with_positions
+from titan_core.api import (
+    CAUSAL_ATTENTION,
+    Batch,
+    CausalAttention,
+    Mixer,
+    ModelPart,
+    SequenceShare,
+    TrainingContext,
+    UserError,
+)
+from titan_core.toolkit.models import attend, with_positions
 from titan_parallel.config import ContextParallelKeys
 from titan_parallel.gathered_attention import attend_gathered
 from titan_parallel.ring_attention import RING_ATTENTION, ring_attention
@@ -33,7 +44,7 @@ def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> Mod
     mixers = [(name, module, mixer) for name, module, mixer in found if mixer is not None]
     for name, module, mixer in mixers:
         if mixer.kind == CAUSAL_ATTENTION:
-            _require_causal_attention(name, module)
+            require_causal_attention(name, module, mixer)
         elif mixer.divided is not None:
             forward = mixer.divided.load()(module, share)
             if not callable(forward):
@@ -41,40 +52,44 @@ def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> Mod
                 raise UserError.one("layout of the model", why, "fix the model plugin")
             module.forward = forward
     method = context.section.context_parallel_rotate_method
-    attention = DividedAttention(share, passed=method == "alltoall")
     for _, module, mixer in mixers:
         if mixer.kind == CAUSAL_ATTENTION:
-            module.forward = attention.forward
+            module.forward = DividedAttention(share, mixer, passed=method == "alltoall").forward
     part.saved_operators += (RING_ATTENTION,)
     part.batch_transforms += (HeadAndTail(rank, size),)
     return part
 
 
 class DividedAttention:
-    """Causal attention of a rank's chunks of each sequence to all of it: ring attention or, within documents, attention over
-    gathered keys and values."""
+    """Causal attention of a rank's chunks of each sequence to all of it: ring attention or, within documents and with a
+    window, capped scores or sinks, attention over gathered keys and values."""
 
-    def __init__(self, share: SequenceShare, passed: bool) -> None:
-        self._share, self._passed = share, passed
+    def __init__(self, share: SequenceShare, mixer: Mixer, passed: bool) -> None:
+        self._share, self._mixer, self._passed = share, mixer, passed
         self._group: str = share.mesh.get_group().group_name
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None, *, sinks: Tensor | None = None
+    ) -> Tensor:
         """Attend as a model's mixer does.
 
         Args:
             q: ``[batch, heads, positions, head_dim]``.
             k: as ``q``, with as many heads or a divisor of it.
-            v: as ``k``.
+            v: as ``k``; its heads may have another width.
             documents: document of each position of the whole sequence, ``[batch, seq]``.
+            sinks: score of each head's sink, ``[heads]``.
         """
-        if documents is not None:
-            return attend_gathered(self._share, q, k, v, documents)
-        width = q.shape[-1]
-        padding = -width % 8  # kernels on GPUs need a multiple of 8
-        if padding:
-            q, k, v = (F.pad(tensor, (0, padding)) for tensor in (q, k, v))
-        result: Tensor = ring_attention(q, k, v, width**-0.5, self._group, self._passed)[0]
-        return result[..., :width] if padding else result
+        mixer, width, values = self._mixer, q.shape[-1], v.shape[-1]
+        scale = width**-0.5 if mixer.scale is None else mixer.scale
+        if not (documents is None and sinks is None and mixer.window is None and mixer.softcap is None):
+            return attend_gathered(self._share, q, k, v, documents, **{**mixer.options, "sinks": sinks})
+        # Ring attention's kernels have one width for keys and values and, on GPUs, need a multiple of 8.
+        padded = max(width, values) + -max(width, values) % 8
+        if (width, values) != (padded, padded):
+            q, k, v = (F.pad(tensor, (0, padded - tensor.shape[-1])) for tensor in (q, k, v))
+        result: Tensor = ring_attention(q, k, v, scale, self._group, self._passed)[0]
+        return result[..., :values] if values != padded else result
 
 
 class HeadAndTail:
@@ -92,21 +107,31 @@ class HeadAndTail:
         return torch.cat((chunks[self._rank], chunks[-1 - self._rank]), dim=1)
 
 
-def _require_causal_attention(name: str, mixer: nn.Module) -> None:
-    """Run the mixer, and compare it with causal softmax attention of the usual scale, which replaces it.
+def require_causal_attention(name: str, module: nn.Module, mixer: Mixer) -> None:
+    """Run the mixer, and compare it with the attention that its layout describes, which replaces it.
 
     Raises:
         UserError: The results differ; names the module.
     """
+    if type(module) is CausalAttention:
+        same = module.options == mixer.options
+    else:
+        same = not any(True for _ in module.parameters()) and _computes(module, mixer)
+    if not same:
+        shown = {option: value for option, value in mixer.options.items() if value}
+        described = f"causal softmax attention{f' with {shown}' if shown else ''}"
+        raise UserError.one(
+            f"module {name!r} of the model",
+            f"has the mixer kind causal_attention, but has parameters or does not compute {described}",
+            "fix its kind in the layout's mixers, or set parallelism.context_parallel_degree = 1",
+        )
+
+
+def _computes(module: nn.Module, mixer: Mixer) -> bool:
+    seq = 8 if mixer.window is None else mixer.window + 4
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, heads, 8, 16, generator=generator, device="cpu") for heads in (4, 2, 2))
-    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    if q.device.type == "cpu" and not any(True for _ in mixer.parameters()):
-        repeated = (heads.repeat_interleave(2, dim=1) for heads in (k, v))
-        if torch.allclose(mixer(q, *repeated), expected, atol=1e-5):
-            return
-    raise UserError.one(
-        f"module {name!r} of the model",
-        "has the mixer kind causal_attention, but has parameters or does not compute causal softmax attention",
-        "fix its kind in the layout's mixers, or set parallelism.context_parallel_degree = 1",
-    )
+    q, k, v = (torch.randn(1, heads, seq, 16, generator=generator, device="cpu") for heads in (4, 2, 2))
+    sinks: Any = {"sinks": torch.randn(4, generator=generator, device="cpu")} if mixer.sinks else {}
+    repeated = (heads.repeat_interleave(2, dim=1) for heads in (k, v))
+    expected = attend(q, k, v, **{**mixer.options, "sinks": sinks.get("sinks")})
+    return torch.allclose(module(q, *repeated, **sinks), expected, atol=1e-5)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from titan_core.api import CAUSAL_ATTENTION, JobMesh, Mixer, ModuleCall, Problem, UserError
+from titan_core.api import CAUSAL_ATTENTION, CausalAttention, JobMesh, Mixer, ModuleCall, Problem, UserError
 from titan_core.api.config.sections import DataSection
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.model.streams import check_streams
@@ -153,9 +153,17 @@ def _mixers(trial: SmallModelTrial) -> Iterator[Problem]:
             )
             yield trial.problem(why, "fix heads and kv_heads of its mixer")
             return
-        if call.output != q:
+        if call.output != (*q[:3], v[3]):
             yield trial.problem(f"mixers names {call.name!r}, which returns {_text(call.output)} for q {list(q)}", fix)
             return
+        module = trial.module(call.name)
+        if isinstance(module, CausalAttention):
+            computed = {name: value for name, value in module.options.items() if value != mixer.options[name]}
+            if computed:
+                declared = {name: mixer.options[name] for name in computed}
+                why = f"mixers says {declared} of {call.name!r}, which computes with {computed}"
+                yield trial.problem(why, "give both the same options")
+                return
 
 
 def _own_mixer(trial: SmallModelTrial, call: ModuleCall, mixer: Mixer) -> Iterator[Problem]:

@@ -17,6 +17,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -43,7 +44,7 @@ from titan_core.api.parallel.step import GradientAccumulation
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.model.loss_head import attach
 from titan_core.model.materialise import local_box
-from titan_core.model.small_copy import box_of, copy_weights, draw_weights, named_parameters, small_copy
+from titan_core.model.small_copy import box_of, copy_weights, draw_weights, named_parameters, short_windows, small_copy
 from titan_core.model.streams import begin_streams
 from titan_core.model.trial_batch import TrialBatch, trial_batch
 from titan_core.model.trial_differences import (
@@ -92,6 +93,7 @@ def try_division(model: nn.Module, job: AssembledJob, world: World, loss_in_head
     layers = any(plan.degrees[dim.name] > 1 for dim in plan.dims if dim.divides == "layers")
     size = sum(parameter.numel() for parameter in model.parameters())
     copy = small_copy(model, layout, all_blocks=layers and size <= _KEEPS_ALL_BLOCKS)
+    job = replace(job, model=replace(job.model, layout=short_windows(copy, layout)))
     needed, most = 8.0 * sum(parameter.numel() for parameter in copy.parameters()), _memory(world.device)
     if needed > most:
         log.warning("%s: one device has no memory for a block of each kind (%.1f GiB)", _NOT_TRIED, needed / 2**30)

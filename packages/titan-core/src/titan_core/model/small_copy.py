@@ -5,13 +5,21 @@ from __future__ import annotations
 import copy
 import math
 import zlib
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from titan_core.api import ModelLayout, ModelPart, matches
+from titan_core.api import CausalAttention, ModelLayout, ModelPart, matches
+from titan_core.api.parallel.model_part import PrunedModule
 from titan_core.model.materialise import allocate, local_box
 from titan_core.model.stand_in import replaced_blocks
+
+_POSITIONS = 16
+"""Least number of positions in a trial's sequence."""
+_WINDOW = 5
+"""Longest window in a trial, in positions: more than a rank's chunk of 16 positions under context parallelism."""
 
 
 def small_copy(model: nn.Module, layout: ModelLayout, all_blocks: bool) -> nn.Module:
@@ -23,6 +31,35 @@ def small_copy(model: nn.Module, layout: ModelLayout, all_blocks: bool) -> nn.Mo
     small = copy.deepcopy(model, {} if all_blocks else replaced_blocks(model, layout))
     half = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in small.parameters())
     return small.float() if half else small
+
+
+def short_windows(copy: nn.Module, layout: ModelLayout) -> ModelLayout:
+    """Shorten the windows of a copy's attention, so that a few positions reach beyond them.
+
+    Returns:
+        The layout of the copy.
+    """
+    for module in copy.modules():
+        if isinstance(module, CausalAttention) and module.window is not None:
+            module.window = min(module.window, _WINDOW)
+    shortened = {
+        pattern: replace(mixer, window=min(mixer.window, _WINDOW))
+        for pattern, mixer in layout.mixers.items()
+        if mixer.window is not None and all(_has_windows(copy, pattern))
+    }
+    return replace(layout, mixers={**layout.mixers, **shortened})
+
+
+def _has_windows(copy: nn.Module, pattern: str) -> Iterator[bool]:
+    """Yield for each module of ``pattern`` whether its window can be shortened."""
+    for name, module in copy.named_modules():
+        if matches(name, [pattern]):
+            yield isinstance(module, CausalAttention | PrunedModule)
+
+
+def positions_to_try(layout: ModelLayout) -> int:
+    """Return the least length of a trial's sequences: that of the mixer that needs most."""
+    return max([_POSITIONS, *(mixer.trial_positions or 0 for mixer in layout.mixers.values())])
 
 
 def draw_weights(part: ModelPart, device: torch.device, seed: int) -> None:

@@ -4,8 +4,9 @@ A trial applies the planned division to a small copy of the model, in one proces
 undivided copy. This finds mistakes that a layout cannot show: a ``forward`` that mixes positions, changes hidden states
 between two stages or ignores its positions.
 
-Limits: sequences have :data:`LENGTHS` tokens, so effects that reach further (a convolution with a dilation of 16, summaries
-of 64 tokens) are not seen; nor are effects that depend on the step or on values that random weights do not produce.
+Limits: sequences have :data:`LENGTHS` tokens, or as many as a mixer asks for (``Mixer.trial_positions``), so effects that
+reach further (a convolution with a dilation of 16, summaries of 64 tokens) are not seen; nor are effects that depend on the
+step or on values that random weights do not produce. Windows of attention are shortened.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from titan_core.api import Around, ModelLayout, ModuleCall, Problem, Shares
 from titan_core.model.preserved import preserved_module
+from titan_core.model.small_copy import positions_to_try, short_windows
 from titan_core.model.stand_in import StandInMode, stand_in
 
 LENGTHS = (16, 20, 24)
@@ -50,13 +52,15 @@ class SmallModelTrial:
         keys = {mixer.key_heads for mixer in layout.mixers.values()}
         sizes = {layout.dim, layout.vocab_size, *heads, *keys, *(layout.dim // count for count in heads)}
         if length is None:
-            length = next((candidate for candidate in LENGTHS if candidate not in sizes), LENGTHS[0])
+            longer = positions_to_try(layout) - LENGTHS[0]
+            length = next((longer + one for one in LENGTHS if longer + one not in sizes), longer + LENGTHS[0])
         self.seq = min(length, layout.max_seq_len)
         numbers = torch.arange(_BATCH * self.seq, device=device) * 7 + 1
         self.tokens = (numbers % layout.vocab_size).view(_BATCH, self.seq)
         self.positions = torch.arange(self.seq, device=device).expand(_BATCH, -1)
         try:
             self._model = stand_in(model, layout, device)
+            self.layout = short_windows(self._model, layout)
             self._names = {id(module): path for path, module in self._model.named_modules()}
             with self._recording(_shapes) as events:
                 self.logits = self.run(self.tokens)

@@ -10,9 +10,8 @@ import torch
 from titan_core.api import Batch, BatchPlan, Job, MeshPlan, StepInput, World
 from titan_core.api.config.sections import DataSection, TrainingSection
 from titan_core.api.parallel.microbatch import AuxiliaryLosses
+from titan_core.model.small_copy import positions_to_try
 
-_POSITIONS = 16
-"""Least number of positions in a sequence."""
 _SHORT = 64
 """A job's own sequences are used if they have at most this many positions."""
 _DATA = 8
@@ -103,7 +102,7 @@ def _length(job: Job) -> int:
     """Return a number of positions that the mesh divides as it divides the job's own."""
     own = job.batch.seq_len
     multiple = 2 * math.prod(job.mesh.degrees[dim.name] for dim in job.mesh.dims if dim.divides in ("sequence", "weights"))
-    length = -(-_POSITIONS // multiple) * multiple
+    length = -(-positions_to_try(job.model.layout) // multiple) * multiple
     return own if own <= max(_SHORT, length) else length
 
 

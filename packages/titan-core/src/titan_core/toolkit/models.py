@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titan_core.api.model.attention import attend_within_documents as attend_within_documents
+from titan_core.api.model.attention import attend as attend
 from titan_core.api.model.random_streams import divide_streams as divide_streams
 from titan_core.api.observe.deferred_reports import finite as finite, in_flight as in_flight
 from titan_core.api.parallel.microbatch import AuxiliaryLosses as AuxiliaryLosses, microbatch_scope as microbatch_scope

@@ -79,12 +79,33 @@ class Mixer:
     """For kinds that the model defines: the computation if each rank has only some of the positions. ``(module, share)`` ->
     a function that replaces the module's forward, and takes and returns tensors of this rank's positions. ``share`` is a
     :class:`~titan_core.api.SequenceShare`. ``None``: sequences cannot be sharded."""
+    window: int | None = None
+    """Of causal attention: number of positions that a query sees, its own included; ``None``: all."""
+    softcap: float | None = None
+    """Of causal attention: cap ``c`` of the scores, which become ``c * tanh(score / c)``."""
+    scale: float | None = None
+    """Of causal attention: factor of the scores; ``None``: ``head_dim ** -0.5``."""
+    sinks: bool = False
+    """Of causal attention: whether each head has a sink, a score of its own in the softmax without a value."""
+    trial_positions: int | None = None
+    """Positions of a sequence that shows all that the mixer computes, such as two chunks of a chunked computation; ``None``:
+    any 16. Trials of the model have sequences of at least this length."""
 
     def __post_init__(self) -> None:
         if not self.kind:
             raise ValueError("a mixer's kind must not be empty")
+        for name, value in self.options.items():
+            if value is not None and value is not False and (self.kind != CAUSAL_ATTENTION or not value > 0):
+                raise ValueError(f"a mixer of kind {self.kind!r} cannot have {name} = {value}")
+        if self.trial_positions is not None and self.trial_positions < 1:
+            raise ValueError(f"trial_positions must be at least 1, not {self.trial_positions}")
         if self.heads is None and (self.kv_heads is not None or self.kind == CAUSAL_ATTENTION):
             raise ValueError(f"a mixer of kind {self.kind!r} with kv_heads {self.kv_heads} needs heads")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options of causal attention by name."""
+        return {"window": self.window, "softcap": self.softcap, "scale": self.scale, "sinks": self.sinks}
 
     @property
     def key_heads(self) -> int | None:
@@ -92,13 +113,37 @@ class Mixer:
         return self.heads if self.kv_heads is None else self.kv_heads
 
 
-def causal_attention(heads: int, kv_heads: int | None = None) -> Mixer:
-    """Return a mixer for causal softmax attention with scale ``head_dim ** -0.5``, without its projections. The module is
-    called with ``(q, k, v)``, each ``[batch, heads, seq, head_dim]``, and returns a tensor like ``q``
-    (:class:`titan_core.api.CausalAttention`, for example).
+def causal_attention(
+    heads: int,
+    kv_heads: int | None = None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    sinks: bool = False,
+) -> Mixer:
+    """Return a mixer for causal softmax attention, without its projections. The module is called with ``(q, k, v)``, each
+    ``[batch, heads, seq, head_dim]``, and returns a tensor like ``q``, of the width of ``v``. It is a
+    :class:`titan_core.api.CausalAttention` with the same options, or a module without parameters that computes the same.
 
     Args:
         heads: number of query heads.
         kv_heads: number of key/value heads; ``None``: ``heads``.
+        window: number of positions that a query sees, its own included; ``None``: all.
+        softcap: cap ``c`` of the scores, which become ``c * tanh(score / c)``.
+        scale: factor of the scores; ``None``: ``head_dim ** -0.5``.
+        sinks: whether the module is also called with ``sinks=``, ``[heads]``, the score of each head's sink.
+
+    Raises:
+        ValueError: an option is not positive.
     """
-    return Mixer(kind=CAUSAL_ATTENTION, heads=heads, kv_heads=kv_heads, sequence_dim=2)
+    return Mixer(
+        kind=CAUSAL_ATTENTION,
+        heads=heads,
+        kv_heads=kv_heads,
+        sequence_dim=2,
+        window=window,
+        softcap=softcap,
+        scale=scale,
+        sinks=sinks,
+    )

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from titan_core.api.model.document_mask import document_mask
+from titan_core.api.model.attention_mask import document_mask
 from titan_core.api.training.batch import Batch
 
 if TYPE_CHECKING:
@@ -62,8 +62,10 @@ class Microbatch:
     """Cached token words of random modules, by first column and number of columns."""
 
     document_mask: Tensor | BlockMask | None = field(init=False, repr=False, compare=False, default=None)
-    """The mask that all causal attention within documents uses (:mod:`titan_core.api.model.document_mask`); ``None`` before
+    """The mask that all causal attention within documents uses (:mod:`titan_core.api.model.attention_mask`); ``None`` before
     :meth:`make_document_mask`. A compiled block takes it as an input."""
+    window_masks: dict[int, Tensor | BlockMask] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """The same of attention within a window, by the window's positions. CUDA only: CPUs compute windows in bands."""
 
     def __post_init__(self) -> None:
         digest = hashlib.sha256(f"{self.seed}:{self.step}".encode()).digest()
@@ -72,10 +74,19 @@ class Microbatch:
         key = torch.full((), value, dtype=torch.int64, device=self.batch.tokens.device)
         object.__setattr__(self, "key", key)
 
-    def make_document_mask(self) -> None:
-        """Make :attr:`document_mask`, once, if the batch has documents."""
-        if self.batch.documents is not None and self.document_mask is None:
-            object.__setattr__(self, "document_mask", document_mask(self.batch.documents, self.batch.columns))
+    def make_document_mask(self, windows: Iterable[int] = ()) -> None:
+        """Make :attr:`document_mask`, once, if the batch has documents, and :attr:`window_masks` for ``windows``, in
+        positions."""
+        tokens, documents, columns = self.batch.tokens, self.batch.documents, self.batch.columns
+        if documents is not None and self.document_mask is None:
+            object.__setattr__(self, "document_mask", document_mask(documents, columns))
+        # Without documents, the keys that a rank's columns may see are not known here.
+        if tokens.device.type != "cuda" or (documents is None and columns is not None):
+            return
+        whole = torch.zeros_like(tokens) if documents is None else documents
+        for window in windows:
+            if window < whole.shape[1] and window not in self.window_masks:
+                self.window_masks[window] = document_mask(whole, columns, window)
 
 
 # Not a context variable: autograd runs the backward pass of a CUDA device in its own thread, which would not see it.

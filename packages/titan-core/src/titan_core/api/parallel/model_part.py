@@ -97,8 +97,9 @@ class ModelPart:
         Args:
             microbatch: its batch must already be :meth:`transformed`.
         """
-        if self.layout.masks_documents and any(mixer.kind == CAUSAL_ATTENTION for mixer in self.layout.mixers.values()):
-            microbatch.make_document_mask()
+        attention = [mixer for mixer in self.layout.mixers.values() if mixer.kind == CAUSAL_ATTENTION]
+        if attention:
+            microbatch.make_document_mask({mixer.window for mixer in attention if mixer.window is not None})
         self.batch = microbatch.batch
         try:
             with microbatch_scope(microbatch):

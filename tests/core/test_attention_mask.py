@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask
 
 from titan_core.api import Batch, CausalAttention, Microbatch, ModelLayout, ModelPart, causal_attention
-from titan_core.api.model import attention
+from titan_core.api.model import attention_mask
 from titan_core.api.model.attention import flex_attend
-from titan_core.api.model.document_mask import block_mask, document_mask
+from titan_core.api.model.attention_mask import block_mask, document_mask
 from titan_core.api.parallel import microbatch
 from titan_core.model.next_token import NextToken
 
@@ -35,7 +35,8 @@ def packed(seq: int, decreasing: bool) -> Tensor:
 
 @pytest.mark.parametrize(("seq", "decreasing"), [(256, False), (300, False), (384, True)])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_blocks_are_those_of_the_mask(seq: int, decreasing: bool, ranks: int) -> None:
+@pytest.mark.parametrize("window", [None, 1, 100, 200])
+def test_blocks_are_those_of_the_mask(seq: int, decreasing: bool, ranks: int, window: int | None) -> None:
     documents = packed(seq, decreasing)
     chunks = torch.arange(seq).expand(2, -1).chunk(2 * ranks, 1)
     for rank in range(ranks):
@@ -43,16 +44,21 @@ def test_blocks_are_those_of_the_mask(seq: int, decreasing: bool, ranks: int) ->
         of_queries = documents.gather(1, columns)
 
         def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return (of_queries[batch, query] == documents[batch, key]) & (columns[batch, query] >= key)  # noqa: B023
+            distance = columns[batch, query] - key  # noqa: B023
+            seen = (of_queries[batch, query] == documents[batch, key]) & (distance >= 0)  # noqa: B023
+            return seen if window is None else seen & (distance < window)
 
         torch_mask = create_block_mask(sees, 2, None, columns.shape[1], seq, device="cpu")
-        mask = block_mask(documents, columns)
-        assert torch.equal(mask.to_dense(), torch_mask.to_dense())
+        mask = block_mask(documents, columns, window)
+        if window is None or ranks == 1 or seq == 300:
+            assert torch.equal(mask.to_dense(), torch_mask.to_dense())
+        else:  # a block of queries from both chunks may be evaluated where neither sees a key
+            assert (mask.to_dense() >= torch_mask.to_dense()).all()
         assert torch.equal(mask.full_kv_num_blocks, torch_mask.full_kv_num_blocks)
         assert mask.shape == torch_mask.shape
         q = torch.randn(2, 4, columns.shape[1], 16)
         k, v = (torch.randn(2, 2, seq, 16) for _ in "kv")
-        dense = document_mask(documents, columns)
+        dense = document_mask(documents, columns, window)
         expected = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=dense, enable_gqa=True)  # type: ignore[arg-type]
         torch.testing.assert_close(flex_attend(q, k, v, mask), expected)
 
@@ -90,12 +96,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """The masks that are made, which are those of GPUs."""
     masks: list[Any] = []
 
-    def make(documents: Tensor, columns: Tensor | None = None) -> Any:
-        masks.append(block_mask(documents, columns))
+    def make(documents: Tensor, columns: Tensor | None = None, window: int | None = None) -> Any:
+        masks.append(block_mask(documents, columns, window))
         return masks[-1]
 
     monkeypatch.setattr(microbatch, "document_mask", make)
-    monkeypatch.setattr(attention, "document_mask", make)
+    monkeypatch.setattr(attention_mask, "document_mask", make)
     yield masks
     torch.compiler.reset()
 
