@@ -26,6 +26,7 @@ def test_the_complete_state_is_restored(tmp_path: Path, optimizer: str | None, s
     assert all(torch.equal(second.final[name], tensor) for name, tensor in whole.final.items())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("before", "after"), [pytest.param((4, {}), (2, {}), marks=pytest.mark.full), ((2, {}), (1, {}))], ids=str
 )

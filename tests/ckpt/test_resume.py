@@ -75,6 +75,7 @@ class Signals:
             os.kill(os.getpid(), self.which)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rank", [pytest.param("0", marks=pytest.mark.full), "1"])
 def test_sigterm_on_one_rank_stops_all_ranks_with_a_checkpoint(gloo: GlooPool, tmp_path: Path, rank: str) -> None:
     whole = gloo.run(2, run_in, str(tmp_path), {"job.dump_folder": "whole"})

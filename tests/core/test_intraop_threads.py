@@ -65,6 +65,7 @@ print(json.dumps(found))
 
 
 # macOS lists the threads of a process nowhere that a test can read; what it would count is OpenMP's there too.
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts the threads that Linux lists in /proc")
 def test_no_other_thread_brings_up_a_team(in_tmp: Path) -> None:
     environment = {

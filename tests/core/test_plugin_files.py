@@ -64,7 +64,7 @@ def test_a_plugin_file_is_listed_with_its_hash(file: Path, capsys: pytest.Captur
     assert "my_plugin" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.full), "1"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("1", marks=pytest.mark.full)])
 def test_a_run_uses_and_records_it(file: Path, workers: str) -> None:
     """The data worker, a process of its own, finds the dataset's code too."""
     command = [sys.executable, "-m", "titan_core", "--plugin=my_plugin.py", *train(f"--data.num_workers={workers}")]

@@ -147,6 +147,7 @@ def join(values: list[str | None]) -> str:
         return str(error)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("values", "report"),
     [

@@ -92,6 +92,7 @@ def test_an_interrupted_tokenisation_resumes(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.full
 def test_a_killed_command_leaves_nothing_running_and_resumes(tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -71,6 +71,7 @@ def ends_with(folder: str, fault: Fault) -> str:
         return type(error).__name__
 
 
+@pytest.mark.full
 def test_the_original_failure_is_on_top_and_its_consequences_follow(gloo: GlooPool, tmp_path: Path) -> None:
     assert gloo.run(2, ends_with, str(tmp_path), Fault(fail_on_rank_1)) == ["RuntimeError"] * 2
     text = Report.read(str(tmp_path / "run")).page()

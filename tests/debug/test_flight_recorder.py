@@ -56,6 +56,7 @@ def other_shape(rank: int, step: int) -> None:
     dist.all_reduce(torch.ones(6 if rank == 0 else 600))
 
 
+@pytest.mark.full
 def test_a_rank_that_sleeps_is_found_while_training_continues(gloo: GlooPool, tmp_path: Path) -> None:
     ends, found = analysed(gloo, tmp_path, sleeps, PATIENT)
     assert ends == ["all steps are done"] * 2

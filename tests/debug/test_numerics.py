@@ -95,6 +95,7 @@ def test_bad_steps_are_skipped(gloo: GlooPool, tmp_path: Path, ranks: int) -> No
     assert [line["tokens_seen"] for line in lines] == [128 * step for step in range(1, 7)]  # their data counts as read
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("ranks", "bad"), [(2, (2, "layers.1", False, 4)), (1, (2, "layers.1.feed_forward.w1", True, 3))], ids=["loss", "norm"]
 )

@@ -43,6 +43,7 @@ def trained(folder: str) -> list[float]:
     return run_recipe("tiny", settings, observers=[Patient()]).losses
 
 
+@pytest.mark.full
 def test_a_running_job_writes_statistics_on_request(
     gloo: GlooPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

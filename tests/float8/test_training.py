@@ -39,6 +39,7 @@ def test_low_precision_learns_as_bf16_does(one_device: Runs, recipe: str) -> Non
     assert float8.losses == pytest.approx(bf16.losses, rel=0.02)
 
 
+@pytest.mark.full
 def test_two_ranks_change_nothing_but_rounding(gloo: GlooPool, one_device: Runs, tmp_path: Path) -> None:
     gathered = "tensorwise, float8 all-gather"
     for record in gloo.run(2, run_in, str(tmp_path), {**FAST, **RECIPES[gathered]}):

@@ -76,6 +76,7 @@ def test_ranks_on_one_gpu_train_as_one(
     require_equal(records, one)
 
 
+@pytest.mark.full
 def test_gloo_has_every_collective_on_the_cpu(gloo: GlooPool) -> None:
     """The probe reports what is missing and nothing else."""
     assert gloo.run(2, lacking, "cpu") == [{}, {}]

@@ -47,6 +47,7 @@ def imported(folder: Path) -> set[str]:
     return {path.name.removeprefix("imported-") for path in folder.glob("imported-*")}
 
 
+@pytest.mark.full
 def test_ranks_and_data_workers_import_nothing_from_the_current_folder(hostile: Path) -> None:
     titan = str(Path(sys.executable).with_name("titan"))
     options = ["--training.steps", "2", "--data.num_workers", "1", "--job.device", "cpu", "--job.dump_folder", "run"]

@@ -106,6 +106,7 @@ def test_a_run_starts_from_the_weights_with_or_without_checkpoints(here: Path) -
         assert torch.equal(record.initial["layers.1.feed_forward.w2.weight"], model.model.layers[1].mlp.down_proj.weight)
 
 
+@pytest.mark.full
 def test_a_resumed_run_needs_no_weights(here: Path) -> None:
     """Also through the config that the run recorded."""
     changes = {"checkpoint.enable": "true", "model.tokenizer": "byte", "training.stop_at_step": 1}

@@ -17,6 +17,7 @@ def test_addresses_are_read(text: str, address: str) -> None:
     assert address_of(text) == address
 
 
+@pytest.mark.full
 def test_a_job_of_one_machine_listens_on_loopback_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its launcher, its ranks and their children: stores and gloo."""
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # of the tests
@@ -35,6 +36,7 @@ def test_a_job_of_one_machine_listens_on_loopback_only(tmp_path: Path, monkeypat
         assert machine.wait() == 130
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_replica_groups_of_one_machine_listen_on_loopback_only(
     ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -480,6 +480,7 @@ class Touch:
 SHARES = 32
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("share", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, SHARES))])
 def test_no_door_runs_code(share: int, hostile: Path) -> None:
     """A step of a job; a checkpoint whose manifest names files and modules at each place; a folder of a model with code,

@@ -113,6 +113,7 @@ def test_what_the_user_sets_stays() -> None:
     assert {job.config.value("activation_checkpoint.mode") for job in planner.estimated} == {"selective"}
 
 
+@pytest.mark.full
 def test_numbers_change_on_request_only() -> None:
     settings = {**SMALL, "training.mixed_precision_param": "bfloat16", "parallelism.pipeline_parallel_degree": 1}
     kept = _Planner("llama3_debug", 2, settings)
@@ -132,6 +133,7 @@ def test_if_nothing_fits_the_nearest_miss_is_named() -> None:
     assert candidate.workload.mesh.world_size == 4 and str(candidate.workload.mesh) in describe(candidate)
 
 
+@pytest.mark.full
 def test_estimates_correct_the_arithmetic() -> None:
     """Activations take four times what the arithmetic says: one estimate of a kind of recomputation teaches that."""
     exact = _Planner("llama3_debug", 8, SMALL)
@@ -145,6 +147,7 @@ def test_estimates_correct_the_arithmetic() -> None:
     assert len(set(kinds)) == len(kinds)
 
 
+@pytest.mark.full
 def test_the_written_recipe_passes_config_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     planner = _Planner("llama3_debug", 8, SMALL)
     plan = planner.run()
@@ -209,6 +212,7 @@ def test_a_time_limit_that_nothing_is_left_to_exceed_stops_nothing() -> None:
     assert plan.stopped is None and plan.winner is not None
 
 
+@pytest.mark.full
 def test_a_search_says_how_far_it_is() -> None:
     said: list[str] = []
     _Planner("llama3_debug", 8, SMALL).run(finalists=3, report=said.append)
@@ -233,6 +237,7 @@ def _conclude(folder: Path, plan: Plan, planner: _Planner, capsys: pytest.Captur
     return status, capsys.readouterr().out, out.exists()
 
 
+@pytest.mark.full
 def test_only_a_complete_comparison_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {**SMALL, "parallelism.pipeline_parallel_degree": 1}
     planner = _Planner("llama3_debug", 4, settings)

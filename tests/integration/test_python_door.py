@@ -48,6 +48,7 @@ class PandasStandIn:
             return [self.columns[name] for name in names]
 
 
+@pytest.mark.full
 def test_the_snippets_of_the_page_run(
     in_tmp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +137,7 @@ def test_the_process_is_as_before(fails: bool, in_tmp: Path, monkeypatch: pytest
     assert _state() == before
 
 
+@pytest.mark.full
 def test_the_same_call_twice_gives_the_same_run(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quiet = {**SMALL, "metrics.enable_console": False}
     ends = [titan_core.train("tiny", {**quiet, "job.dump_folder": in_tmp / name}) for name in ("one", "two")]

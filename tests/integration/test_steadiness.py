@@ -80,6 +80,7 @@ def threads_of_a_job(mode: str, folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts the threads that Linux lists in /proc")
 @pytest.mark.parametrize("mode", rows(["disabled", "async"], quick=["async"]))
 def test_a_job_with_checkpoints_keeps_one_team(mode: str, in_tmp: Path) -> None:

@@ -43,6 +43,7 @@ DATASETS: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "kind", [kind if kind == "mixture" else pytest.param(kind, marks=pytest.mark.full) for kind in DATASETS]
 )

@@ -106,6 +106,7 @@ def test_experts_divided_over_a_view_train_as_one_device(
         assert record.grad_norms == pytest.approx(one_device.grad_norms[:4], rel=1e-6)
 
 
+@pytest.mark.full
 def test_experts_saved_on_one_mesh_resume_on_another(
     gloo: GlooPool, experts: str, one_device: RunRecord, tmp_path: Path
 ) -> None:

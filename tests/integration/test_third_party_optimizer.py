@@ -90,6 +90,7 @@ def test_it_trains_as_on_one_device(
         torch.testing.assert_close(final[name], tensor, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mesh", [{}, pytest.param(TP, marks=pytest.mark.full)], ids=["fsdp2", "tp2"])
 def test_it_resumes_bit_for_bit_and_on_another_mesh(
     gloo: GlooPool, site: str, tmp_path: Path, mesh: dict[str, object]

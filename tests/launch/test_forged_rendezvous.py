@@ -119,6 +119,7 @@ def test_a_machine_that_joins_waits_until_a_forged_state_is_repaired(endpoint: s
     machine.stop()
 
 
+@pytest.mark.full
 def test_two_machines_train_while_a_stranger_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of them hosts the store. The ranks of one wait until the stranger has tried everything."""
     with socket.create_server(("127.0.0.1", 0)) as server:

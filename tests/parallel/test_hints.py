@@ -99,6 +99,7 @@ def jobs(draw: st.DrawFn) -> tuple[dict[str, object], int]:
     return chosen, world
 
 
+@pytest.mark.full
 @given(jobs())
 @settings(max_examples=40)
 @example(({PP: 3, SCHEDULE: "Interleaved1F1B", "training.global_batch_size": 20}, 3))

@@ -66,6 +66,7 @@ def test_signs_of_life_keep_the_last_of_each_attempt() -> None:
     assert {500.0, 4500.0, 4999.0} <= set(signs.times)
 
 
+@pytest.mark.full
 def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
     def peak(count: int) -> int:
         folder = write_run(tmp_path, [line(step) for step in range(count)])
