@@ -19,6 +19,7 @@ from titan_core.api import (
     Normal,
     Replicate,
     Row,
+    Shard,
     Tokens,
     VocabularySize,
     Width,
@@ -49,17 +50,29 @@ class TinyArgs(BaseModel):
     """Added to the mean square in RMSNorm."""
     tie_embeddings: bool = False
     """Whether the output layer shares the embedding's weight."""
+    window: Tokens | None = Field(default=None, gt=0)
+    """Positions that a query of every second block sees, the first included; unset: all."""
+    softcap: float | None = Field(default=None, gt=0)
+    """Cap of the scores of all blocks."""
+    sinks: bool = False
+    """Whether each head has a sink."""
 
     @property
     def head_dim(self) -> int:
         """Width of a head."""
         return self.dim // self.n_heads
 
+    def attention(self, block: int) -> dict[str, Any]:
+        """Return the options of a block's attention."""
+        window = None if block % 2 else self.window
+        return {"window": window, "softcap": self.softcap, "sinks": self.sinks}
+
     @property
     def num_params(self) -> int:
         """Number of parameters; a shared embedding counts once."""
         attention = 2 * self.dim * self.dim + 2 * self.dim * self.n_kv_heads * self.head_dim
         block = attention + 3 * self.dim * self.ffn_dim + 2 * self.dim
+        block += self.n_heads if self.sinks else 0
         return self.n_layers * block + (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim + self.dim
 
 
@@ -90,10 +103,14 @@ def layout(args: TinyArgs) -> ModelLayout:
             "layers.*.attention.wo.weight": Row(),
             "layers.*.feed_forward.w[13].weight": Column(),
             "layers.*.feed_forward.w2.weight": Row(),
+            **({"layers.*.attention.sinks": Shard(0)} if args.sinks else {}),
             "*norm.weight": Replicate(),
         },
         regions=("layers.*.attention", "layers.*.feed_forward"),
-        mixers={"layers.*.attention.mixer": causal_attention(args.n_heads, args.n_kv_heads)},
+        mixers={
+            f"layers.{index}.attention.mixer": causal_attention(args.n_heads, args.n_kv_heads, **args.attention(index))
+            for index in range(args.n_layers)
+        },
         masks_documents=True,
         parameters={
             "*norm.weight": Constant(1.0),

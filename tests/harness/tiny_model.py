@@ -27,20 +27,21 @@ def turned(x: Tensor, turns: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Grouped-query attention."""
 
-    def __init__(self, args: TinyArgs) -> None:
+    def __init__(self, args: TinyArgs, block: int) -> None:
         super().__init__()
         self.head_dim = args.head_dim
         kv_dim = args.n_kv_heads * args.head_dim
         self.wq, self.wo = (nn.Linear(args.dim, args.dim, bias=False) for _ in "qo")
         self.wk, self.wv = (nn.Linear(args.dim, kv_dim, bias=False) for _ in "kv")
-        self.mixer = CausalAttention()
+        self.sinks = nn.Parameter(torch.empty(args.n_heads)) if args.sinks else None
+        self.mixer = CausalAttention(**args.attention(block))
 
     def forward(self, x: Tensor, turns: Tensor, documents: Tensor | None) -> Tensor:
         """``[batch, seq, dim]`` to the same."""
         batch, seq, _ = x.shape
         linears = (self.wq, self.wk, self.wv)
         q, k, v = (linear(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for linear in linears)
-        mixed = self.mixer(turned(q, turns), turned(k, turns), v, documents)
+        mixed = self.mixer(turned(q, turns), turned(k, turns), v, documents, sinks=self.sinks)
         return self.wo(mixed.transpose(1, 2).reshape(batch, seq, -1))
 
 
@@ -61,9 +62,9 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention and a feed-forward layer, each with a pre-norm and a residual connection."""
 
-    def __init__(self, args: TinyArgs) -> None:
+    def __init__(self, args: TinyArgs, number: int) -> None:
         super().__init__()
-        self.attention_norm, self.attention = nn.RMSNorm(args.dim, eps=args.norm_eps), Attention(args)
+        self.attention_norm, self.attention = nn.RMSNorm(args.dim, eps=args.norm_eps), Attention(args, number)
         self.ffn_norm, self.feed_forward = nn.RMSNorm(args.dim, eps=args.norm_eps), FeedForward(args)
 
     def forward(self, x: Tensor, turns: Tensor, documents: Tensor | None) -> Tensor:
@@ -80,7 +81,7 @@ class TinyModel(nn.Module):
     def __init__(self, args: TinyArgs) -> None:
         super().__init__()
         self.tok_embeddings = nn.Embedding(args.vocab_size, args.dim)
-        self.layers = nn.ModuleDict({str(index): Block(args) for index in range(args.n_layers)})
+        self.layers = nn.ModuleDict({str(index): Block(args, index) for index in range(args.n_layers)})
         self.norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
         self.output = nn.Linear(args.dim, args.vocab_size, bias=False)
         if args.tie_embeddings:

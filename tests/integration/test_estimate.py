@@ -33,9 +33,10 @@ def estimated(
     world_size: int,
     every_block: bool = False,
     every_microbatch: bool = False,
+    recipe: str = "llama3_debug",
     **options: Any,
 ) -> Estimate:
-    """Estimate ``llama3_debug`` in this process, in which CUDA is simulated."""
+    """Estimate a recipe in this process, in which CUDA is simulated."""
     from titan_core.api.config.resolved import Override
     from titan_core.api.plugins.assembled_job import AssembledJob
     from titan_core.loop.trainer import train
@@ -43,7 +44,7 @@ def estimated(
     from titan_simulate.hardware.read import read_machine
 
     def job_of(more: Sequence[Override]) -> AssembledJob:
-        return make_job("llama3_debug", {**settings, **{one.key: one.text for one in more}}, world_size, missing_ok=True)
+        return make_job(recipe, {**settings, **{one.key: one.text for one in more}}, world_size, missing_ok=True)
 
     if every_block:
         setattr(module, "FEW", 10**6)  # noqa: B010 - in a process of its own
@@ -79,6 +80,18 @@ def test_the_parts_of_an_estimate_agree(fake_cuda: FakeCuda) -> None:
     assert found.tokens_per_second_per_gpu == pytest.approx(4 * 512 / found.step_seconds)
     assert found.fits and 0.0 < found.mfu < 1.0
     assert found.assumptions["matmul.bf16.peak_tflops"] == 989.4
+
+
+def test_a_window_shortens_attention(fake_cuda: FakeCuda) -> None:
+    """Of every second block, to the pairs of positions that it shows."""
+    model = "{{dim = 256, n_layers = 6, n_heads = 8, n_kv_heads = 4, ffn_dim = 512{}}}"
+    job = {**JOB, "training.seq_len": 2048, "data.document_mask": "true"}
+    all_pairs, some = (
+        fake_cuda.call(estimated, {**job, "model.args": model.format(window)}, 1, recipe="tiny").seconds
+        for window in ("", ", window = 512")
+    )
+    visible = 512 / 2048 * (1 - 511 / 4096) / 0.5
+    assert some["attention"] == pytest.approx(all_pairs["attention"] * (1 + visible) / 2, rel=0.01)
 
 
 def test_accumulation_takes_longer_and_no_more_memory(fake_cuda: FakeCuda) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from titan_core.api import PipelineCosts, UserError
+from titan_core.api import ModelLayout, PipelineCosts, UserError, matches
 from titan_core.toolkit.jobs import AssembledJob
 from titan_simulate.costs import costs_of
 from titan_simulate.engine import forks
@@ -122,8 +122,11 @@ def estimate(
     microbatches = None if pipeline is None else pipeline.microbatches
     size = job.mesh.world_size
     ranks = [0] if pipeline is None else [0, size - 1]
-    alike = all(one.blocks_alike for one in costs) and len(set(map(_rounded, job.model.layout.block_costs))) <= 1
-    few, more = (FEW, MORE) if alike else (None, None)
+    period = _period(job.model.layout)
+    alike = all(one.blocks_alike for one in costs) and (period == 1 or pipeline is None)
+    # Whole periods are added to what is simulated.
+    fewest = FEW + (job.model.layout.num_blocks - FEW) % period
+    few, more = (fewest, fewest + period * -(-(MORE - FEW) // period)) if alike else (None, None)
     device = _device(machine)
 
     # The longest ones first, and of these the one that checks the model too.
@@ -143,11 +146,22 @@ def estimate(
     of_rank = {rank: [one for one in reversed(taken) if one.rank == rank] for rank in ranks}
     overlaps = any(one.overlaps_matmuls for one in costs)
     found = {rank: _Extended(pair, machine, scale, overlaps) for rank, pair in of_rank.items()}
-    return _combined(job, pipeline, found, machine, few)
+    return _combined(job, pipeline, found, machine, few, more)
 
 
-def _rounded(cost: float) -> float:
-    return round(cost, 9)
+def _period(layout: ModelLayout) -> int:
+    """Return after how many blocks their costs and attention repeat, such as 6 if each sixth has no window."""
+    depth = layout.blocks.count(".") + 2
+    kinds: list[list[object]] = []
+    for index in range(layout.num_blocks):
+        name = f"{layout.blocks}.{index}"
+        mixers = [
+            mixer.options
+            for pattern, mixer in layout.mixers.items()
+            if matches(name, [".".join(pattern.split(".")[:depth])])
+        ]
+        kinds.append([*mixers, *(round(cost, 9) for cost in layout.block_costs[index : index + 1])])
+    return next((n for n in range(1, layout.num_blocks) if kinds[n:] == kinds[:-n]), layout.num_blocks)
 
 
 def _reduction(job: AssembledJob, pipeline: PipelineCosts | None) -> tuple[dict[str, str], float]:
@@ -252,7 +266,7 @@ def _together(module: str) -> str:
 
 def _combined(
     job: AssembledJob, costs: PipelineCosts | None, found: Mapping[int, _Extended], machine: Machine,
-    few: int | None,
+    few: int | None, more: int | None,
 ) -> Estimate:  # fmt: skip
     first = found[min(found)]
     worst = max(found.values(), key=lambda one: one.need.bytes)
@@ -270,7 +284,7 @@ def _combined(
     assumptions = {
         **machine.assumptions(),
         **assumptions_of(job, [one.samples[0] for one in found.values()]),
-        "simulated blocks": "all" if few is None or whole <= MORE else f"{FEW} and {MORE} per part, extended linearly",
+        "simulated blocks": "all" if few is None or whole <= more else f"{few} and {more} per part, extended linearly",
     }
     return Estimate(
         device=machine.name,

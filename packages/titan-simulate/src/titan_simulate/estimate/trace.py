@@ -32,14 +32,16 @@ class Trace:
         self,
         compiled: Callable[[str], bool] = lambda module: False,
         action: Callable[[], Action | None] = lambda: None,
+        window: Callable[[str], int | None] = lambda module: None,
     ) -> None:
         """
         Args:
+            window: positions that a query of an attention module (by name) sees; ``None``: all before its own.
             compiled: whether ``torch.compile`` would compile the code of a module (by name).
             action: returns the action of the pipeline's schedule that runs.
         """
         self.work: list[Work] = []
-        self._compiled, self._action = compiled, action
+        self._compiled, self._action, self._window = compiled, action, window
         self._phase = "start"
         self._position: dict[int, int] = {}  # number of an operation -> position in the trace
         self._storages: dict[int, int] = {}  # address of a storage -> its number
@@ -61,7 +63,7 @@ class Trace:
         self._phase = operation.phase
         if operation.view:
             return
-        short = operation.name.partition("::")[2].partition(".")[0]
+        short = operation.name.rpartition("::")[2].partition(".")[0]  # higher-order operators have no namespace
         if operation.number < 0 or short in ("monitored_barrier",):
             self._number_results(operation)
             return
@@ -90,7 +92,8 @@ class Trace:
             keywords = _matmul(operation)
         elif kind is Kind.ATTENTION:
             causal = _is_causal(operation)
-            keywords = {"flops": operation.flops // (2 if causal else 1), "causal": causal}
+            share = _visible_share(operation, self._window(operation.module)) if causal else 1.0
+            keywords = {"flops": int(operation.flops * share), "causal": causal}
         # FSDP gathers and reduces in hooks of modules, outside of their compiled code.
         compiled = not operation.composed and not operation.name.startswith(("fsdp::", "c10d::"))
         self._position[operation.number] = position
@@ -167,6 +170,17 @@ def _is_causal(operation: Operation) -> bool:
     if getattr(operation.operator, "_schema", None) is None:
         return True  # flex attention: document masks are causal
     return bool(_argument(operation, "is_causal"))
+
+
+def _visible_share(operation: Operation, window: int | None) -> float:
+    """Return the share of all pairs of queries and keys that a causal mask lets a query see, half without a window.
+
+    Kernels with masks of their own skip blocks outside of a window; those with a causal flag are called without one.
+    """
+    keys = max((one.shape[2] for one in tensors_in(operation.args) if one.dim() == 4), default=0)
+    if window is None or window >= keys or getattr(operation.operator, "_schema", None) is not None:
+        return 0.5
+    return window / keys * (1 - (window - 1) / (2 * keys))
 
 
 def _permutes(operation: Operation, ranks: Sequence[int]) -> bool:

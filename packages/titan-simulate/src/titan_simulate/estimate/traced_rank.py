@@ -76,8 +76,12 @@ def take(
         def is_compiled(module: str) -> bool:
             return (fused and module.startswith(f"{layout.blocks}.")) or (fused_loss and module == layout.head[-1])
 
+        def window(module: str) -> int | None:
+            mixer = layout.mixer(module)
+            return None if mixer is None else mixer.window
+
         with watch_schedule() as schedule:
-            trace = _TraceOfMoments(is_compiled, lambda: schedule.action, parts)
+            trace = _TraceOfMoments(is_compiled, lambda: schedule.action, window, parts)
             found = simulate(
                 job, train, rank, observers=[trace], strict=False, device=device, resumed=True, checks_model=checks_model
             )
@@ -91,8 +95,14 @@ class _TraceOfMoments(Trace):
     """Also divides the phases of a step by what computes: the first and the last block of a part, the blocks between, and
     whatever else. In each of these moments the memory in use is linear in the number of blocks, so its peaks extend."""
 
-    def __init__(self, compiled: Callable[[str], bool], action: Callable[[], Action | None], parts: Parts) -> None:
-        super().__init__(compiled, action)
+    def __init__(
+        self,
+        compiled: Callable[[str], bool],
+        action: Callable[[], Action | None],
+        window: Callable[[str], int | None],
+        parts: Parts,
+    ) -> None:
+        super().__init__(compiled, action, window)
         self._parts = parts
         self._observation: Observation | None = None
         self._moments: dict[tuple[str, str], str] = {}
