@@ -284,7 +284,9 @@ def _combined(
     assumptions = {
         **machine.assumptions(),
         **assumptions_of(job, [one.samples[0] for one in found.values()]),
-        "simulated blocks": "all" if few is None or whole <= more else f"{few} and {more} per part, extended linearly",
+        "simulated blocks": "all"
+        if few is None or more is None or whole <= more
+        else f"{few} and {more} per part, extended linearly",
     }
     return Estimate(
         device=machine.name,
