@@ -151,7 +151,7 @@ def changes(before: str, after: str) -> Changes:
                 required = name not in MADE_BY_TITAN and _is_required(now[member], now[""])
                 (found.breaking if required else found.added).append(f"{where}: new")
             elif was[member] != now[member]:
-                accepts = _accepts_the_calls_of(was[member], now[member])
+                accepts = _accepts_the_calls_of(was[member], now[member]) or now[member].startswith(f"{was[member]} | ")
                 (found.added if accepts else found.breaking).append(f"{where}: {was[member]} -> {now[member]}")
     return Changes(sorted(found.breaking), sorted(found.added))
 

@@ -12,6 +12,7 @@ import pytest
 
 from harness.distributions import entry_points_in, write_distribution
 from titan_core.api import (
+    Computed,
     Mixer,
     Model,
     ModelDefinition,
@@ -392,7 +393,7 @@ def definition(**changed: Any) -> ModelDefinition:
 
     layout = ModelLayout(
         num_blocks=1, dim=1, vocab_size=1, max_seq_len=1, embedding=(), blocks="blocks", head=(), buffers={"*": fails},
-        mixers={"m": Mixer(kind="odd", divided=Ref("odd:raises"))},
+        mixers={"m": Mixer(kind="odd", divided=Ref("odd:raises"))}, parameters={"p": Computed(Ref("odd:raises"))},
     )  # fmt: skip
     made = ModelDefinition(layout=layout, build=fails, num_params=1, flops_per_token=fails)
     of_layout = {name: value for name, value in changed.items() if name in ModelLayout.__dataclass_fields__}
@@ -403,7 +404,7 @@ def definition(**changed: Any) -> ModelDefinition:
 def test_a_definition_is_guarded_too() -> None:
     made = RETURNS["Model.define"](ORIGIN, definition())
     divided = made.layout.mixers["m"].divided
-    assert divided.origin is ORIGIN
+    assert divided.origin is ORIGIN and made.layout.parameters["p"].values.origin is ORIGIN
     for call in (made.build, lambda: made.flops_per_token(3), made.layout.buffers["*"]):
         with pytest.raises(PluginFailure, match="plugin 'odd'"):
             call()

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from titan_core.api import Constant, InitialValue, Normal, TruncatedNormal, Uniform
+from titan_core.api import Computed, Constant, Elements, InitialValue, Normal, Ref, TruncatedNormal, Uniform, UserError
 from titan_core.model import random_values
 from titan_core.model.philox import philox_words
 from titan_core.model.random_values import fill
@@ -46,9 +46,21 @@ def boxes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int,
     return shape, offset, local
 
 
+def of_position(elements: Elements, factor: float) -> Tensor:
+    """A value that depends on the index along each dimension, and on two random numbers."""
+    first, second = elements.uniform(), elements.uniform()
+    place = torch.stack([index / size for index, size in zip(elements.index, elements.shape, strict=True)]).sum(0)
+    return factor * place + torch.sqrt(-2.0 * first.log()) * torch.cos(math.tau * second)
+
+
+COMPUTED = Computed(Ref(f"{__name__}:of_position"), {"factor": 3.0})
+
+
 @settings(max_examples=200)
 @given(
-    boxes(), st.sampled_from([Normal(0.02), TruncatedNormal(1.0, 2.0), Uniform(-1, 3)]), st.sampled_from([3, 16, 1 << 20])
+    boxes(),
+    st.sampled_from([Normal(0.02), TruncatedNormal(1.0, 2.0), Uniform(-1, 3), COMPUTED]),
+    st.sampled_from([3, 16, 1 << 20]),
 )
 def test_any_shard_is_its_part_of_the_whole(
     box: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], value: InitialValue, chunk: int
@@ -92,3 +104,66 @@ def test_low_precision_is_the_rounded_fp32_value() -> None:
     tensor = torch.empty(7, 5, dtype=torch.bfloat16)
     fill(tensor, Normal(1.0), seed=0, name="w", global_shape=(7, 5), offset=(0, 0))
     assert torch.equal(tensor, whole(Normal(1.0), (7, 5)).bfloat16())
+
+
+def test_computed_values_are_those_of_the_formula() -> None:
+    """The numbers of ``uniform`` are independent, of each other and of the indices."""
+    shape = (400, 501)
+    noise = whole(COMPUTED, shape)
+    rows, columns = torch.meshgrid(torch.arange(400) / 400, torch.arange(501) / 501, indexing="ij")
+    noise = noise - 3.0 * (rows + columns)
+    assert abs(noise.mean()) < 0.01 and noise.std() == pytest.approx(1.0, rel=1e-2)
+    assert (noise**4).mean() == pytest.approx(3.0, rel=3e-2)
+    assert abs(torch.corrcoef(torch.stack([noise.flatten()[:-1], noise.flatten()[1:]]))[0, 1]) < 0.01
+    scalar = whole(Computed(Ref(f"{__name__}:uniform")), ())
+    assert torch.equal(scalar, whole(Uniform(0.0, 1.0), ()))
+    assert torch.equal(whole(Computed(Ref(f"{__name__}:uniform")), (7, 3)), whole(Uniform(0.0, 1.0), (7, 3)))
+
+
+def uniform(elements: Elements) -> Tensor:
+    return elements.uniform()
+
+
+def centred(elements: Elements) -> Tensor:
+    values = elements.uniform()
+    return values - values.mean()
+
+
+def counted(elements: Elements) -> Tensor:
+    return torch.ones_like(elements.uniform()).cumsum(0)
+
+
+def too_few(elements: Elements) -> Tensor:
+    return elements.uniform()[:-1]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (centred, "depend on which elements are computed together, and so on the mesh"),
+        (counted, "depend on which elements are computed together, and so on the mesh"),
+        (too_few, r"returned \[14\] on cpu for 15 elements on cpu; it must return one value for each"),
+    ],
+)
+def test_values_that_would_depend_on_the_mesh_are_refused(function: object, message: str) -> None:
+    name = function.__name__  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match=f"the initial value of parameter 'w': .*:{name} .*{message}"):
+        whole(Computed(Ref(f"{__name__}:{name}")), (3, 5))
+
+
+def test_a_function_sees_only_the_elements_of_its_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_values, "_CHUNK", 8)
+    SEEN.clear()
+    value = Computed(Ref(f"{__name__}:seen"))
+    fill(torch.empty(2, 3), value, seed=0, name="w", global_shape=(4, 9), offset=(1, 6))
+    assert {place for places in SEEN for place in places} == {(row, column) for row in (1, 2) for column in (6, 7, 8)}
+    assert max(map(len, SEEN)) <= 8
+
+
+SEEN: list[list[tuple[int, int]]] = []
+
+
+def seen(elements: Elements) -> Tensor:
+    rows, columns = elements.index
+    SEEN.append(list(zip(rows.tolist(), columns.tolist(), strict=True)))
+    return rows.float()

@@ -23,6 +23,7 @@ observe
         step: int
     def matches(name: str) -> bool
     Steps = Annotated[int, Field(le=10)]
+    Rule = Column | Row
 
 hooks
     @hookspec
@@ -65,6 +66,7 @@ def test_a_change_that_breaks_plugins_needs_a_new_major_number(old: str, new: st
         ("matches(name: str)", "matches(name: str, patterns: tuple[str, ...]=())"),
         ("titan_flush(step: int)", "titan_flush(step: int, last: bool)"),
         ("hooks\n", "hooks\n    @hookspec\n    def titan_pause(step: int) -> None\n"),
+        ("Rule = Column | Row", "Rule = Column | Row | Shard"),  # one more kind of value that a plugin may give
     ],
 )
 def test_an_addition_needs_a_new_minor_number(old: str, new: str) -> None:

@@ -14,6 +14,7 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job
 from harness.third_party import install, train_with
 from titan_core.api import UserError
+from titan_core.model.random_values import fill
 
 TP, CP, PP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "context", "pipeline"))
 ARGS = "{dim = 32, recurrent_dim = 48, n_layers = 4, n_heads = 2, divide_sequences = %s}"
@@ -99,6 +100,19 @@ def test_the_model_is_a_recurrence_step_by_step() -> None:
     hidden = hidden + block.mlp(block.norm2(hidden))
     expected: Tensor = model.unembedding(model.norm(hidden))
     torch.testing.assert_close(model(tokens, None, documents), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("package")
+def test_the_initial_decay_of_an_open_gate_is_uniform() -> None:
+    from titan_model_hybrid.config import HybridArgs
+    from titan_model_hybrid.layout import layout
+
+    value = layout(HybridArgs()).initial_value("blocks.0.mixing.gates.rate")
+    assert value is not None
+    rate = torch.empty(20_000)
+    fill(rate, value, seed=0, name="blocks.0.mixing.gates.rate", global_shape=rate.shape, offset=(0,))
+    decay = torch.exp(-8.0 * F.softplus(rate)).sort().values
+    torch.testing.assert_close(decay, torch.linspace(0.9, 0.999, 20_000), rtol=0.0, atol=2e-3)
 
 
 @pytest.mark.usefixtures("package")

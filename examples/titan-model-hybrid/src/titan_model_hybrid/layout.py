@@ -2,6 +2,7 @@
 
 from titan_core.api import (
     Column,
+    Computed,
     Constant,
     Mixer,
     ModelDefinition,
@@ -11,7 +12,6 @@ from titan_core.api import (
     Replicate,
     Row,
     Shard,
-    Uniform,
     causal_attention,
 )
 from titan_model_hybrid.config import HybridArgs
@@ -66,7 +66,7 @@ def layout(args: HybridArgs) -> ModelLayout:
         masks_documents=True,
         parameters={
             "*norm*": Constant(1.0),
-            "*.gates.rate": Uniform(-6.0, -3.0),
+            "*.gates.rate": Computed(Ref("titan_model_hybrid.rates:rates"), {"slowest": 0.999, "fastest": 0.9}),
             "*.gates.bias": Constant(0.0),
             "*": Normal(0.05),
         },

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from titan_core.api import Constant, InitialValue, Normal, TruncatedNormal, Uniform
+from titan_core.api import Computed, Constant, Elements, InitialValue, Normal, TruncatedNormal, Uniform, UserError
 from titan_core.model.philox import philox
 
 _CHUNK = 1 << 20
 """Number of elements filled at a time; bounds the generator's temporary memory to about 100 MB."""
+_SAMPLE = 64
+"""Number of elements of a shard that a plugin's function computes a second time, without the others."""
 
 
 def fill(
@@ -30,24 +32,96 @@ def fill(
         local: this rank's shard, or the whole parameter if it is not sharded.
         global_shape: shape of the whole parameter.
         offset: global index of ``local``'s first element, one number per dimension.
+
+    Raises:
+        UserError: the function of a :class:`~titan_core.api.Computed` value returned something unusable.
     """
     if isinstance(value, Constant):
         local.fill_(value.value)
         return
     if local.numel() == 0:
         return
-    key = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "little")
     run = _run_length(local.shape, global_shape)
     rows = local.view(-1, run)
     starts = _run_starts(local.shape, global_shape, offset, run, local.device)
     # Chunks over rows and within a row: a one-dimensional parameter is a single row, however long.
     rows_at_once = max(1, _CHUNK // run)
+    values = (
+        _ComputedValues(value, seed, name, global_shape) if isinstance(value, Computed) else _RandomValues(value, seed, name)
+    )
     for top in range(0, rows.shape[0], rows_at_once):
         some = starts[top : top + rows_at_once]
         for left in range(0, run, _CHUNK):
             width = min(_CHUNK, run - left)
-            words = _words(some + left, width, key)
-            rows[top : top + rows_at_once, left : left + width] = _to_values(words, value)
+            rows[top : top + rows_at_once, left : left + width] = values(some + left, width)
+
+
+class _RandomValues:
+    """Computes the values of a distribution, ``[len(starts), width]``: ``width`` elements from each of ``starts``."""
+
+    def __init__(self, value: Normal | TruncatedNormal | Uniform, seed: int, name: str) -> None:
+        self._value, self._key = value, _key(f"{seed}:{name}")
+
+    def __call__(self, starts: Tensor, width: int) -> Tensor:
+        return _to_values(_words(starts, width, self._key), self._value)
+
+
+class _ComputedValues:
+    """Computes the values of a plugin's function, in the same form."""
+
+    def __init__(self, value: Computed, seed: int, name: str, shape: Sequence[int]) -> None:
+        self._value, self._seed, self._name, self._shape = value, seed, name, tuple(shape)
+        self._function = value.values.load()
+        self._sampled = False
+
+    def __call__(self, starts: Tensor, width: int) -> Tensor:
+        values = self._values(starts, width)
+        if not self._sampled:  # once: the function is the same for all elements
+            self._sampled = True
+            self._require_independent(starts, values)
+        return values
+
+    def _values(self, starts: Tensor, width: int) -> Tensor:
+        flat = (starts[:, None] + torch.arange(width, device=starts.device)).flatten()
+        index = torch.unravel_index(flat, self._shape) if self._shape else ()
+        found = self._function(Elements(self._shape, index, self._uniform(starts, width)), **self._value.arguments)
+        if found.shape != flat.shape or found.device != flat.device:
+            form = f"{list(found.shape)} on {found.device}"
+            raise self._wrong(
+                f"returned {form} for {len(flat)} elements on {flat.device}; it must return one value for each"
+            )
+        return found.view(len(starts), width)
+
+    def _uniform(self, starts: Tensor, width: int) -> Callable[[], Tensor]:
+        calls = 0
+
+        def uniform() -> Tensor:
+            nonlocal calls
+            key = _key(f"{self._seed}:{self._name}" + (f":{calls}" if calls else ""))
+            calls += 1
+            return _to_values(_words(starts, width, key), Uniform(0.0, 1.0)).flatten()
+
+        return uniform
+
+    def _require_independent(self, starts: Tensor, values: Tensor) -> None:
+        """Compute a few elements without the others.
+
+        Raises:
+            UserError: their values differ, so they would depend on the mesh.
+        """
+        alone = self._values(starts[-_SAMPLE:] + values.shape[1] - 1, 1)
+        if not torch.allclose(alone[:, 0], values[-_SAMPLE:, -1], rtol=1e-5, atol=1e-7):
+            raise self._wrong("returned values that depend on which elements are computed together, and so on the mesh")
+
+    def _wrong(self, why: str) -> UserError:
+        ref = self._value.values
+        if ref.origin is not None:
+            return ref.origin.failure(f"{ref.target} {why} (parameter {self._name!r})")
+        return UserError.one(f"the initial value of parameter {self._name!r}", f"{ref.target} {why}", "fix the model plugin")
+
+
+def _key(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
 def _run_length(shape: Sequence[int], global_shape: Sequence[int]) -> int:
@@ -89,7 +163,7 @@ def _words(starts: Tensor, width: int, key: int) -> Tensor:
     return words.gather(1, skipped[:, None] + torch.arange(width, device=starts.device))
 
 
-def _to_values(words: Tensor, value: InitialValue) -> Tensor:
+def _to_values(words: Tensor, value: Normal | TruncatedNormal | Uniform) -> Tensor:
     """Map random words to fp32 values of the distribution ``value``, by its inverse cumulative distribution function."""
     # The upper 23 bits and one half: symmetric, never 0 or 1, and exact in fp32.
     centred = (2.0 * (words >> 9).float() + (1.0 - 2.0**23)) * 2.0**-23  # in (-1, 1)
@@ -100,5 +174,3 @@ def _to_values(words: Tensor, value: InitialValue) -> Tensor:
             return torch.erfinv(centred) * (math.sqrt(2.0) * std)
         case TruncatedNormal(std, limit):
             return torch.erfinv(centred * math.erf(limit / math.sqrt(2.0))) * (math.sqrt(2.0) * std)
-        case _:
-            raise TypeError(f"not a random initial value: {value!r}")

@@ -19,11 +19,13 @@ divided::
 * ``Mixer``: a module that mixes positions: its kind, its heads, its rule for context parallelism
 * ``causal_attention``: returns the mixer of causal softmax attention
 * ``CAUSAL_ATTENTION``: the kind of that mixer
-* ``InitialValue``: how a parameter is initialised: any of the following four
+* ``InitialValue``: how a parameter is initialised: any of the following five
 * ``Constant``: the same value everywhere
 * ``Normal``: a normal distribution
 * ``TruncatedNormal``: a normal distribution within limits
 * ``Uniform``: a uniform distribution
+* ``Computed``: what a function of the plugin computes for each element
+* ``Elements``: what such a function receives: indices, random numbers
 * ``SequenceShare``: the positions that a rank has, for a mixer's own rule
 * ``CausalAttention``: a module that computes such a mixer, also within documents and for generation
 * ``Decoding``: the keys and values of earlier positions, for generation
@@ -49,7 +51,9 @@ if TYPE_CHECKING:
     from titan_core.api.model.decoding import Decoding as Decoding, current_decoding as current_decoding
     from titan_core.api.model.dropout import Dropout as Dropout
     from titan_core.api.model.initial_values import (
+        Computed as Computed,
         Constant as Constant,
+        Elements as Elements,
         InitialValue as InitialValue,
         Normal as Normal,
         TruncatedNormal as TruncatedNormal,
