@@ -13,7 +13,8 @@ from hypothesis import given, strategies as st
 from titan_core.api import ExcludedRecord, ShuffledDocuments, UserError, WeightedTokens
 from titan_core.api.data.dataset import ReadPolicy
 from titan_core.data.byte_tokenizer import ByteTokenizer
-from titan_core.data.tokens import TokenStream, Window
+from titan_core.data.tokens import TokenStream
+from titan_core.data.window import Window
 from titan_core.toolkit.reading import DocumentReader
 
 

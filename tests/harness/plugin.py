@@ -43,9 +43,13 @@ def titan_formats() -> list[RecordFormat]:
 def titan_datasets() -> list[Dataset]:
     opens: Ref[Any] = Ref("harness.letters:open_letters")
     prompts: Ref[Any] = Ref("harness.prompts:open_prompts")
+    tagged: Ref[Any] = Ref("harness.tagged:open_tagged")
+    fields: Ref[Any] = Ref("harness.tagged:fields")
     return [
         Dataset(name="letters", summary="documents of given lengths, for tests", build=opens),
         Dataset(name="prompts", summary="documents with token weights, for tests", build=prompts, holds_tokens=True),
+        Dataset(name="tagged", summary="a value for each token", build=tagged, holds_tokens=True, extras=fields),
+        Dataset(name="kinds", summary="a value for each document", build=tagged, holds_tokens=True, extras=fields),
     ]
 
 

@@ -119,6 +119,7 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-core/src/titan_core/job/data_plan.py", "getattr"): (1, OWN_NAMES),
     ("titan-core/src/titan_core/model/layout_check.py", "getattr"): (3, OWN_NAMES),
     ("titan-core/src/titan_core/model/materialise.py", "setattr"): (1, "buffers of a model, by their names"),
+    ("titan-core/src/titan_core/model/trial.py", "getattr"): (1, DTYPE),
     ("titan-core/src/titan_core/model/preserved.py", "setattr"): (1, "buffers of a model, by their names"),
     ("titan-core/src/titan_core/model/stand_in.py", "setattr"): (2, "parameters of a model, by their names"),
     ("titan-core/src/titan_core/plugins/component_checks.py", "getattr"): (2, FIELD),

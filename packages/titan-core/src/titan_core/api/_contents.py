@@ -26,7 +26,7 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "model.components": "Model",
         "model.layout": "ModelDefinition ModelLayout",
         "model.layout_rules": "Column Row Shard Replicate Experts Rule Mixer causal_attention CAUSAL_ATTENTION",
-        "model.initial_values": "InitialValue Constant Normal TruncatedNormal Uniform",
+        "model.initial_values": "InitialValue Constant Normal TruncatedNormal Uniform Computed Elements",
         "model.sequence_share": "SequenceShare",
         "model.attention": "CausalAttention",
         "model.decoding": "Decoding current_decoding",
@@ -51,6 +51,7 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
     "training": {
         "training.components": "Objective Optimizer LRSchedule",
         "training.objective": "ObjectiveFunction",
+        "training.metric": "add_metric",
         "training.vocabulary": "Vocabulary",
         "training.batch": "Batch Extra",
         "training.batch_plan": "BatchPlan",
@@ -66,7 +67,9 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "data": {
         "data.components": "Dataset RecordFormat Tokenizer ModelHub",
-        "data.dataset": "DatasetContext DocumentSource DocumentShard Document WeightedTokens CorruptRecord ExcludedRecord",
+        "data.dataset": (
+            "DatasetContext DocumentSource DocumentShard Document WeightedTokens ExtraField CorruptRecord ExcludedRecord"
+        ),
         "data.shuffled": "ShuffledDocuments",
         "data.tokenizer": "TokenizerContext TextTokenizer ChatTokenizer RenderedChat",
     },

@@ -13,7 +13,7 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from titan_core.api import Batch, DocumentSource, RefusedChange, TextTokenizer
+from titan_core.api import Batch, DocumentSource, Extra, RefusedChange, TextTokenizer
 from titan_core.api.checkpoint.store import refused_changes
 from titan_core.api.config.sections import DataSection
 from titan_core.api.data.dataset import State, StepRows, StreamSpec
@@ -170,7 +170,7 @@ class DataLoader:
         rows = numpy.concatenate([part.tokens for part in parts]) if len(parts) > 1 else parts[0].tokens
         whole = _batch(rows, _weights(parts), [lengths for part in parts for lengths in part.lengths], self._document_mask)
         first = self._indices.start * (len(rows) // len(self._indices))  # a logical shard fills the same rows of each batch
-        whole = replace(whole, rows=torch.arange(first, first + len(rows)))
+        whole = replace(whole, rows=torch.arange(first, first + len(rows)), extras=self._extras(parts))
         if self._pin:
             whole = whole.map(torch.Tensor.pin_memory)
         targets: Counter[int] = Counter()
@@ -197,6 +197,16 @@ class DataLoader:
             ended=all(part.ended for part in parts),
         )
         return data, {index: position for part in parts for index, position in part.positions.items()}
+
+    def _extras(self, parts: list[StepRows]) -> dict[str, Extra]:
+        """Return the extra tensors of the rows of ``parts``."""
+        found = {}
+        for name, extra in self._spec.extras.items():
+            values = numpy.concatenate([part.extras[name] for part in parts])
+            if extra.sequence:  # each row is one token longer than a sequence
+                values = numpy.ascontiguousarray(values[:, :-1])
+            found[name] = Extra(torch.from_numpy(values), extra.sequence)
+        return found
 
 
 def data_loader(job: AssembledJob, sources: Sequence[DocumentSource], rank: int, pin: bool = False) -> DataLoader:

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from titan_core.api import DocumentSource, TextTokenizer
 from titan_core.api.data.dataset import State, StepRows, StreamSpec
 from titan_core.data.buffered_shuffle import ShuffledStream
+from titan_core.data.extras import rows_of
 from titan_core.data.mixture import Mixture
-from titan_core.data.tokens import TokenStream, Window
+from titan_core.data.tokens import TokenStream
+from titan_core.data.window import Window
 from titan_core.data.witness import WitnessedSource
 from titan_core.toolkit.reading import DocumentReader
 
@@ -42,6 +44,7 @@ class LogicalShard:
                 dataset.name,
                 reader,
                 (dataset.build.origin, spec.tokenizer.origin),
+                dataset.extras,
             )
             for dataset, source, reader in zip(spec.datasets, sources, readers, strict=True)
         ]
@@ -82,7 +85,7 @@ class ShardGroup:
         self, spec: StreamSpec, sources: Sequence[DocumentSource], tokenizer: TextTokenizer, indices: Iterable[int]
     ) -> None:
         plan = spec.plan
-        self._once = spec.on_end == "once"
+        self._once, self._extras = spec.on_end == "once", spec.extras
         self._per_step, self._length = plan.global_size // plan.logical_shards, plan.seq_len + 1
         self._readers = [DocumentReader(spec.policy, dataset.name) for dataset in spec.datasets]
         shuffled = _shuffled(spec, sources)
@@ -113,6 +116,10 @@ class ShardGroup:
             corrupt=sum(reader.corrupt for reader in self._readers),
             empty=sum(reader.empty for reader in self._readers),
             ended=not any(window.pieces for window, _ in taken),
+            extras={
+                name: rows_of(extra, name, [window for window, _ in taken], self._length)
+                for name, extra in self._extras.items()
+            },
         )
 
     def stop(self) -> None:

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.api import Document, DocumentShard, DocumentSource, TextTokenizer, UserError, WeightedTokens
+from titan_core.api import Document, DocumentShard, DocumentSource, ExtraField, TextTokenizer, UserError, WeightedTokens
 from titan_core.api.data.dataset import OnEnd, State
 from titan_core.api.data.tokenizer import token_ids
 from titan_core.api.plugins.ref import CodeOrigin
 from titan_core.data.buffered_shuffle import BufferedShuffle
+from titan_core.data.extras import checked_extras
+from titan_core.data.window import Window
 from titan_core.data.witness import ACCEPTED, Late, ShardName, Witness, computed, joined
 from titan_core.toolkit.reading import DocumentReader
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Window:
-    """Successive tokens of a stream: the end of one document, whole documents, the beginning of another."""
-
-    pieces: list[NDArray[Any]]
-    """The tokens, one array per document."""
-    weights: list[NDArray[Any] | None] = field(default_factory=list)
-    """The weights of each piece's tokens as targets; ``None``: every weight is 1."""
-
-    def __len__(self) -> int:
-        return sum(map(len, self.pieces))
 
 
 class TokenStream:
@@ -53,11 +42,15 @@ class TokenStream:
         name: str,
         reader: DocumentReader,
         origins: tuple[CodeOrigin | None, CodeOrigin | None] = (None, None),
+        extras: Mapping[str, ExtraField] | None = None,
     ) -> None:
         """
         Args:
             origins: the plugins of the source and of the tokenizer, for errors.
+            extras: the extra tensors that the documents fill.
         """
+        self._fields = extras or {}
+        self._alone = not all(extra.sequence for extra in self._fields.values())  # each document in a sequence of its own
         self._source = source
         self._tokenizer = tokenizer
         self._index = index
@@ -80,26 +73,32 @@ class TokenStream:
     def take(self, length: int) -> Window | None:
         """Return the next ``length`` tokens, or fewer if the following document must not be cut. At the end of the shard
         ``on_end`` decides: repeat it, return ``None``, or return the remaining tokens first."""
-        pieces: list[NDArray[Any]] = []
-        weights: list[NDArray[Any] | None] = []
+        window = Window([])
         missing = length
-        while missing:
+        while missing and not (self._alone and window.pieces):
             if self._used == len(self._document) and not self._read_document():
-                if self._on_end == "stop" or not pieces:
+                if self._on_end == "stop" or not window.pieces:
                     return None
                 break
             if self._whole and self._used == 0 and len(self._document) > missing:
                 self._require_to_fit(length)
                 break
-            piece = self._document[self._used : self._used + missing]
-            if len(piece):
-                pieces.append(piece)
-                of_document = self._weights
-                weights.append(None if of_document is None else of_document[self._used : self._used + len(piece)])
-            self._used += len(piece)
-            missing -= len(piece)
+            for count in self._parts or (missing,):
+                missing -= self._use(window, count)
         self._position = self._position_now()
-        return Window(pieces, weights)
+        return window
+
+    def _use(self, window: Window, count: int) -> int:
+        """Append the next ``count`` tokens of the document to ``window``, or the rest of it; return their number."""
+        used = slice(self._used, min(self._used + count, len(self._document)))
+        piece, weights = self._document[used], self._weights
+        if len(piece):
+            window.pieces.append(piece)
+            window.weights.append(None if weights is None else weights[used])
+            fields = self._fields
+            window.extras.append({n: one[used] if fields[n].sequence else one for n, one in self._extras.items()})
+        self._used += len(piece)
+        return len(piece)
 
     def state_dict(self) -> State:
         """Return the position after the last window."""
@@ -142,6 +141,8 @@ class TokenStream:
         self._document: NDArray[Any] = numpy.empty(0, numpy.uint32)
         self._document_digest: Witness | None = None
         self._weights: NDArray[Any] | None = None
+        self._extras: Mapping[str, NDArray[Any]] = {}
+        self._parts: tuple[int, ...] = ()
         self._whole = False
         self._used = 0
 
@@ -154,7 +155,9 @@ class TokenStream:
             return None
         if self._document_digest is None:  # once for a document that fills several windows
             tokens, weights = self._document, self._weights
-            self._document_digest = Witness(tokens if weights is None else WeightedTokens(tokens, weights, self._whole))
+            self._document_digest = Witness(
+                tokens if weights is None else WeightedTokens(tokens, weights, self._whole, self._parts, self._extras)
+            )
         document = self._document_digest
         block = self._shard.block_digest if isinstance(self._shard, BufferedShuffle) else ""
         used = f"{block} {self._epoch} {self._used}".encode()
@@ -171,13 +174,14 @@ class TokenStream:
             document = self._reader.next(self._shard)
             if document is None:
                 return False
-            tokens, weights = self._tokens_of(document, state)
+            tokens, weights, extras = self._tokens_of(document, state)
             if len(tokens) and not numpy.array_equal(tokens, self._nothing):
                 break
             self._empty += 1
             self._reader.count_empty()
-        self._document, self._weights, self._document_digest = tokens, weights, None
-        self._whole = isinstance(document, WeightedTokens) and document.whole
+        self._document, self._weights, self._extras, self._document_digest = tokens, weights, extras, None
+        self._parts = document.parts if isinstance(document, WeightedTokens) else ()
+        self._whole = self._alone or (isinstance(document, WeightedTokens) and document.whole)
         self._document_state = state
         self._tokens_read += len(tokens)
         self._used = 0
@@ -192,18 +196,25 @@ class TokenStream:
             why = f"has {len(self._document)} tokens and must not be cut, but a sequence has room for {length}"
             raise UserError.one(self._place(self._document_state), why, "fix the plugin of the dataset, which returned it")
 
-    def _tokens_of(self, document: Document, state: State) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """Return the document's ids and their weights as targets.
+    def _tokens_of(
+        self, document: Document, state: State
+    ) -> tuple[NDArray[Any], NDArray[Any] | None, Mapping[str, NDArray[Any]]]:
+        """Return the document's ids, their weights as targets, and its extra values.
 
         Raises:
-            PluginFailure: an id is outside of the vocabulary, or the weights are invalid.
+            PluginFailure: an id is outside of the vocabulary, or the weights, the parts or the extra values are invalid.
         """
         try:
             if isinstance(document, WeightedTokens):
                 ids = token_ids(document.ids, self._vocab_size)
-                return ids, _checked_weights(document.weights, len(ids))
+                weights = _checked_weights(document.weights, len(ids))
+                if document.parts and not (document.whole and min(document.parts) > 0 and sum(document.parts) == len(ids)):
+                    raise ValueError(
+                        f"its parts, {document.parts}, must be whole and have its {len(ids)} tokens between them"
+                    )
+                return ids, weights, checked_extras(document.extras, self._fields, len(ids))
             tokens = self._tokenizer.encode_document(document) if isinstance(document, str) else document
-            return token_ids(tokens, self._vocab_size), None
+            return token_ids(tokens, self._vocab_size), None, checked_extras({}, self._fields, 0)
         except ValueError as error:
             origin = self._origins[isinstance(document, str)]
             if origin is not None:

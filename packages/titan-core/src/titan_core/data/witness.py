@@ -14,7 +14,7 @@ Few positions are saved, so digests are computed when one is: until then, a posi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar, cast
 
@@ -99,21 +99,34 @@ def digest_of(document: Document | CorruptRecord | ExcludedRecord) -> bytes:
     if isinstance(document, CorruptRecord | ExcludedRecord):
         return b""
     if isinstance(document, WeightedTokens):
-        return digest_of_tokens(document.ids, document.weights, document.whole)
+        return digest_of_tokens(document.ids, document.weights, document.whole, document.parts, document.extras)
     return digest_of_tokens(document)
 
 
-def digest_of_tokens(ids: Any, weights: Any = None, whole: bool = False) -> bytes:
-    """Return a digest of token ids and their weights as targets.
+def digest_of_tokens(
+    ids: Any,
+    weights: Any = None,
+    whole: bool = False,
+    parts: tuple[int, ...] = (),
+    extras: Mapping[str, Any] | None = None,
+) -> bytes:
+    """Return a digest of token ids, their weights as targets and their extra values.
 
     Args:
         whole: whether the document must not be cut.
+        parts: see :class:`~titan_core.api.WeightedTokens`.
     """
     array = numpy.ascontiguousarray(ids)
     digest = hashlib.sha256(array.data)
     if weights is not None:
         digest.update(numpy.ascontiguousarray(weights, dtype="<f4").data)
     digest.update(f"{array.dtype.str}{whole}".encode())
+    for name, values in sorted((extras or {}).items()):
+        values = numpy.ascontiguousarray(values)
+        digest.update(f"{name} {values.dtype.str} {values.shape}".encode())
+        digest.update(values.tobytes())
+    if parts:
+        digest.update(f"{parts}".encode())
     return digest.digest()
 
 
@@ -148,7 +161,8 @@ def _unchanging(document: Any) -> Any:
     if isinstance(document, str | CorruptRecord | ExcludedRecord):
         return document
     if isinstance(document, WeightedTokens):
-        return replace(document, ids=_unchanging(document.ids), weights=_unchanging(document.weights))
+        extras = {name: _unchanging(values) for name, values in document.extras.items()}
+        return replace(document, ids=_unchanging(document.ids), weights=_unchanging(document.weights), extras=extras)
     return document if isinstance(document, numpy.ndarray) and not document.flags.writeable else numpy.array(document)
 
 

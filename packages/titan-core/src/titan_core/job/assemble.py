@@ -40,7 +40,8 @@ from titan_core.config.overrides import value_of
 from titan_core.config.pretrained import NONE, different_arguments
 from titan_core.config.problems import problems_of
 from titan_core.job.batch_plan import plan_batch
-from titan_core.job.data_plan import pick_datasets, pick_validation, plan_stream, tokenizer_context
+from titan_core.job.data_plan import MIXTURE, pick_datasets, pick_validation, plan_stream, tokenizer_context
+from titan_core.job.extras import check_extras
 from titan_core.job.mesh_plan import plan_mesh
 from titan_core.job.missing_tokenizer import MissingTokenizer
 from titan_core.plugins.providers import provider
@@ -111,6 +112,10 @@ def assemble(
     active = [transform for transform in registry.all(Transform) if transform.active(transform.context(job))]
     problems += check_served(job, active, registry)
     problems += check_reduced(job, active)
+    if trains and datasets is not None:
+        streams = {"training.dataset" if config.section(DataSection).mixture is None else MIXTURE: datasets}
+        streams |= {"validation.dataset": (validation,)} if validation is not None else {}
+        problems += check_extras(config, streams, definition, objective, active)
     observers = [observer for observer in registry.all(Observer) if observer.active(observer.context(job))]
     checkpoints = [checkpoint for checkpoint in registry.all(Checkpoint) if checkpoint.active(checkpoint.context(job))]
     objectives = [] if objective is None else [objective]

@@ -168,4 +168,5 @@ def _pick(
         problems = [problem for problem in problems if not problem.missing]
     if problems:
         raise UserError(*problems)
-    return DatasetSpec(entry.name or entry.dataset, entry.weight, dataset.build, context)
+    extras = {} if dataset.extras is None else dict(dataset.extras.load()(context))
+    return DatasetSpec(entry.name or entry.dataset, entry.weight, dataset.build, context, extras)

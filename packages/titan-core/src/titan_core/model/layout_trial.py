@@ -82,7 +82,7 @@ def _trial(model: nn.Module, job: AssembledJob, device: torch.device) -> SmallMo
     first: CannotTry | None = None
     for trial_device, length in attempts:
         try:
-            return SmallModelTrial(model, layout, job.model_name, trial_device, length)
+            return SmallModelTrial(model, layout, job.model_name, trial_device, length, job.data.extras)
         except CannotTry as error:
             first = first or error
     assert first is not None

@@ -32,6 +32,7 @@ from titan_core.api import (
     MeshPlan,
     MeshView,
     ModelPart,
+    ObjectiveFunction,
     Phase,
     Problem,
     StepRunner,
@@ -44,6 +45,7 @@ from titan_core.api.parallel.step import GradientAccumulation
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.model.loss_head import attach
 from titan_core.model.materialise import local_box
+from titan_core.model.next_token import NextToken
 from titan_core.model.small_copy import box_of, copy_weights, draw_weights, named_parameters, short_windows, small_copy
 from titan_core.model.streams import begin_streams
 from titan_core.model.trial_batch import TrialBatch, trial_batch
@@ -294,7 +296,9 @@ class _OneDevice:
 
 
 def _part(copy: nn.Module, job: AssembledJob, small: Job, mesh: JobMesh, device: torch.device) -> ModelPart:
-    objective = job.objective.build.load()(job.objective.training_context(small, mesh, device))
+    objective: ObjectiveFunction = NextToken()  # extra tensors have values that only their dataset knows
+    if not job.objective.extras:
+        objective = job.objective.build.load()(job.objective.training_context(small, mesh, device))
     return ModelPart(deepcopy(copy), small.model.layout, objective)
 
 

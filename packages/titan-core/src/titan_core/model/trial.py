@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from titan_core.api import Around, ModelLayout, ModuleCall, Problem, Shares
+from titan_core.api import Around, Extra, ExtraField, ModelLayout, ModuleCall, Problem, Shares
 from titan_core.model.preserved import preserved_module
 from titan_core.model.small_copy import positions_to_try, short_windows
 from titan_core.model.stand_in import StandInMode, stand_in
@@ -31,6 +31,17 @@ LENGTHS = (16, 20, 24)
 size identifies it."""
 
 _BATCH = 2
+
+
+def zero_extras(fields: Mapping[str, ExtraField], tokens: Tensor) -> dict[str, Extra]:
+    """Return extra tensors for ``tokens``, ``[batch, seq]``, whose values are 0."""
+    return {
+        name: Extra(
+            tokens.new_zeros((*tokens.shape[: 1 + field.sequence], *field.shape), dtype=getattr(torch, field.dtype)),
+            field.sequence,
+        )
+        for name, field in fields.items()
+    }
 
 
 class CannotTry(Exception):
@@ -45,8 +56,20 @@ class SmallModelTrial:
     """
 
     def __init__(
-        self, model: nn.Module, layout: ModelLayout, name: str, device: torch.device, length: int | None = None
+        self,
+        model: nn.Module,
+        layout: ModelLayout,
+        name: str,
+        device: torch.device,
+        length: int | None = None,
+        extras: Mapping[str, ExtraField] | None = None,
     ) -> None:
+        """
+        Args:
+            length: most tokens of a sequence (default: one of :data:`LENGTHS`).
+            extras: extra tensors of the job's batches. The model receives zeros.
+        """
+        self._extras = {name: extra for name, extra in (extras or {}).items() if name in layout.inputs}
         self.layout, self.name = layout, name
         heads = {mixer.heads for mixer in layout.mixers.values() if mixer.heads}
         keys = {mixer.key_heads for mixer in layout.mixers.values()}
@@ -96,6 +119,7 @@ class SmallModelTrial:
             around: module name -> function that is called in place of its forward.
         """
         optional = {"positions": positions, "documents": documents}
+        optional |= {name: extra.tensor for name, extra in zero_extras(self._extras, tokens).items()}
         changed: list[tuple[nn.Module, Any]] = []
         try:
             for path, replacement in (around or {}).items():

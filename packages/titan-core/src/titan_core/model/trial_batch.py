@@ -10,7 +10,9 @@ import torch
 from titan_core.api import Batch, BatchPlan, Job, MeshPlan, StepInput, World
 from titan_core.api.config.sections import DataSection, TrainingSection
 from titan_core.api.parallel.microbatch import AuxiliaryLosses
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.model.small_copy import positions_to_try
+from titan_core.model.trial import zero_extras
 
 _SHORT = 64
 """A job's own sequences are used if they have at most this many positions."""
@@ -59,8 +61,9 @@ class TrialBatch:
         return AuxiliaryLosses(factor / (self.whole.tokens.numel() * self.repeats))
 
 
-def trial_batch(job: Job, world: World, seed: int) -> TrialBatch:
-    """Return the batch of a trial. Each position has a weight of its own, so that no two can be exchanged unnoticed."""
+def trial_batch(job: AssembledJob, world: World, seed: int) -> TrialBatch:
+    """Return the batch of a trial. Each position has a weight of its own, so that no two can be exchanged unnoticed. The
+    extra tensors that datasets fill are 0."""
     plan, batch = job.mesh, job.batch
     if any(plan.degrees[dim.name] > 1 for dim in plan.dims if dim.divides == "layers"):
         local, microbatches = batch.local_size, batch.microbatches  # schedules need a certain number of microbatches
@@ -106,7 +109,7 @@ def _length(job: Job) -> int:
     return own if own <= max(_SHORT, length) else length
 
 
-def _sequences(job: Job, count: int, length: int, seed: int, device: torch.device) -> Batch:
+def _sequences(job: AssembledJob, count: int, length: int, seed: int, device: torch.device) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(job.model.layout.vocab_size, (count, length + 1), generator=generator)
     weights = 0.5 + torch.rand(count, length, generator=generator)
@@ -116,5 +119,8 @@ def _sequences(job: Job, count: int, length: int, seed: int, device: torch.devic
         order = torch.arange(length).expand(count, -1)
         positions, documents = torch.where(order < cut, order, order - cut), (order >= cut).long()
     rows = torch.arange(count)
-    batch = Batch(drawn[:, :-1], drawn[:, 1:], weights=weights, positions=positions, documents=documents, rows=rows)
+    extras = zero_extras(job.data.extras, drawn[:, :-1])
+    batch = Batch(
+        drawn[:, :-1], drawn[:, 1:], weights=weights, positions=positions, documents=documents, rows=rows, extras=extras
+    )
     return batch.map(lambda tensor: tensor.contiguous().to(device))

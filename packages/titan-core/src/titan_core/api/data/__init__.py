@@ -14,6 +14,7 @@ A ``Dataset`` (hook ``titan_datasets``) opens a source of documents, in logical 
 * ``DocumentShard``: a logical shard: an iterator of documents whose position can be saved
 * ``Document``: a text, token ids, or ids with weights
 * ``WeightedTokens``: token ids, some of which may have no loss
+* ``ExtraField``: the form of a named tensor that a dataset fills in each batch
 * ``CorruptRecord``: raise it for a record that holds no document
 * ``ExcludedRecord``: raise it for a record that the dataset's settings exclude
 * ``ShuffledDocuments``: a complete source from documents that can be fetched by index
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         DocumentShard as DocumentShard,
         DocumentSource as DocumentSource,
         ExcludedRecord as ExcludedRecord,
+        ExtraField as ExtraField,
         WeightedTokens as WeightedTokens,
     )
     from titan_core.api.data.shuffled import ShuffledDocuments as ShuffledDocuments

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from titan_core.api.data.dataset import DatasetContext, DocumentSource
+from titan_core.api.data.dataset import DatasetContext, DocumentSource, ExtraField
 from titan_core.api.data.tokenizer import TextTokenizer, TokenizerContext
 from titan_core.api.plugins.component import Component
 from titan_core.api.plugins.errors import Problem
@@ -32,6 +32,9 @@ class Dataset(Component):
     """Whether the dataset tokenises its documents, which decides the weight of each token. If so, the context holds the
     job's tokenizer and the length of its sequences, and ``data.document_mask`` must be on: several documents share a
     sequence."""
+    extras: Ref[Callable[[DatasetContext[Any]], Mapping[str, ExtraField]]] | None = None
+    """Returns the extra tensors of a batch that the documents fill (:attr:`titan_core.api.WeightedTokens.extras`), by name.
+    Must not import torch."""
 
 
 @dataclass(frozen=True, kw_only=True)

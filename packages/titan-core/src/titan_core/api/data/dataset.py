@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 from titan_core.api.data.tokenizer import TextTokenizer, TokenizerContext, TokenizerSpec
 from titan_core.api.plugins.contexts import BuildContext, S
@@ -20,6 +20,32 @@ State = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class ExtraField:
+    """The form of a named tensor that a dataset fills in each batch: a mask of image tokens, a reward, a teacher's ids."""
+
+    dtype: str
+    """``bool``, ``uint8``, ``int8``, ``int16``, ``int32``, ``int64``, ``float16``, ``float32`` or ``float64``."""
+    shape: tuple[int, ...] = ()
+    """Shape of one value."""
+    sequence: bool = True
+    """Whether there is a value for each token, which stands at the position where the token is the input, and is divided
+    with the tokens. If not, there is one value for each document, and each document has a sequence of its own."""
+    fill: float | None = None
+    """Value where a document, or another dataset of the mixture, gives none; ``None``: all of them must give values. Padding
+    has this value, or 0."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in EXTRA_TYPES:
+            raise ValueError(f"the dtype of an extra tensor is one of {', '.join(EXTRA_TYPES)}, not {self.dtype!r}")
+        if not all(isinstance(size, int) and size > 0 for size in self.shape):
+            raise ValueError(f"the shape of an extra tensor consists of positive numbers, not {self.shape!r}")
+
+
+EXTRA_TYPES: Final = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+"""Types that numpy and torch share."""
+
+
+@dataclass(frozen=True)
 class WeightedTokens:
     """Token ids of a document, with a weight for each: tokens of a prompt, for example, may be excluded from the loss."""
 
@@ -30,6 +56,13 @@ class WeightedTokens:
     whole: bool = False
     """Whether the document must not be cut: if it does not fit into the rest of a sequence, it begins the next one, and the
     rest is padding. It may have at most ``seq_len + 1`` tokens."""
+    parts: tuple[int, ...] = ()
+    """Numbers of tokens of the documents of which it consists, if it is several that belong together, such as two answers to
+    compare: they are in one sequence, next to each other, and each has positions and attention of its own under
+    ``data.document_mask``. Requires ``whole``."""
+    extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Values for the extra tensors that the dataset declares (:attr:`titan_core.api.Dataset.extras`), by name: ``[tokens,
+    *shape]``, or ``[*shape]`` if there is one value for each document."""
 
 
 Document: TypeAlias = "str | NDArray[Any] | WeightedTokens"
@@ -163,6 +196,8 @@ class DatasetSpec:
     weight: float
     build: Ref[Callable[[DatasetContext[Any]], DocumentSource]]
     context: DatasetContext[Any]
+    extras: Mapping[str, ExtraField] = field(default_factory=dict)
+    """The extra tensors that it fills, by name."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +213,11 @@ class StreamSpec:
     policy: ReadPolicy = field(default_factory=ReadPolicy)
     shuffle_buffer: int = 0
     """Number of documents in the shuffle buffer of a streamed dataset."""
+
+    @property
+    def extras(self) -> dict[str, ExtraField]:
+        """The extra tensors of its batches, by name."""
+        return {name: extra for dataset in self.datasets for name, extra in dataset.extras.items()}
 
 
 @dataclass(frozen=True)
@@ -202,3 +242,5 @@ class StepRows:
     """Number of documents skipped so far because they are empty or the dataset's settings exclude them."""
     ended: bool
     """Whether the data has ended, so that these rows are empty."""
+    extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Extra tensors by name: ``[rows, seq_len + 1, *shape]``, or ``[rows, *shape]`` if they have a value for each row."""

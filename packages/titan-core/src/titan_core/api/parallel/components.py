@@ -115,6 +115,8 @@ class Transform(Component):
     """Config keys of the core that this transform implements (``"training.mixed_precision_param"``), beside the degrees of
     the dimensions and views that it declares. A non-default value of a key that no active transform serves is an error."""
     mesh: MeshUse = MeshUse()
+    extras: tuple[str, ...] = ()
+    """Names of the extra tensors that its batch transforms add (:class:`~titan_core.api.Extra`)."""
     check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
     """Returns the reasons why the job cannot run, before anything is built. Called if active; must not import torch."""
     checks: Checks = Checks()

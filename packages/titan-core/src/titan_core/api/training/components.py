@@ -49,6 +49,8 @@ class Objective(Component):
     build: Ref[Callable[[TrainingContext[Any]], ObjectiveFunction]]
     check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
     """Returns the reasons why the job cannot run, before anything is built. Must not import torch."""
+    extras: tuple[str, ...] = ()
+    """Names of the extra tensors of a batch (:class:`~titan_core.api.Extra`) that it needs."""
 
 
 @dataclass(frozen=True, kw_only=True)

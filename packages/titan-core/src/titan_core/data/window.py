@@ -1,0 +1,24 @@
+"""Tokens that become one row of a batch. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Window:
+    """Successive tokens of a stream: the end of one document, whole documents, the beginning of another."""
+
+    pieces: list[NDArray[Any]]
+    """The tokens, one array per document."""
+    weights: list[NDArray[Any] | None] = field(default_factory=list)
+    """The weights of each piece's tokens as targets; ``None``: every weight is 1."""
+    extras: list[Mapping[str, NDArray[Any]]] = field(default_factory=list)
+    """The extra values of each piece, by name."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.pieces))
