@@ -23,7 +23,7 @@ MUTANTS = (
     Mutant("gradients-of-keys-averaged", "core/api/model/sequence_share.py", "grad_placements=[Partial()]", "grad_placements=[Replicate()]", (PARTS,)),
     Mutant("fsdp-averages", "parallel/fsdp.py", "    _sum_gradients(part.module)\n", "", (MESH + "[FSDP]",)),
     Mutant("pipeline-scales-gradients", "parallel/pipeline.py", '"scale_grads": False', '"scale_grads": True', (MESH + "[PP]",)),
-    Mutant("pipeline-loss-not-divided", "parallel/pipeline.py", "stage.microbatches[int(number)].batch) / self._target_weight", "stage.microbatches[int(number)].batch)", (MESH + "[PP]",)),
+    Mutant("pipeline-loss-not-divided", "parallel/pipeline.py", "microbatch.batch) / self._target_weight", "microbatch.batch)", (MESH + "[PP]",)),
     Mutant("recomputation-draws-anew", "parallel/activation_checkpoint.py", "use_reentrant=False, **options", "use_reentrant=False, preserve_rng_state=False, **options",
            ("tests/integration/test_dropout_and_buffers.py::test_recomputation_draws_the_same_again",)),
     Mutant("every-stage-of-one-rank-more", "parallel/pipeline_plan.py", "laps = -(-stages // ranks)", "laps = stages // ranks", (PLAN,),

@@ -84,6 +84,14 @@ def test_the_line_of_a_validation_fits_the_terminal() -> None:
     assert format_line(VALIDATION, 1000, 50) == "step  120/1000  validation loss  4.5678  12.3 s"
 
 
+def test_metrics_of_the_objective_follow_the_loss() -> None:
+    step = {**STEP, "objective/accuracy": 0.51239, "objective/margin": None}
+    assert format_line(step, 1000).startswith("step  120/1000 | loss  4.5678 | accuracy 0.5124 | margin nan | grad norm")
+    assert format_line(step, 1000, 55) == "step  120/1000  loss  4.5678  accuracy 0.5124"
+    validation = {**VALIDATION, "objective/accuracy": 0.5}
+    assert format_line(validation, 1000, 62) == "step  120/1000  validation loss  4.5678  accuracy 0.5  12.3 s"
+
+
 class ConsoleRun:
     """A second console logger, whose output the test can read."""
 

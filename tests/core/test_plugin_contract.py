@@ -334,11 +334,13 @@ NONSENSE: list[tuple[str, Any, str]] = [
     ("Dataset.build", with_value(Source, num_documents=-1), "num_documents is -1; it must be a whole number, at least 0"),
     ("Dataset.build", with_value(Source, num_documents=1.5), "num_documents is 1.5"),
     ("Dataset.build", with_value(Source, num_documents=property(end)), "num_documents raised StopIteration"),
+    ("Dataset.extras", {"tags": "int64"}, "must return a mapping from names to ExtraFields"),
     ("Tokenizer.build", Bare(), "must return a TextTokenizer"),
     ("Tokenizer.build", with_value(Tokens, vocab_size=0), "vocab_size is 0; it must be a whole number, at least 1"),
     ("ModelHub.locate", 3, "must return a str"),
     ("Optimizer.build", Bare(), "must return a Optimizer"),
     ("Objective.build", end, "must return a ObjectiveFunction"),
+    ("Objective.build", with_value(Loss, metrics="accuracy"), "metrics is 'accuracy'; it must be a tuple of names"),
     ("LRSchedule.build", 0.1, "must return a LRScheduler"),
     ("Observer.build", Bare, "returned the class Bare; it must return an instance"),
     ("Checkpoint.build", None, "returned None"),
@@ -350,6 +352,9 @@ NONSENSE: list[tuple[str, Any, str]] = [
     ("WeightFormat.notes", "a note", "must return a list of str"),
     ("WeightFormat.from_args", [], "must return a dict"),
     ("Mixer.divided", None, "must return a function"),
+    ("Computed.values", None, "returned None; it must return a tensor of floating-point numbers"),
+    ("Computed.values", torch.ones(3, dtype=torch.int64), r"returned a tensor \[3\] of torch.int64; it must return"),
+    ("Computed.values", torch.tensor([1.0, float("nan")]), "returned values that are not finite"),
     ("ModelPart.batch_transforms", None, "must return a Batch"),
 ]  # fmt: skip
 

@@ -48,7 +48,7 @@ def step_of(
     """Return the step of group ``rank``, whose sums with the others do nothing."""
     part: Any = ModelPart(runner.model, layout=None, objective=None)  # type: ignore[arg-type]
     part.auxiliary_losses = ()
-    monkeypatch.setattr(shared, "sum_step", lambda groups, parts, loss, auxiliary, digest: loss)
+    monkeypatch.setattr(shared, "sum_step", lambda groups, parts, loss, *others: loss)
     monkeypatch.setattr(shared, "collect", lambda run: {})
     job = SimpleNamespace(section=lambda cls: SimpleNamespace(train_timeout_seconds=1.0))
     found = SharedStep(runner, [part], SimpleNamespace(section=SimpleNamespace(group_size=2, replica_id=rank), job=job))  # type: ignore[arg-type]

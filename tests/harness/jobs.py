@@ -27,6 +27,7 @@ class RunRecord:
     learning_rates: list[float] = field(default_factory=list)
     rank_losses: list[list[float]] = field(default_factory=list)
     auxiliary: list[dict[str, float]] = field(default_factory=list)
+    metrics: list[dict[str, float]] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
     """Number of targets in the global batch of each step."""
     skipped: list[int] = field(default_factory=list)
@@ -39,6 +40,7 @@ class RunRecord:
     """Full gradients of the first step before clipping, by name of the parameter."""
     validation: dict[int, tuple[float, int]] = field(default_factory=dict)
     """Validation loss and its number of targets, by step."""
+    validation_metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
     reason: str = ""
 
@@ -73,6 +75,7 @@ class Recorder:
         self.record.learning_rates.append(report.lr)
         self.record.rank_losses.append(report.rank_losses.tolist())
         self.record.auxiliary.append({name: value.item() for name, value in report.auxiliary.items()})
+        self.record.metrics.append({name: value.item() for name, value in report.metrics.items()})
         self.record.targets.append(report.num_targets)
         if report.skipped:
             self.record.skipped.append(report.step)
@@ -80,6 +83,7 @@ class Recorder:
     @hookimpl
     def titan_validation_end(self, report: Any) -> None:
         self.record.validation[report.step] = (report.loss, report.num_targets)
+        self.record.validation_metrics[report.step] = dict(report.metrics)
 
     @hookimpl
     def titan_train_end(self, end: Any) -> None:

@@ -42,6 +42,8 @@ def one(gloo: GlooPool, site: str, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = str(tmp_path_factory.mktemp("one"))
     ((record, _),) = gloo.run(1, train_with, site, folder, "llama3_debug", Z_LOSS)
     ((plain, _),) = gloo.run(1, train_with, site, folder, "llama3_debug", {**Z_LOSS, "z_loss.coefficient": 0.0})
+    penalties = [0.05 * step["normaliser"] for step in record.metrics]
+    assert record.losses[0] - plain.losses[0] == pytest.approx(penalties[0], rel=1e-5)
     assert record.losses[0] > 1.1 * plain.losses[0]
     assert record.validation[2][0] > 1.1 * plain.validation[2][0]
     return record
@@ -69,6 +71,9 @@ def test_it_trains_as_on_one_device(
         assert record.losses == pytest.approx(one.losses, rel=1e-6)
         assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-5)
         assert record.validation[2][0] == pytest.approx(one.validation[2][0], rel=1e-6)
+        for found, expected in zip(record.metrics, one.metrics, strict=True):
+            assert found == {"normaliser": pytest.approx(expected["normaliser"], rel=1e-6)}
+        assert record.validation_metrics[2] == pytest.approx(one.validation_metrics[2], rel=1e-6)
 
 
 def test_it_matches_the_formula_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,16 @@ def test_the_memory_chart_notes_the_allocation_retries_of_all_runs(tmp_path: Pat
     assert memory.note == "6 allocation retries: memory ran short"
 
 
+def test_each_metric_of_an_objective_has_a_chart(tmp_path: Path) -> None:
+    figures = lambda step: {"objective/accuracy": step / 100, "auxiliary/balance": 1.0}  # noqa: E731
+    runs = [RunLog.read(write_run(tmp_path / "a", more=figures)), RunLog.read(write_run(tmp_path / "b"))]
+    charts = {chart.name: chart for chart in line_charts(runs)}
+    accuracy = charts["objective-accuracy"]
+    assert (accuracy.title, accuracy.unit) == ("accuracy", "objective")
+    assert [(curve.run, curve.values[-1]) for curve in accuracy.curves] == [(0, runs[0].steps[-1]["step"] / 100)]
+    assert "auxiliary-balance" in charts
+
+
 def test_runs_with_the_same_name_are_distinguished() -> None:
     folders = [Path("/x/a/run"), Path("/x/b/run"), Path("/x/c")]
     assert distinct_names(folders) == ["a/run", "b/run", "c"]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from titan_core.api import ModelPart, UserError
-from titan_core.toolkit.models import AuxiliaryLosses
+from titan_core.toolkit.models import AuxiliaryLosses, MetricSums
 from titan_ft.groups import ReplicaGroups
 
 BUCKET_BYTES = 32 * 2**20
@@ -19,9 +19,15 @@ BUCKET_BYTES = 32 * 2**20
 
 @torch.no_grad()
 def sum_step(
-    groups: ReplicaGroups, parts: Sequence[ModelPart], loss: Tensor, auxiliary: AuxiliaryLosses, digest: int
+    groups: ReplicaGroups,
+    parts: Sequence[ModelPart],
+    loss: Tensor,
+    auxiliary: AuxiliaryLosses,
+    metrics: MetricSums,
+    digest: int,
 ) -> Tensor:
-    """Sum the gradients of ``parts``, ``loss`` and ``auxiliary`` over ``groups``. All but the loss change in place.
+    """Sum the gradients of ``parts``, ``loss``, ``auxiliary`` and ``metrics`` over ``groups``. All but the loss change in
+    place.
 
     Args:
         digest: of what must be the same in all groups.
@@ -33,6 +39,7 @@ def sum_step(
         UserError: this group runs another job than the first group, or its model has a gradient that cannot be summed.
     """
     names = sorted({name for part in parts for name in part.auxiliary_losses})
+    metric_names = sorted({name for part in parts for name in part.metrics})
     parameters = [parameter for part in parts for parameter in part.module.parameters() if parameter.requires_grad]
     zero = loss.new_zeros(())
     job = [
@@ -43,6 +50,7 @@ def sum_step(
             dtype=torch.float64,
             device=loss.device,
         ),
+        *(metrics.values.get(name, zero.double().expand(2)) for name in metric_names),
     ]
     header = torch.cat(job)
     groups.sum(header)
@@ -60,11 +68,13 @@ def sum_step(
         raise UserError.one("this replica group", why, "compare `titan config show` of both, and start them alike")
     if all_groups != digest * groups.participants:
         groups.reject("a replica group runs another job, and ends")
-    divided, present = rest[1 + len(names) : 1 + 2 * len(names)], rest[1 + 2 * len(names) :]
+    divided, present = rest[1 + len(names) : 1 + 2 * len(names)], rest[1 + 2 * len(names) :][: len(parameters)]
     for number, name in enumerate(names):
         auxiliary.values[name] = header[3 + number].to(loss.dtype)
         if divided[number]:
             auxiliary.divided.add(name)
+    of_metrics = header[len(header) - 2 * len(metric_names) :]
+    metrics.values.update(zip(metric_names, of_metrics.view(-1, 2), strict=True))
     for parameter, groups_with in zip(parameters, present, strict=True):
         if not groups_with:
             parameter.grad = None

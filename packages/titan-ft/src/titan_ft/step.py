@@ -32,7 +32,7 @@ from titan_core.api import (
     UserError,
     hookimpl,
 )
-from titan_core.toolkit.models import AuxiliaryLosses
+from titan_core.toolkit.models import AuxiliaryLosses, MetricSums
 from titan_core.toolkit.random_state import same_generators
 from titan_core.toolkit.sections import CommSection
 from titan_core.toolkit.simulation import current_simulation
@@ -168,7 +168,7 @@ class SharedStep:
             loss = torch.zeros((), device=run.world.device)
             if mine:
                 loss = self._runner(replace(inputs, batches=inputs.batches[mine.start : mine.stop]))
-        loss = sum_step(groups, self._parts, loss, inputs.auxiliary, self._digest)
+        loss = sum_step(groups, self._parts, loss, inputs.auxiliary, inputs.metrics or MetricSums(), self._digest)
         groups.commit()
         if not self._checked:
             require_sendable(collect(run))
@@ -179,7 +179,7 @@ class SharedStep:
         """Compute one microbatch for nothing, before other groups wait for this one: the first may compile."""
         auxiliary = None if inputs.auxiliary is None else AuxiliaryLosses(inputs.auxiliary.scale)
         with same_generators():
-            self._runner(replace(inputs, batches=inputs.batches[:1], auxiliary=auxiliary))
+            self._runner(replace(inputs, batches=inputs.batches[:1], auxiliary=auxiliary, metrics=None))
         for part in self._parts:
             part.module.zero_grad()
         self._warm = True

@@ -20,7 +20,7 @@ from torch.distributed.pipelining.schedules import (
 )  # fmt: skip
 
 from titan_core.api import Batch, Microbatch, ModelPart, StepInput, StepRunner, TrainingContext
-from titan_core.toolkit.models import PrunedModule, arguments_of, join_batches, with_positions
+from titan_core.toolkit.models import PrunedModule, arguments_of, join_batches, microbatch_scope, with_positions
 from titan_core.toolkit.sections import TrainingSection
 from titan_core.toolkit.simulation import current_simulation
 from titan_parallel.config import PipelineKeys, TensorParallelKeys
@@ -111,7 +111,9 @@ class PipelineStep:
 
     def _loss_of(self, output: Tensor, number: Tensor) -> Tensor:
         stage = self._stages[-1]
-        return stage.part.loss_of(output, stage.microbatches[int(number)].batch) / self._target_weight
+        microbatch = stage.microbatches[int(number)]
+        with microbatch_scope(microbatch):
+            return stage.part.loss_of(output, microbatch.batch) / self._target_weight
 
 
 class _Stage(StageFixes, PipelineStage):

@@ -68,6 +68,7 @@ def line_charts(runs: Sequence[RunLog]) -> list[Chart]:
             [("tokens/s", "tokens_per_second", "line")], from_zero=True,
         ),
         _memory(runs),
+        *_metrics(runs),
     ]  # fmt: skip
     return [chart for chart in charts if chart.curves]
 
@@ -77,6 +78,19 @@ def _loss(runs: Sequence[RunLog]) -> Chart:
     if any(_differs(run, "loss_max", "loss") for run in runs):
         parts.insert(0, ("highest of all ranks", "loss_max", "faint"))
     return _chart("loss", "Loss", "nats per token", ".4f", runs, parts)
+
+
+def _metrics(runs: Sequence[RunLog]) -> list[Chart]:
+    """Return a chart for each metric of the objective and each auxiliary loss, which runs may or may not have."""
+    last = [record for run in runs for records in (run.steps, run.validations) for record in records[-1:]]
+    keys = dict.fromkeys(key for record in last for key in record if key.startswith(("objective/", "auxiliary/")))
+    return [
+        _chart(
+            key.replace("/", "-"), key.partition("/")[2], key.partition("/")[0], ".4g", runs,
+            [("mean of a step", key, "line"), ("validation", key, "dots")],
+        )
+        for key in keys
+    ]  # fmt: skip
 
 
 def _memory(runs: Sequence[RunLog]) -> Chart:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from titan_core.api import ModelPart, World
-from titan_core.api.parallel.microbatch import AuxiliaryLosses
+from titan_core.api.parallel.microbatch import AuxiliaryLosses, MetricSums
 from titan_core.loop.lookahead import StepTotals
 
 
@@ -23,6 +23,27 @@ class Losses:
     """Mean loss of each data-parallel rank's part of the batch, ``[data ranks]``."""
     auxiliary: dict[str, Tensor]
     """Auxiliary losses by name, scalars."""
+
+
+class MetricMeans:
+    """The objective's metrics, summed over all ranks by one collective, if it has any."""
+
+    def __init__(self, world: World, parts: Iterable[ModelPart]) -> None:
+        self._world, self._counts = world, world.is_first_along("weights")  # the other ranks compute the same metrics
+        of_ranks = world.gather([part.metrics for part in parts])
+        self._names = sorted({name for rank in of_ranks for names in rank for name in names})
+
+    def __call__(self, metrics: MetricSums) -> dict[str, Tensor]:
+        """Return the mean of each metric, an fp64 scalar on the device. All ranks must call this."""
+        if unknown := metrics.values.keys() - self._names:
+            raise RuntimeError(f"the objective reports metric {min(unknown)!r}, which its `metrics` do not name")
+        if not self._names:
+            return {}
+        sums = torch.zeros(len(self._names), 2, dtype=torch.float64, device=self._world.device)
+        for name, value in metrics.values.items() if self._counts else ():
+            sums[self._names.index(name)] = value
+        self._world.sum(sums)
+        return dict(zip(self._names, sums[:, 0] / sums[:, 1], strict=True))
 
 
 class LossSums:

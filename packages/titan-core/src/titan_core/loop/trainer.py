@@ -25,7 +25,7 @@ from titan_core.api import (
 )
 from titan_core.api.config.sections import CommSection, TrainingSection
 from titan_core.api.observe.shared_request import SharedRequests
-from titan_core.api.parallel.microbatch import AuxiliaryLosses
+from titan_core.api.parallel.microbatch import AuxiliaryLosses, MetricSums
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.loader import StepData, data_loader
 from titan_core.data.opened import OpenedData
@@ -41,7 +41,7 @@ from titan_core.loop.grad_norm import clip_gradients, global_norm, local_gradien
 from titan_core.loop.guarded_steps import GuardedSteps
 from titan_core.loop.interruption import Interruption
 from titan_core.loop.lookahead import Lookahead, StepTotals
-from titan_core.loop.losses import LossSums
+from titan_core.loop.losses import LossSums, MetricMeans
 from titan_core.loop.missing_gradients import MissingGradients
 from titan_core.loop.results import end_of_run, last_checkpoint, print_next_commands, warn_if_unsaved
 from titan_core.loop.seeds import numerics_as_before, prepare_numerics
@@ -154,6 +154,7 @@ class Trainer:
         named = [pair for part in parts for pair in part.module.named_parameters()]
         self.parameters = [parameter for _, parameter in named]
         self.loss_sums = LossSums(world, parts)
+        self.metric_means = MetricMeans(world, parts)
         self.missing_gradients = MissingGradients(named, world, lifecycle)
         with phase("building the optimizer"):
             optimizer = build_optimizer(job, world, parts)
@@ -301,9 +302,11 @@ class Trainer:
             # A diverging replica may have no target in a step: its gradients are then 0, not 0 / 0.
             target_weight=totals.replica_weight or 1.0,
             auxiliary=auxiliary,
+            metrics=(sums := MetricSums()),
         )
         with self.stopwatch.measure("forward_backward"):
             losses = self.loss_sums(self.run_step(inputs), auxiliary, totals, data.target_weight)
+            metrics = self.metric_means(sums)
         self.loader.next_step()  # only now, because a step that is abandoned leaves the position in the data unchanged
         if state.step + 1 < self.last_step:
             self.lookahead.begin(self.updates.last_skipped)
@@ -343,6 +346,7 @@ class Trainer:
             corrupt=totals.corrupt,
             empty=totals.empty,
             auxiliary=losses.auxiliary,
+            metrics=metrics,
             skipped=skipped,
         )
 

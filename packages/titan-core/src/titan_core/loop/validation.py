@@ -21,9 +21,11 @@ from titan_core.api import (
 from titan_core.api.config.sections import DataSection, TrainingSection, ValidationSection
 from titan_core.api.data.dataset import StreamSpec
 from titan_core.api.observe.shared_request import SharedRequests
+from titan_core.api.parallel.microbatch import MetricSums
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.loader import DataLoader
 from titan_core.loop.lookahead import Lookahead
+from titan_core.loop.losses import MetricMeans
 from titan_core.model.preserved import preserved_state
 from titan_core.toolkit.device import synchronize
 from titan_core.toolkit.status import phase
@@ -43,6 +45,7 @@ class Validation:
         run: StepRunner,
         stop: SharedRequest,
     ) -> None:
+        self._metric_means = MetricMeans(world, parts)
         self._job, self._spec, self._sources, self._world, self._parts, self._run = job, spec, sources, world, parts, run
         self._section = job.config.section(ValidationSection)
         self._stop = stop
@@ -80,21 +83,23 @@ class Validation:
             loader.close()
         if measured is None:
             return None
-        loss, weight, targets, batches = measured
+        loss, weight, targets, batches, metrics = measured
         if not self._world.is_first_along("weights"):
             loss.zero_()  # these ranks computed the same loss as the first
         self._measured = step
         if not weight:
             name = self._spec.datasets[0].name
             raise UserError.one(f"validation dataset {name!r}", "has no target tokens", "add longer documents")
-        return ValidationReport(step, float(self._world.sum(loss)) / weight, targets, batches, time.perf_counter() - started)
+        means = {name: value.item() for name, value in self._metric_means(metrics).items()}
+        mean = float(self._world.sum(loss)) / weight
+        return ValidationReport(step, mean, targets, batches, time.perf_counter() - started, means)
 
-    def _sum(self, loader: DataLoader, step: int) -> tuple[Tensor, float, int, int] | None:
-        """Return the sum of this rank's losses, the weight and the number of all ranks' targets, and the number of global
-        batches; ``None`` if the run must stop."""
+    def _sum(self, loader: DataLoader, step: int) -> tuple[Tensor, float, int, int, MetricSums] | None:
+        """Return the sum of this rank's losses, the weight and the number of all ranks' targets, the number of global
+        batches, and this rank's metrics; ``None`` if the run must stop."""
         loss = torch.zeros((), device=self._world.device)
         seed = self._job.config.section(TrainingSection).seed
-        weight, targets, batches = 0.0, 0, 0
+        weight, targets, batches, metrics = 0.0, 0, 0, MetricSums()
         stop = SharedRequest()  # a separate request: agreeing on the original would hide it from the next training step
         lookahead = Lookahead(loader, self._world, SharedRequests([stop]), datasets=1)
         most = self._section.steps
@@ -109,7 +114,8 @@ class Validation:
             if batches + 1 != most:  # exchanged while this batch is computed
                 stop.pending = self._stop.pending
                 lookahead.begin(skipped=lambda: False)
-            loss += self._run.evaluate(StepInput([batch.to(self._world.device) for batch in data.microbatches], step, seed))
+            batches_here = [batch.to(self._world.device) for batch in data.microbatches]
+            loss += self._run.evaluate(StepInput(batches_here, step, seed, metrics=metrics))
             weight, targets, batches = weight + totals.weight, targets + totals.num_targets, batches + 1
             self._progress = f"{targets:,} tokens" + (f", batch {batches} of {most}" if most > 0 else "")
-        return loss, weight, targets, batches
+        return loss, weight, targets, batches, metrics

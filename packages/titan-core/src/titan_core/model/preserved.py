@@ -43,7 +43,7 @@ def evaluation(parts: Sequence[ModelPart]) -> Iterator[None]:
 def repeat_forward(run: StepRunner, inputs: StepInput, parts: Sequence[ModelPart]) -> Tensor:
     """See :attr:`titan_core.api.PendingUpdate.repeat_forward`."""
     with preserved_state(parts):
-        return run.evaluate(replace(inputs, auxiliary=None))
+        return run.evaluate(replace(inputs, auxiliary=None, metrics=None))
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def repeat_backward(run: StepRunner, inputs: StepInput, parts: Sequence[ModelPar
     with preserved_state(parts):
         for part in parts:
             part.module.zero_grad()
-        run(replace(inputs, auxiliary=AuxiliaryLosses(inputs.auxiliary.scale)))
+        run(replace(inputs, auxiliary=AuxiliaryLosses(inputs.auxiliary.scale), metrics=None))
         yield
 
 

@@ -13,7 +13,18 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from titan_core.api import CheckResult, Costs, ForeignTensor, Problem, Ref, RenderedChat, StoredModel, WeightedTokens
+from titan_core.api import (
+    CheckResult,
+    Computed,
+    Costs,
+    ExtraField,
+    ForeignTensor,
+    Problem,
+    Ref,
+    RenderedChat,
+    StoredModel,
+    WeightedTokens,
+)
 from titan_core.api.plugins.ref import CodeOrigin
 from titan_core.plugins.guarded_object import Check, WrongResult, class_at, guarded_object, shown
 from titan_core.toolkit.jobs import JobFact
@@ -107,6 +118,12 @@ def _scalar(origin: CodeOrigin, result: Any) -> Any:
     return result
 
 
+def _metric_names(origin: CodeOrigin, result: Any) -> Any:
+    if not (isinstance(result, tuple) and all(isinstance(name, str) and name.isidentifier() for name in result)):
+        raise WrongResult(f"is {shown(result)}; it must be a tuple of names, each a word of letters, digits and _")
+    return result
+
+
 def _described(result: Any) -> Any:
     """Return ``result``, or the form of a tensor, whose values may be in flight."""
     torch: Any = sys.modules["torch"]
@@ -121,6 +138,14 @@ def _document(origin: CodeOrigin, result: Any) -> Any:
     # Sequences of ids are checked where they become tokens. None would end the data.
     if not isinstance(result, str | WeightedTokens | list | tuple) and not hasattr(result, "dtype"):
         raise WrongResult(f"returned {shown(result)}; a document is a str, an array of token ids or WeightedTokens")
+    return result
+
+
+def _fields(origin: CodeOrigin, result: Any) -> Any:
+    right = isinstance(result, Mapping) and all(
+        isinstance(name, str) and name.isidentifier() and isinstance(field, ExtraField) for name, field in result.items()
+    )
+    require(right, result, "return a mapping from names to ExtraFields")
     return result
 
 
@@ -158,9 +183,13 @@ def _definition(origin: CodeOrigin, result: Any) -> Any:
         name: origin.guard(f"its layout's buffer {name!r}", make, RETURNS["ModelLayout.buffers"])
         for name, make in layout.buffers.items()
     }
+    parameters = {
+        name: replace(value, values=owned(value.values, origin, "Computed.values")) if isinstance(value, Computed) else value
+        for name, value in layout.parameters.items()
+    }
     return replace(
         result,
-        layout=replace(layout, mixers=mixers, buffers=buffers),
+        layout=replace(layout, mixers=mixers, buffers=buffers, parameters=parameters),
         build=origin.guard("its definition's build", result.build, RETURNS["ModelDefinition.build"]),
         flops_per_token=origin.guard(
             "its definition's flops_per_token", result.flops_per_token, RETURNS["ModelDefinition.flops_per_token"]
@@ -171,6 +200,15 @@ def _definition(origin: CodeOrigin, result: Any) -> Any:
 def _tensor(origin: CodeOrigin, result: Any) -> Any:
     torch: Any = sys.modules["torch"]
     require(isinstance(result, torch.Tensor), result, "return a tensor")
+    return result
+
+
+def _values(origin: CodeOrigin, result: Any) -> Any:
+    torch: Any = sys.modules["torch"]
+    right = isinstance(result, torch.Tensor) and result.is_floating_point()
+    require(right, _described(result), "return a tensor of floating-point numbers")
+    if not bool(torch.isfinite(result).all()):
+        raise WrongResult("returned values that are not finite")
     return result
 
 
@@ -346,7 +384,7 @@ OBJECTS: Final[dict[str, dict[str, Check | None]]] = {
     "titan_core.api.checkpoint.store:CheckpointStore": {
         "restore": _a(bool), "after_step": None, "newest": _newest, "before_update": None, "close": None,
     },
-    "titan_core.api.training.objective:ObjectiveFunction": {"__call__": _scalar},
+    "titan_core.api.training.objective:ObjectiveFunction": {"__call__": _scalar, "metrics": _metric_names},
     "titan_core.api.parallel.step:StepRunner": {"__call__": _scalar, "evaluate": _scalar},
     "torch.optim:Optimizer": dict.fromkeys(("step", "zero_grad", "state_dict", "load_state_dict")),
     "titan_core.api.training.optimizer:SkipsOnDevice": {"step_unless": None},
@@ -362,7 +400,11 @@ CLASSES: Final = (
     "torch.optim.lr_scheduler:LRScheduler",
 )
 """Those that an object must be an instance of."""
-VALUES: Final = {f"{_DATASET}:DocumentSource": ("num_documents",), f"{_TOKENIZER}:TextTokenizer": ("vocab_size",)}
+VALUES: Final = {
+    f"{_DATASET}:DocumentSource": ("num_documents",),
+    f"{_TOKENIZER}:TextTokenizer": ("vocab_size",),
+    "titan_core.api.training.objective:ObjectiveFunction": ("metrics",),
+}
 """Properties that are checked once the object is built."""
 
 RETURNS: Final[dict[str, Check]] = {
@@ -370,6 +412,7 @@ RETURNS: Final[dict[str, Check]] = {
     "ModelDefinition.build": _module,
     "ModelDefinition.flops_per_token": _figure,
     "ModelLayout.buffers": _tensor,
+    "Computed.values": _values,
     "Mixer.divided": _a(Callable, "return a function"),  # type: ignore[arg-type]
     "Slot.accepts": _anything,
     "WeightFormat.tensors": _list_of(ForeignTensor),
@@ -392,6 +435,7 @@ RETURNS: Final[dict[str, Check]] = {
     "Observer.check": _problems,
     "Dataset.build": _object(f"{_DATASET}:DocumentSource", _FINGERPRINT),
     "Dataset.check": _problems,
+    "Dataset.extras": _fields,
     "RecordFormat.convert": _anything,
     "Tokenizer.build": _object(
         f"{_TOKENIZER}:TextTokenizer", f"{_TOKENIZER}:ChatTokenizer",

@@ -74,6 +74,9 @@ def _tensors_of(argument: Any) -> Iterator[tuple[str, Tensor]]:
             yield name, value
     for name, value in getattr(argument, "auxiliary", {}).items():
         yield f"auxiliary loss {name!r}", value
+    for name, value in getattr(argument, "metrics", {}).items():
+        if isinstance(value, Tensor):
+            yield f"metric {name!r}", value
     batches: Iterable[Batch] = getattr(argument, "microbatches", ())
     for batch in batches:
         found: list[Tensor] = []

@@ -102,16 +102,19 @@ def describe_run(run: Run) -> list[str]:
 def format_line(record: Record, steps: int, width: int | None = None) -> str:
     """Return the figures of a step in one line, as many as fit into ``width`` columns."""
     step = f"step {record['step']:>{len(str(steps))}}/{steps}"
+    prefix = "objective/"
+    metrics = [f"{name[len(prefix) :]} {_figure(record[name], '.4g')}" for name in record if name.startswith(prefix)]
     if "validation_loss" in record:
         loss = f"validation loss {_figure(record['validation_loss'], '7.4f')}"
         time = f"{_figure(record['validation_seconds'], '.1f')} s"
-        return _fitted([step, loss, f"{record['validation_tokens']:,} tokens in {time}"], [step, loss, time], width)
+        long = [step, loss, *metrics, f"{record['validation_tokens']:,} tokens in {time}"]
+        return _fitted(long, [step, loss, *metrics, time], width)
     loss, lr = f"loss {_figure(record['loss'], '7.4f')}", f"lr {_figure(record['lr'], '.2e')}"
     norm, speed = _figure(record["grad_norm"], "7.3f"), _figure(record["tokens_per_second"], ",.0f")
     mfu = [f"mfu {_mfu(record)}"] if "mfu" in record else []
     memory = f"{_figure(record['memory_peak_gib'], '.2f')} GiB"
-    long = [step, loss, f"grad norm {norm}", lr, f"{speed} tokens/s", *mfu, f"memory {memory}"]
-    return _fitted(long, [step, loss, f"{speed} tok/s", f"norm {norm.strip()}", lr, *mfu, memory], width)
+    long = [step, loss, *metrics, f"grad norm {norm}", lr, f"{speed} tokens/s", *mfu, f"memory {memory}"]
+    return _fitted(long, [step, loss, *metrics, f"{speed} tok/s", f"norm {norm.strip()}", lr, *mfu, memory], width)
 
 
 def _fitted(long: list[str], short: list[str], width: int | None) -> str:

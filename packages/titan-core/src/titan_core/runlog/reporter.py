@@ -67,6 +67,7 @@ class MetricsReporter:
                     "validation_loss": _finite(report.loss),
                     "validation_tokens": report.num_targets,
                     "validation_seconds": report.seconds,
+                    **{f"objective/{name}": _finite(value) for name, value in report.metrics.items()},
                     "time": time.time(),
                 }
             )
@@ -124,6 +125,7 @@ class MetricsReporter:
             "empty_documents": report.empty,
             "skipped_steps": int(self._skipped),
             **{f"auxiliary/{name}": _finite(value.item()) for name, value in report.auxiliary.items()},
+            **{f"objective/{name}": _finite(value.item()) for name, value in report.metrics.items()},
             **self._tokens_by_dataset(),
         }
 

@@ -135,6 +135,9 @@ class StepReport:
     auxiliary: Mapping[str, Tensor] = field(default_factory=dict)
     """Auxiliary losses (:func:`~titan_core.api.add_auxiliary_loss`) by name, divided by the number of positions in the
     global batch; scalars, the same on every rank."""
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """Metrics of the objective (:func:`~titan_core.api.add_metric`) by name: means over the global batch, NaN if no weight
+    is positive; fp64 scalars, the same on every rank."""
     skipped: bool | Tensor = False
     """Whether an observer skipped the update (:func:`titan_core.api.hookspecs.titan_before_update`); a 0-d bool tensor if
     the device decided."""
@@ -152,6 +155,8 @@ class ValidationReport:
     num_batches: int
     """Number of global batches."""
     seconds: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the objective, as in :class:`StepReport`."""
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,18 @@ class AuxiliaryLosses:
             self.divided.add(name)
 
 
+@dataclass
+class MetricSums:
+    """The metrics of a step or a validation on this rank (:mod:`titan_core.api.training.metric`)."""
+
+    values: dict[str, Tensor] = field(default_factory=dict)
+    """By name: the sum of values multiplied by weights, and the sum of weights; fp64 ``[2]``."""
+
+    def add(self, name: str, sums: Tensor) -> None:
+        """Add to the sums of a metric."""
+        self.values[name] = self.values[name] + sums if name in self.values else sums
+
+
 @dataclass(frozen=True)
 class Microbatch:
     """A microbatch of a training step."""
@@ -52,6 +64,8 @@ class Microbatch:
     """Collects the auxiliary losses of the step; ``None`` outside training."""
     target_weight: float = 1.0
     """:attr:`~titan_core.api.StepInput.target_weight`: what the step divides this microbatch's loss by."""
+    metrics: MetricSums | None = None
+    """Collects the metrics of the step or of the validation; ``None`` in other forward passes."""
     key: Tensor = field(init=False, repr=False)
     """Hash of seed and step, an int64 scalar on the batch's device. A Python number would be a constant in compiled code,
     and every step would recompile."""

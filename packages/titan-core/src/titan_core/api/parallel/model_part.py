@@ -67,6 +67,12 @@ class ModelPart:
         self.wrapped_objectives += (self.objective,)
         self.objective = wrapper(self.objective)
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that the objective, or one that it wraps, reports."""
+        objectives = (*self.wrapped_objectives, self.objective)
+        return tuple(sorted({name for objective in objectives for name in objective.metrics}))
+
     def fill(self, slot: str, module: str, value: object) -> None:
         """Leave ``value`` in the slot of another plugin, for ``module``.
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from titan_core.api.parallel.microbatch import AuxiliaryLosses, Microbatch
+from titan_core.api.parallel.microbatch import AuxiliaryLosses, MetricSums, Microbatch
 from titan_core.api.parallel.model_part import ModelPart
 from titan_core.api.plugins.errors import PartOfContract
 from titan_core.api.training.batch import Batch
@@ -49,11 +49,13 @@ class StepInput:
     Losses are divided by it, so that gradients can be summed over ranks."""
     auxiliary: AuxiliaryLosses | None = None
     """Collects auxiliary losses; ``None`` in an evaluation."""
+    metrics: MetricSums | None = None
+    """Collects the objective's metrics; ``None`` if nobody reads them."""
 
     def microbatches(self) -> list[Microbatch]:
         """Return the microbatches that a part of the model computes, in order."""
         weight = self.target_weight
-        return [Microbatch(batch, self.step, self.seed, self.auxiliary, weight) for batch in self.batches]
+        return [Microbatch(batch, self.step, self.seed, self.auxiliary, weight, self.metrics) for batch in self.batches]
 
 
 class StepAbandoned(PartOfContract):

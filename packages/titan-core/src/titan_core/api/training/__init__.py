@@ -10,6 +10,7 @@ parameters::
 * ``Optimizer``: the component that ``optimizer.name`` selects (hook ``titan_optimizers``)
 * ``LRSchedule``: the component that ``lr_scheduler.name`` selects (hook ``titan_lr_schedules``)
 * ``ObjectiveFunction``: what ``Objective.build`` returns: logits, batch, vocabulary -> summed loss
+* ``add_metric``: reports a metric of the objective, such as an accuracy
 * ``Vocabulary``: arithmetic over a vocabulary that may be divided
 * ``Batch``: tokens, targets, their weights, positions, documents, extra tensors
 * ``Extra``: a named extra tensor of a batch, and whether its second dimension is the sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from titan_core.api.training.batch import Batch as Batch, Extra as Extra
     from titan_core.api.training.batch_plan import BatchPlan as BatchPlan
     from titan_core.api.training.components import LRSchedule as LRSchedule, Objective as Objective, Optimizer as Optimizer
+    from titan_core.api.training.metric import add_metric as add_metric
     from titan_core.api.training.objective import ObjectiveFunction as ObjectiveFunction
     from titan_core.api.training.optimizer import (
         LRScheduleContext as LRScheduleContext,

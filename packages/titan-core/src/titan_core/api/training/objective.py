@@ -26,6 +26,9 @@ class ObjectiveFunction(ABC):
     """Whether the loss of all positions is the sum of the losses of any chunks of them. If not, it receives all positions at
     once, and context parallelism refuses it."""
 
+    metrics: tuple[str, ...] = ()
+    """Names of the metrics that it reports with :func:`~titan_core.api.add_metric`."""
+
     @abstractmethod
     def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
         """Return the loss, summed over the weighted targets; an fp32 scalar.
