@@ -12,12 +12,18 @@ RECOMPUTED = "tests/parallel/test_activation_checkpoint.py"
 PARTS = "tests/parallel/test_attention.py"
 
 CP, RING = "parallel/context_parallel.py", "parallel/ring_attention.py"
+EXCHANGE = "parallel/head_exchange.py"
 
 MUTANTS = (
     Mutant("heads-without-tails", CP, "chunks[-1 - self._rank]", "chunks[2 * self._rank + 1]", (PARTS,)),
     Mutant("chunks-out-of-order", "core/api/model/sequence_share.py", "pieces[held.index(chunk)]", "pieces[chunk]", (PARTS,)),
     Mutant("heads-see-later-ranks", RING, "else (back, _WHOLE)", "else (_WHOLE, _WHOLE)", (PARTS,)),
     Mutant("own-keys-are-an-earlier-ranks", RING, "if step <= rank else", "if step < rank else", (PARTS,)),
+    Mutant("back-chunks-in-order", EXCHANGE, "chunks = (front, back.flip(0))", "chunks = (front, back)", (PARTS,)),
+    Mutant("key-heads-of-other-ranks", EXCHANGE, "tensor.repeat_interleave(times, dim)", "torch.cat([tensor] * times, dim)", (PARTS,)),
+    Mutant("exchanged-heads-detached", EXCHANGE, "return all_to_all(gradient.contiguous(), ctx.group), None", "return gradient, None", (PARTS,)),
+    Mutant("masks-of-a-ranks-own-positions", "core/api/parallel/model_part.py", "make_document_mask(windows, self.attention_share)", "make_document_mask(windows)",
+           ("tests/parallel/test_documents_and_validation.py",)),
     Mutant("steps-not-weighted", RING, "torch.logaddexp(logsumexp, scores)", "torch.maximum(logsumexp, scores)", (PARTS,)),
     Mutant("own-gradients-alone", RING, "self._next, self._work = _pass_on(sums, self._ranks)", "pass", (PARTS,)),
     Mutant("gradients-of-keys-averaged", "core/api/model/sequence_share.py", "grad_placements=[Partial()]", "grad_placements=[Replicate()]", (PARTS,)),

@@ -21,11 +21,11 @@ from titan_core.toolkit.device import attention_kernels, choose_device
 from titan_core.torch_private import process_groups
 
 
-def groups(degrees: dict[str, int], ep: int) -> tuple[list[list[int]], str]:
+def groups(degrees: dict[str, int], ep: int, shards: bool = True) -> tuple[list[list[int]], str]:
     """Return the ranks of all groups of this rank, and why its replica's group is wrong, if it is."""
     island = MeshDim("island", "a.b", "batch", diverges=True)
     dims = (island, *STANDARD_DIMS)
-    views = (MeshView("ep", "a.b", ("dp_shard", "cp")),) if ep > 1 else ()
+    views = (MeshView("ep", "a.b", ("dp_shard", "cp") if shards else ("cp",), shards),) if ep > 1 else ()
     plan = MeshPlan(dims, {dim.name: degrees.get(dim.name, 1) for dim in dims}, views, {"ep": ep} if ep > 1 else {})
     dist.init_process_group("gloo")
     try:
@@ -58,6 +58,13 @@ def test_cpu_meshes_of_the_same_ranks_share_a_group(gloo: GlooPool, degrees: dic
     for ranks, wrong in gloo.run(4, groups, degrees, ep):
         assert wrong == ""
         assert len(ranks) == len({tuple(group) for group in ranks}) == number
+
+
+def test_a_view_without_parameters_has_no_data_mesh(gloo: GlooPool) -> None:
+    """Only the world, the dimensions, the view and its remainder."""
+    for ranks, wrong in gloo.run(8, groups, {"dp_shard": 2, "cp": 4}, 2, False):
+        assert wrong == ""
+        assert sorted(map(len, ranks)) == [2, 2, 2, 4, 8]
 
 
 @pytest.fixture

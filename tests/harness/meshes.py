@@ -29,6 +29,7 @@ SETTINGS = {"whole": WHOLE, "tiny": TINY, "fast": FAST}
 RECOMPUTATION = ("none", "full", "selective")
 DR = "parallelism.data_parallel_replicate_degree"
 TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline", "context"))
+HEADS = "parallelism.context_parallel_heads_degree"
 SCHEDULE = "parallelism.pipeline_parallel_schedule"
 
 
@@ -61,11 +62,16 @@ CASES = [
     Case("PP 2, ZBVZeroBubble", 2, {PP: 2, SCHEDULE: "ZBVZeroBubble"}, fast=("selective",)),
     Case("PP 2, DualPipeV", 2, {PP: 2, SCHEDULE: "DualPipeV"}, fast=("full",)),
     Case("CP 2", 2, {CP: 2}, fast=("none", "full")),
+    Case("CP 2 by heads", 2, {CP: 2, HEADS: 2}, fast=("none", "full", "selective")),
+    Case("CP 4 by heads", 4, {CP: 4, HEADS: 4}, fast=("none",)),
+    Case("CP 2x2 by rings and heads", 4, {CP: 4, HEADS: 2}, fast=("selective",)),
     Case("FSDP x TP", 4, {TP: 2}, fast=("full",)),
     Case("FSDP x PP", 4, {PP: 2}, fast=("none",)),
     Case("TP x PP", 4, {TP: 2, PP: 2}),
     Case("FSDP x CP", 4, {CP: 2}, fast=("none",)),
     Case("TP x CP", 4, {TP: 2, CP: 2}, fast=("selective",)),
+    Case("TP x CP by heads", 4, {TP: 2, CP: 2, HEADS: 2}, fast=("selective",)),
+    Case("PP x CP by heads", 4, {PP: 2, CP: 2, HEADS: 2}, fast=("none",)),
     Case("FSDP x TP x PP", 8, {TP: 2, PP: 2}),
     Case("FSDP x TP x CP", 8, {TP: 2, CP: 2}),
     Case("HSDP x CP", 8, {DR: 2, CP: 2}),

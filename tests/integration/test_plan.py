@@ -95,7 +95,9 @@ def test_the_fastest_candidates_that_fit_win_and_the_others_have_reasons() -> No
     assert len(plan.best) == 4
     times = [one.figures.step_seconds for one in plan.best]
     assert times == sorted(times)
-    assert plan.meshes == 34  # 8 = 2**3 over five dimensions, without 8 stages of 6 blocks
+    # 8 = 2**3 over five dimensions, without 8 stages of 6 blocks: 34 meshes, in 15 of which the ranks that divide the
+    # sequence may exchange heads, in groups of 2 to all of them.
+    assert plan.meshes == 34 + 10 * 1 + 4 * 2 + 1 * 3
     lost = sum(one.count for one in plan.losers)
     assert lost + len(plan.best) in (plan.candidates, plan.candidates + 1)  # the recipe may be a candidate itself
     assert {"pipeline bubble", "network: tp"} <= {one.why for one in plan.losers}

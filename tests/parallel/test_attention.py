@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,18 +15,30 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from harness.gloo_pool import GlooPool
-from titan_core.api import Batch, SequenceShare
-from titan_parallel.context_parallel import DividedAttention, HeadAndTail
+from harness.quick import rows
+from titan_core.api import Batch, CausalAttention, SequenceShare, causal_attention
+from titan_parallel.context_parallel import DividedAttention, HeadAndTail, attention_by_heads, head_and_tail
+from titan_parallel.head_exchange import HeadExchange
+from titan_parallel.region_collectives import Ranks
 
 
 @contextmanager
-def mesh_of_all() -> Iterator[DeviceMesh]:
-    """Yield a one-dimensional mesh of all processes."""
+def mesh_of_all(by_heads: int) -> Iterator[DeviceMesh]:
+    """Yield a mesh of all processes: rings, and within them the ranks that trade heads for positions."""
     dist.init_process_group("gloo")
     try:
-        yield init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),))
+        size = int(os.environ["WORLD_SIZE"])
+        yield init_device_mesh("cpu", (size // by_heads, by_heads), mesh_dim_names=("rings", "heads"))
     finally:
         dist.destroy_process_group()
+
+
+def attention_on(mesh: DeviceMesh, passed: bool) -> Callable[..., Tensor]:
+    """Return the attention of a job whose sequences ``mesh`` divides."""
+    rings, heads = mesh["rings"], mesh["heads"]
+    share = SequenceShare(rings, head_and_tail(rings.size()))
+    attend = CausalAttention().forward if rings.size() == 1 else DividedAttention(share, causal_attention(4), passed).forward
+    return attend if heads.size() == 1 else attention_by_heads(HeadExchange(Ranks(heads)), attend)
 
 
 def share(whole: Tensor, rank: int, size: int, dim: int) -> Tensor:
@@ -36,13 +48,19 @@ def share(whole: Tensor, rank: int, size: int, dim: int) -> Tensor:
 
 
 def divided_attention(
-    kv_heads: int, documents: Tensor | None, passed: bool, width: int = 8, compiled: bool = False
+    kv_heads: int,
+    documents: Tensor | None,
+    passed: bool,
+    width: int = 8,
+    compiled: bool = False,
+    by_heads: int = 1,
+    heads: int = 4,
 ) -> float:
     """Return the largest error of this rank's outputs and gradients."""
-    with mesh_of_all() as mesh:
-        rank, size = mesh.get_local_rank(), mesh.size()
+    with mesh_of_all(by_heads) as mesh:
+        rank, size = dist.get_rank(), mesh.size()
         generator = torch.Generator().manual_seed(0)
-        q, k, v, g = (torch.randn(2, heads, 16, width, generator=generator) for heads in (4, kv_heads, kv_heads, 4))
+        q, k, v, g = (torch.randn(2, count, 16, width, generator=generator) for count in (heads, kv_heads, kv_heads, heads))
         whole = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
         seen = torch.ones(16, 16, dtype=torch.bool).tril()[None, None]
         if documents is not None:
@@ -50,12 +68,11 @@ def divided_attention(
         expected = F.scaled_dot_product_attention(*whole, attn_mask=seen, enable_gqa=True)
         (expected * g).sum().backward()
         mine = [share(tensor, rank, size, 2).clone().requires_grad_() for tensor in (q, k, v)]
-        chunks = tuple((chunk, 2 * size - 1 - chunk) for chunk in range(size))
-        attention = DividedAttention(SequenceShare(mesh, chunks), passed)
-        output = attention.forward(*mine, documents=documents)
-        assert torch.equal(output, attention.forward(*mine, documents))
+        attend = attention_on(mesh, passed)
+        output = attend(*mine, documents=documents)
+        assert torch.equal(output, attend(*mine, documents))
         if compiled:
-            output = torch.compile(attention.forward, backend="aot_eager", fullgraph=True)(*mine, documents)
+            output = torch.compile(attend, backend="aot_eager", fullgraph=True)(*mine, documents)
         (output * share(g, rank, size, 2)).sum().backward()
         errors = [(output - share(expected, rank, size, 2)).abs().max()]
         for local, full in zip(mine, whole, strict=True):
@@ -72,6 +89,33 @@ def test_divided_sequences_attend_as_whole_ones(gloo: GlooPool, kv_heads: int, m
         assert max(gloo.run(ranks, divided_attention, kv_heads, documents, method == "alltoall")) < 2e-6
 
 
+BY_HEADS = {
+    f"{ranks} ranks, {by_heads} by heads, {heads}/{kv_heads} heads, {method}": (ranks, by_heads, heads, kv_heads, method)
+    for ranks, by_heads in ((2, 2), (4, 4), (4, 2), (8, 4), (8, 2))
+    for heads, kv_heads in ((4, 4), (4, 2), (4, 1), (12, 3))
+    for method in ("allgather", "alltoall", "documents")
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    rows(
+        BY_HEADS,
+        (
+            "2 ranks, 2 by heads, 4/2 heads, allgather",
+            "4 ranks, 4 by heads, 4/2 heads, documents",
+            "4 ranks, 2 by heads, 12/3 heads, alltoall",
+            "4 ranks, 2 by heads, 4/1 heads, documents",
+        ),
+    ),
+)
+def test_ranks_that_trade_heads_for_positions_attend_as_one(gloo: GlooPool, case: str) -> None:
+    ranks, by_heads, heads, kv_heads, method = BY_HEADS[case]
+    documents = torch.tensor([[0] * 5 + [1] * 6 + [2] * 5, [0] * 3 + [1] * 13]) if method == "documents" else None
+    passed = method == "alltoall"
+    assert max(gloo.run(ranks, divided_attention, kv_heads, documents, passed, 8, False, by_heads, heads)) < 4e-6
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("method", ["allgather", "alltoall"])
 def test_eight_ranks_attend_as_one(gloo: GlooPool, method: str) -> None:
@@ -79,9 +123,10 @@ def test_eight_ranks_attend_as_one(gloo: GlooPool, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["allgather", pytest.param("documents", marks=pytest.mark.full)])
-def test_the_compiler_does_not_look_into_the_ring(gloo: GlooPool, method: str) -> None:
+@pytest.mark.parametrize("by_heads", [1, 2])
+def test_the_compiler_does_not_look_into_the_ring(gloo: GlooPool, method: str, by_heads: int) -> None:
     documents = torch.arange(16).expand(2, -1) // 5 if method == "documents" else None
-    assert max(gloo.run(2, divided_attention, 2, documents, False, 8, True)) < 2e-6
+    assert max(gloo.run(2, divided_attention, 2, documents, False, 8, True, by_heads)) < 2e-6
 
 
 def test_heads_of_any_width_are_divided(gloo: GlooPool) -> None:

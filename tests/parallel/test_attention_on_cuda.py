@@ -21,6 +21,7 @@ TINY: dict[str, object] = {
 }
 LAYERS = 2
 TP, CP = "parallelism.tensor_parallel_degree", "parallelism.context_parallel_degree"
+HEADS = "parallelism.context_parallel_heads_degree"
 METHOD = "parallelism.context_parallel_rotate_method"
 DOCUMENTS = {"data.document_mask": "true"}
 AC = "activation_checkpoint.mode"
@@ -62,12 +63,35 @@ def test_the_ring_communicates_once_forward_and_once_backward(fake_cuda: FakeCud
     assert collectives(found) == expected
 
 
+BY_HEADS = {
+    f"{mode}, CP {size}, {heads} by heads": (mode, size, heads)
+    for mode in ("none", "selective", "full")
+    for size, heads in ((2, 2), (4, 4), (4, 2))
+}
+
+
+@pytest.mark.parametrize("case", rows(BY_HEADS, ("selective, CP 4, 2 by heads", "full, CP 2, 2 by heads")))
+def test_heads_are_exchanged_twice_forward_and_twice_backward(fake_cuda: FakeCuda, case: str) -> None:
+    mode, size, heads = BY_HEADS[case]
+    found = fake_cuda.train("tiny", {**TINY, CP: size, HEADS: heads, AC: mode}, 2 * size, rank=1)
+    again = mode == "full"
+    exchanged = [one for one in found.steps[-1].collectives if one.group == "mesh_cp_heads"]
+    counts = {phase: sum(one.count for one in exchanged if one.phase == phase) for phase in ("forward", "backward")}
+    assert {one.operator for one in exchanged} == {"_c10d_functional::all_to_all_single"}
+    # Recomputation ends before the exchange of the results, which no backward reads.
+    assert counts == {"forward": 2 * LAYERS, "backward": (2 + 2 * again) * LAYERS}
+    gathered = [one.phase for one in found.steps[-1].collectives if one.group == "mesh_cp_heads_remainder"]
+    assert bool(gathered) == (size > heads)
+
+
 PACKED = {
     "one device": (1, {}),
     "selective": (1, {AC: "selective"}),
     "CP 2, full": (2, {CP: 2, AC: "full"}),
     "CP 4, selective": (4, {CP: 4, AC: "selective"}),
     "TP 2 x CP 2, selective": (4, {TP: 2, CP: 2, AC: "selective"}),
+    "CP 2 by heads": (2, {CP: 2, HEADS: 2}),
+    "CP 4, 2 by heads, selective": (4, {CP: 4, HEADS: 2, AC: "selective"}),
 }
 
 
@@ -78,7 +102,7 @@ def test_documents_need_no_dense_mask(fake_cuda: FakeCuda, case: str) -> None:
     shapes = {one.shape for step in found.steps for phase in step.phases for one in phase.peak.allocations}
     attended = {one.operator for phase in found.steps[-1].phases for one in phase.peak.allocations}
     assert any("flex_attention" in operator for operator in attended)
-    queries = 512 // int(str(overrides.get(CP, 1)))
+    queries = 512 * int(str(overrides.get(HEADS, 1))) // int(str(overrides.get(CP, 1)))
     assert not [shape for shape in shapes if shape[-2:] in ((queries, 512), (512, queries))]
 
 

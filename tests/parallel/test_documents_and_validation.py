@@ -12,7 +12,7 @@ from torch.nn.attention import flex_attention
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job
-from harness.meshes import CP, DR, FAST, PP, SCHEDULE, TP, require_equal, run_in
+from harness.meshes import CP, DR, FAST, HEADS, PP, SCHEDULE, TP, require_equal, run_in
 from harness.objectives import first_step
 from harness.quick import rows
 from titan_core.api import Batch, UserError
@@ -59,7 +59,10 @@ CASES: dict[str, tuple[int, dict[str, object]]] = {
     "PP 2, Interleaved1F1B": (2, {PP: 2, SCHEDULE: "Interleaved1F1B"}),
     "PP 2, ZBVZeroBubble, selective": (2, {PP: 2, SCHEDULE: "ZBVZeroBubble", "activation_checkpoint.mode": "selective"}),
     "CP 2, full": (2, {CP: 2, "activation_checkpoint.mode": "full"}),
+    "CP 4 by heads": (4, {CP: 4, HEADS: 4}),
+    "CP 2x2 by rings and heads, selective": (4, {CP: 4, HEADS: 2, "activation_checkpoint.mode": "selective"}),
     "TP x CP": (4, {TP: 2, CP: 2}),
+    "TP x CP by heads": (4, {TP: 2, CP: 2, HEADS: 2}),
     "FSDP x PP x CP": (8, {PP: 2, CP: 2}),
 }
 
@@ -95,12 +98,14 @@ FLEX_CASES: dict[str, tuple[int, dict[str, object]]] = {
     "one device": (1, {}),
     "TP 2, full": (2, {TP: 2, "activation_checkpoint.mode": "full"}),
     "CP 2": (2, {CP: 2}),
+    "CP 2 by heads": (2, {CP: 2, HEADS: 2}),
+    "CP 2x2 by rings and heads": (4, {CP: 4, HEADS: 2}),
     "CP 4, selective": (4, {CP: 4, "activation_checkpoint.mode": "selective"}),
     "PP 2, ZBVZeroBubble, selective": (2, {PP: 2, SCHEDULE: "ZBVZeroBubble", "activation_checkpoint.mode": "selective"}),
 }
 
 
-@pytest.mark.parametrize("case", rows(FLEX_CASES, ("CP 2",)))
+@pytest.mark.parametrize("case", rows(FLEX_CASES, ("CP 2", "CP 2x2 by rings and heads")))
 def test_flex_attention_equals_the_dense_mask(gloo: GlooPool, data: dict[str, object], tmp_path: Path, case: str) -> None:
     ranks, overrides = FLEX_CASES[case]
     short = {**data, "training.steps": 1, "training.global_batch_size": 4, "validation.enable": "false"}

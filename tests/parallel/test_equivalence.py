@@ -18,7 +18,21 @@ import torch
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job, run_recipe
-from harness.meshes import CASES, CP, FAST, PP, RECOMPUTATION, SCHEDULE, SETTINGS, TINY, TP, Case, require_equal, run_in
+from harness.meshes import (
+    CASES,
+    CP,
+    FAST,
+    HEADS,
+    PP,
+    RECOMPUTATION,
+    SCHEDULE,
+    SETTINGS,
+    TINY,
+    TP,
+    Case,
+    require_equal,
+    run_in,
+)
 from titan_core.api import UserError
 
 QUICK = {
@@ -28,6 +42,7 @@ QUICK = {
     ("PP 2, 1F1B", "none"),
     ("PP 2, ZBVZeroBubble", "none"),
     ("CP 2", "full"),
+    ("CP 2 by heads", "selective"),
 }
 
 
@@ -84,6 +99,8 @@ def test_training_is_that_of_one_device(
         ),
         pytest.param(2, {"compile.enable": "true", "compile.backend": "aot_eager", TP: 2}, marks=pytest.mark.full),
         pytest.param(2, {"compile.enable": "true", "compile.backend": "aot_eager", CP: 2}, marks=pytest.mark.full),
+        pytest.param(4, {"compile.enable": "true", "compile.backend": "aot_eager", CP: 4, HEADS: 2}, marks=pytest.mark.full),
+        pytest.param(2, {"compile.enable": "true", CP: 2, HEADS: 2}, marks=pytest.mark.full),
         pytest.param(
             2,
             {"compile.enable": "true", "compile.backend": "aot_eager", PP: 2, SCHEDULE: "Interleaved1F1B"},

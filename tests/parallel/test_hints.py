@@ -13,6 +13,7 @@ from titan_core.api import Problem, UserError
 
 P = "parallelism."
 PP, TP, CP = (P + f"{name}_parallel_degree" for name in ("pipeline", "tensor", "context"))
+HEADS = P + "context_parallel_heads_degree"
 SHARD, REPLICATE = (P + f"data_parallel_{name}_degree" for name in ("shard", "replicate"))
 SCHEDULE, LAYERS, MICROBATCH = (
     P + f"pipeline_parallel_{name}" for name in ("schedule", "layers_per_stage", "microbatch_size")
@@ -75,11 +76,12 @@ def jobs(draw: st.DrawFn) -> tuple[dict[str, object], int]:
         PP: draw(degrees),
         TP: draw(degrees),
         CP: draw(degrees),
+        HEADS: draw(degrees),
         REPLICATE: draw(st.sampled_from([1, 2])),
     }
     world = draw(st.integers(1, 3))
-    for degree in chosen.values():
-        world *= int(str(degree))
+    for key, degree in chosen.items():
+        world *= 1 if key == HEADS else int(str(degree))
     shard = draw(st.sampled_from([-1, -1, 1, 2]))
     chosen |= {
         SHARD: shard,
@@ -108,6 +110,7 @@ def jobs(draw: st.DrawFn) -> tuple[dict[str, object], int]:
 )
 @example(({TP: 2, "training.seq_len": 1}, 2))
 @example(({PP: 4, SHARD: 2, "training.global_batch_size": 8}, 6))
+@example(({TP: 4, CP: 4, HEADS: 4}, 16))
 def test_each_value_that_a_fix_names_passes_the_check(job: tuple[dict[str, object], int]) -> None:
     assert_each_setting_helps(*job)
 

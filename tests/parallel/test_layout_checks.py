@@ -14,6 +14,7 @@ from titan_parallel.context_parallel_check import check as context_check
 from titan_parallel.tensor_parallel_check import check as tensor_check
 
 TP, CP = "parallelism.tensor_parallel_degree", "parallelism.context_parallel_degree"
+HEADS = "parallelism.context_parallel_heads_degree"
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,16 @@ TP, CP = "parallelism.tensor_parallel_degree", "parallelism.context_parallel_deg
             "degree 2 x tensor-parallel degree 4 = 16; set training.seq_len = 240 or 256$",
         ),
         ({CP: 8, "training.seq_len": 2047}, "= 16; set training.seq_len = 2032 or 2048$"),
+        ({HEADS: 2}, r"must divide the 1 ranks that mesh view 'cp_heads' borrows \(cp 1\); set .*heads_degree = 1, or"),
+        ({CP: 4, HEADS: 3}, r"'cp_heads' borrows \(cp 4\); set parallelism.context_parallel_heads_degree = 1, 2 or 4"),
+        (
+            {CP: 16, HEADS: 16},
+            r"must divide the 8 heads of .*; set parallelism.context_parallel_heads_degree = 8, 4, 2 or 1$",
+        ),
+        (
+            {TP: 4, CP: 4, HEADS: 4},
+            "8 heads of .*, of which tensor-parallel degree 4 leaves 2 on a rank; set .*heads_degree = 2 or 1$",
+        ),
         (
             {"activation_checkpoint.mode": "memory_budget"},
             "needs torch.compile with the inductor backend, which enforces the budget",
@@ -69,7 +80,7 @@ def test_mixers_of_an_unknown_kind_need_a_rule() -> None:
         "its mixers 'other.scan' have kind 'linear_recurrence', and context parallelism divides only 'causal_attention'"
         in problem
     )
-    assert "(Mixer.divided)" in problem
+    assert "(Mixer.divided)" in problem and problem.endswith(f"set {CP} = 1")
     assert not problems(Mixer(kind="linear_recurrence", divided=Ref("own.rule:divided")))
 
 

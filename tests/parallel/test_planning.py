@@ -77,6 +77,13 @@ def test_a_divided_sequence_may_pass_its_keys_on() -> None:
     assert not planning.context_costs(context).passes_keys
     passed = context.section.model_copy(update={"context_parallel_rotate_method": "alltoall"})
     assert planning.context_costs(JobContext(section=passed, job=job)).passes_keys
+    assert planning.context_costs(context).exchanges_heads == 1
+    by_heads = facts_of(4, **{CP: 4, P + "context_parallel_heads_degree": 2})
+    context = JobContext(section=by_heads.section(ContextParallelKeys), job=by_heads)
+    assert set(planning.context_choices(context)) == {ROTATION} and planning.context_costs(context).exchanges_heads == 2
+    no_rings = facts_of(2, **{CP: 2, P + "context_parallel_heads_degree": 2})
+    context = JobContext(section=no_rings.section(ContextParallelKeys), job=no_rings)
+    assert planning.context_choices(context) == {}
     alone = facts_of(1)
     assert planning.context_choices(JobContext(section=alone.section(ContextParallelKeys), job=alone)) == {}
 

@@ -132,6 +132,29 @@ def test_experts_exchange_positions_over_their_view() -> None:
     assert 0 < near.seconds["ep"] < far.seconds["ep"]
 
 
+def test_exchanging_heads_costs_less_the_more_ranks_there_are_and_rings_do_not() -> None:
+
+    def guess(ranks: int, heads: int = 1) -> Guess:
+        return _guess(_mesh(cp=ranks, dp_shard=2), seq_len=2**17, exchanges_heads=heads)
+
+    rings = [guess(ranks).seconds["cp"] for ranks in (2, 4, 8)]
+    heads = [guess(ranks, ranks).seconds["cp"] for ranks in (2, 4, 8)]
+    assert rings[0] < rings[1] < rings[2] and heads[0] > heads[1] > heads[2]
+    assert heads[2] < guess(8, 4).seconds["cp"] < rings[2]
+    # Of each position a rank sends 7/8 of queries and results, and of its 4 key heads, which are 8 then.
+    sent = 2**17 / 8 * 7 / 8 * DIM * (2 + 2 * 8 / 16) * 2 * (2 * BLOCKS * 4)
+    assert heads[2] == pytest.approx(sent / (read_machine("h100").links.node.bandwidth_gb_s * 1e9), rel=0.2)
+    # No keys of other ranks are held.
+    assert guess(8, 8).memory["activations"] < guess(8, 4).memory["activations"] < guess(8).memory["activations"]
+
+
+def test_views_without_parameters_divide_none() -> None:
+    view = MeshView("heads", "x.heads", ("cp",), shards_parameters=False)
+    degrees = {dim.name: {"cp": 4}.get(dim.name, 1) for dim in STANDARD_DIMS}
+    mesh = MeshPlan(STANDARD_DIMS, degrees, (view,), {"heads": 4})
+    assert _guess(mesh).memory == _guess(_mesh(cp=4)).memory and _guess(mesh).seconds == _guess(_mesh(cp=4)).seconds
+
+
 def test_a_pipeline_idles_and_its_worst_rank_counts() -> None:
     names = list(SIZES.units)
     stages = (tuple(names[:3]), tuple(names[3:]))  # two blocks, and six with the head

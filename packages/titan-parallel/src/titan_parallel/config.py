@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from pydantic import Field, field_validator
 
-from titan_core.api import ALL_KEYS, AnyPath, Layers, Section, Share
-from titan_core.toolkit.sections import MOST_LAYERS, LocalSequences
+from titan_core.api import ALL_KEYS, AnyPath, Layers, MeshView, Section, Share
+from titan_core.toolkit.sections import MOST_LAYERS, LocalSequences, Ranks
 
 
 class FSDPKeys(Section):
@@ -41,9 +41,17 @@ class ContextParallelKeys(Section):
     section: ClassVar[str] = "parallelism"
     may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
+    context_parallel_heads_degree: Ranks = Field(default=1, gt=0)
+    """Ranks of context_parallel_degree that trade heads for positions around each attention: each then attends with its
+    share of the heads to the positions of all of them. It must divide context_parallel_degree and the heads of a rank. Ring
+    attention divides the rest of the degree; if the two degrees are equal, attention sees whole sequences."""
     context_parallel_rotate_method: Literal["allgather", "alltoall"] = "allgather"
     """How ring attention exchanges keys and values: gathered at once ("allgather"), or passed from rank to rank
     ("alltoall"), which takes less memory. With document masks they are always gathered."""
+
+
+HEADS: Final = MeshView("cp_heads", "parallelism.context_parallel_heads_degree", borrows=("cp",), shards_parameters=False)
+"""The ranks that trade heads for positions: neighbours of the dimension ``cp``. Its remainder are the ranks of a ring."""
 
 
 class PipelineKeys(Section):

@@ -2,11 +2,13 @@
 ring attention: Liu et al., arXiv 2310.01889; head-and-tail sharding: arXiv 2407.21783, section 3.3.2).
 
 A sequence is cut into ``2 x degree`` chunks. Rank ``r`` takes chunk ``r`` from the front and chunk ``r`` from the back, so
-under a causal mask all ranks have the same work.
+under a causal mask all ranks have the same work. Ranks pass or gather keys and values, or trade heads for positions
+(:mod:`titan_parallel.head_exchange`), or neighbours trade and the rest forms rings.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,9 +26,14 @@ from titan_core.api import (
     UserError,
 )
 from titan_core.toolkit.models import attend, with_positions
-from titan_parallel.config import ContextParallelKeys
+from titan_parallel.config import HEADS, ContextParallelKeys
 from titan_parallel.gathered_attention import attend_gathered
+from titan_parallel.head_exchange import HeadExchange
+from titan_parallel.region_collectives import Ranks
 from titan_parallel.ring_attention import RING_ATTENTION, ring_attention
+
+_HEADS, _POSITIONS = 1, 2
+"""Dimensions of the tensors of causal attention."""
 
 
 def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> ModelPart:
@@ -39,7 +46,7 @@ def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> Mod
         )
     mesh = context.mesh["cp"]
     rank, size = mesh.get_local_rank(), mesh.size()
-    share = SequenceShare(mesh, tuple((chunk, 2 * size - 1 - chunk) for chunk in range(size)))
+    share = SequenceShare(mesh, head_and_tail(size))
     found = [(name, module, part.layout.mixer(name)) for name, module in part.named_modules()]
     mixers = [(name, module, mixer) for name, module, mixer in found if mixer is not None]
     for name, module, mixer in mixers:
@@ -51,13 +58,43 @@ def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> Mod
                 why = f"mixer {name!r}: {mixer.divided.target!r} must return a forward function, but returned {forward!r}"
                 raise UserError.one("layout of the model", why, "fix the model plugin")
             module.forward = forward
-    method = context.section.context_parallel_rotate_method
+    exchange, ring = None, share
+    if HEADS.name in context.mesh:
+        exchange, rings = HeadExchange(Ranks(context.mesh[HEADS.name])), context.mesh[HEADS.remainder]
+        part.attention_share = ring = SequenceShare(rings, head_and_tail(rings.size()))
+    passed = context.section.context_parallel_rotate_method == "alltoall"
+    # One object for each kind: the compiler compares them, and one graph serves all blocks of a kind.
+    attention = {mixer: DividedAttention(ring, mixer, passed) for _, _, mixer in mixers if mixer.kind == CAUSAL_ATTENTION}
     for _, module, mixer in mixers:
         if mixer.kind == CAUSAL_ATTENTION:
-            module.forward = DividedAttention(share, mixer, passed=method == "alltoall").forward
+            attend_to_heads = attention[mixer].forward if ring.mesh.size() > 1 else module.forward
+            module.forward = attend_to_heads if exchange is None else attention_by_heads(exchange, attend_to_heads)
     part.saved_operators += (RING_ATTENTION,)
     part.batch_transforms += (HeadAndTail(rank, size),)
     return part
+
+
+def head_and_tail(size: int) -> tuple[tuple[int, int], ...]:
+    """Return the chunks of each of ``size`` ranks."""
+    return tuple((chunk, 2 * size - 1 - chunk) for chunk in range(size))
+
+
+def attention_by_heads(exchange: HeadExchange, attend_to_heads: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return causal attention of all heads from a rank's positions, which calls ``attend_to_heads`` with its share of the
+    heads and the positions of all ranks of ``exchange``.
+
+    Selective recomputation keeps what both collectives return (:data:`~titan_parallel.torch_private.SAVED_OPERATORS`), and
+    does not communicate again.
+    """
+
+    # A function, not a method of an object for each module: the compiler compares functions by their code, so that one
+    # graph serves all blocks.
+    def forward(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None, *, sinks: Tensor | None = None) -> Tensor:
+        q, k, v = exchange.to_heads((q, k, v), _HEADS, _POSITIONS)
+        options = {} if sinks is None else {"sinks": exchange.own(sinks)}
+        return exchange.to_positions(attend_to_heads(q, k, v, documents, **options), _HEADS, _POSITIONS)
+
+    return forward
 
 
 class DividedAttention:

@@ -6,24 +6,26 @@ from collections.abc import Iterator
 
 from titan_core.api import CAUSAL_ATTENTION, Job, JobContext, Problem
 from titan_core.toolkit.sections import TrainingSection
-from titan_parallel.config import ContextParallelKeys, TensorParallelKeys
-from titan_parallel.hints import Option, Refusal, degrees_below, problems
+from titan_parallel.config import HEADS, ContextParallelKeys, TensorParallelKeys
+from titan_parallel.hints import Option, Refusal, degrees_below, divisors, problems
 
 DEGREE = "parallelism.context_parallel_degree"
 _SEQ_LEN = "training.seq_len"
 
 
 def check(context: JobContext[ContextParallelKeys]) -> Iterator[Problem]:
-    """Report mixers that cannot be divided, and a sequence that does not divide into a head and a tail for each rank."""
-    yield from problems(context.job, _mixers, _positions)
+    """Report mixers and heads that cannot be divided, and a sequence that does not divide into a head and a tail for each
+    rank."""
+    yield from problems(context.job, _mixers, _heads, _positions)
 
 
 def _mixers(job: Job) -> Iterator[Refusal]:
     mixers = job.model.layout.mixers
     if job.mesh.degree("cp") == 1:
         return
+    without: Option = {DEGREE: 1} if job.mesh.degree(HEADS.name) == 1 else {DEGREE: 1, HEADS.degree_key: 1}
     if not mixers:
-        yield Refusal("model.name", "its layout names no mixers", [{DEGREE: 1}], "name them")
+        yield Refusal("model.name", "its layout names no mixers", [without], "name them")
     unknown = {
         mixer.kind: pattern
         for pattern, mixer in reversed(list(mixers.items()))
@@ -32,7 +34,22 @@ def _mixers(job: Job) -> Iterator[Refusal]:
     for kind, pattern in unknown.items():
         why = f"its mixers {pattern!r} have kind {kind!r}, and context parallelism divides only {CAUSAL_ATTENTION!r} "
         why += "and kinds with a rule of their own in the model's layout (Mixer.divided)"
-        yield Refusal("model.name", why, [{DEGREE: 1}], "give these mixers a rule")
+        yield Refusal("model.name", why, [without], "give these mixers a rule")
+
+
+def _heads(job: Job) -> Iterator[Refusal]:
+    degree, tensor = job.mesh.degree(HEADS.name), job.mesh.degree("tp")
+    for mixer, pattern in {mixer: pattern for pattern, mixer in reversed(list(job.model.layout.mixers.items()))}.items():
+        if degree == 1 or mixer.kind != CAUSAL_ATTENTION or mixer.heads is None or mixer.heads % (tensor * degree) == 0:
+            continue
+        of_tensor = (
+            f", of which tensor-parallel degree {tensor} leaves {mixer.heads / tensor:g} on a rank" if tensor > 1 else ""
+        )
+        why = f"must divide the {mixer.heads} heads of {pattern!r}{of_tensor}"
+        smaller: list[Option] = [
+            {HEADS.degree_key: one} for one in reversed(divisors(job.mesh.degree("cp"))) if one < degree
+        ]
+        yield Refusal(HEADS.degree_key, why, smaller)
 
 
 def _positions(job: Job) -> Iterator[Refusal]:

@@ -71,7 +71,8 @@ def changed(job: Job, option: Option) -> Job | None:
     rest = next((dim for dim in mesh.dims if dim.takes_rest and config.value(dim.degree_key) == -1), None)
     if degrees != mesh.degrees and rest is not None:
         degrees[rest.name] = mesh.world_size // math.prod(degrees[dim.name] for dim in mesh.dims if dim is not rest)
-    new = replace(mesh, degrees=degrees)
+    view_degrees = {view.name: option.get(view.degree_key, mesh.view_degrees[view.name]) for view in mesh.views}
+    new = replace(mesh, degrees=degrees, view_degrees=view_degrees)
     if new.world_size != mesh.world_size or any(new.borrowed(view) % new.view_degrees[view.name] for view in new.views):
         return None
     training, ranks = config.section(TrainingSection), new.batch_degree

@@ -13,6 +13,7 @@ from typing import Any
 from titan_core.api import Costs, Job, JobContext, PipelineCosts
 from titan_core.toolkit.sections import TrainingSection
 from titan_parallel.config import (
+    HEADS,
     ActivationCheckpointSection,
     CompileSection,
     ContextParallelKeys,
@@ -72,14 +73,16 @@ def tensor_costs(context: JobContext[TensorParallelKeys]) -> Costs:
 
 
 def context_choices(context: JobContext[ContextParallelKeys]) -> Choices:
-    """Return how keys and values are exchanged, if the sequence is divided."""
-    divided = context.job.mesh.degree("cp") > 1
-    return {"parallelism.context_parallel_rotate_method": ("allgather", "alltoall")} if divided else {}
+    """Return how keys and values are exchanged, if rings divide the sequence."""
+    mesh = context.job.mesh
+    rings = mesh.degree("cp") > mesh.degree(HEADS.name)
+    return {"parallelism.context_parallel_rotate_method": ("allgather", "alltoall")} if rings else {}
 
 
 def context_costs(context: JobContext[ContextParallelKeys]) -> Costs:
-    """Return how keys and values are exchanged."""
-    return Costs(passes_keys=context.section.context_parallel_rotate_method == "alltoall")
+    """Return how keys and values are exchanged, and the ranks that trade heads for positions."""
+    passed = context.section.context_parallel_rotate_method == "alltoall"
+    return Costs(passes_keys=passed, exchanges_heads=context.job.mesh.degree(HEADS.name))
 
 
 def pipeline_choices(context: JobContext[PipelineKeys]) -> Choices:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from titan_core.api import DATA_DIMS, Checks, JobContext, MeshUse, Phase, Planning, Ref, StepUse, Transform, hookimpl
 from titan_core.toolkit.sections import TrainingSection
 from titan_parallel.config import (
+    HEADS,
     ActivationCheckpointSection,
     CompileSection,
     ContextParallelKeys,
@@ -91,6 +92,7 @@ def titan_parallelisms() -> list[Transform]:
             phase=Phase.CONTEXT,
             active=lambda context: context.job.mesh.degree("cp") > 1,
             serves=("parallelism.context_parallel_degree",),
+            mesh=MeshUse(views=(HEADS,)),
             check=Ref("titan_parallel.context_parallel_check:check"),
             checks=Checks(model=Ref("titan_parallel.model_checks:check_context")),
             apply=Ref("titan_parallel.context_parallel:apply"),

@@ -81,6 +81,7 @@ blocks is a compiled region), the collectives of tensor and expert parallelism, 
 change."""
 _ALL_GATHER: Final = torch.ops._c10d_functional.all_gather_into_tensor.default
 _ALL_REDUCE: Final = torch.ops._c10d_functional.all_reduce.default
+_ALL_TO_ALL: Final = torch.ops._c10d_functional.all_to_all_single.default
 _REDUCE_SCATTER: Final = torch.ops._c10d_functional.reduce_scatter_tensor.default
 _WAIT: Final = torch.ops._c10d_functional.wait_tensor.default
 
@@ -193,6 +194,27 @@ def wait(result: Tensor) -> Tensor:
     with torch._C._AutoDispatchBelowAutograd():
         waited: Tensor = _WAIT(result)
     return waited
+
+
+def all_to_all(rows: Tensor, group: str) -> Tensor:
+    """Return, from each rank in order, the row that it holds for this rank. Has no gradient.
+
+    Args:
+        rows: contiguous, ``[ranks, ...]``: a row for each rank.
+    """
+    ones = [1] * len(rows)
+    return exchange_rows(rows, ones, ones, group)
+
+
+def exchange_rows(rows: Tensor, received: list[int], sent: list[int], group: str) -> Tensor:
+    """Return the rows that the ranks send to this one, in the order of the ranks. Has no gradient.
+
+    Args:
+        rows: contiguous; those for the first rank, then those for the next.
+        received: number of rows from each rank.
+        sent: number of rows for each rank.
+    """
+    return _waited(_ALL_TO_ALL, rows, received, sent, group)
 
 
 def all_reduce(addend: Tensor, group: str) -> Tensor:

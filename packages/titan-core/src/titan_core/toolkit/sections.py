@@ -11,6 +11,7 @@ from titan_core.api.config.numbers import (
     MOST_STEPS as MOST_STEPS,
     FewSteps as FewSteps,
     LocalSequences as LocalSequences,
+    Ranks as Ranks,
     Seconds as Seconds,
     Wavelength as Wavelength,
 )

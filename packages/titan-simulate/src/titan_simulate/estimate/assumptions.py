@@ -40,6 +40,6 @@ def assumptions_of(job: AssembledJob, samples: Sequence[TracedRank]) -> dict[str
         found["asynchronous tensor parallelism"] = (
             f"a matmul hides the collective within {NEAR} operators of it, except for one rank's share"
         )
-    if any(degree > 1 for degree in job.mesh.view_degrees.values()):
+    if any(job.mesh.view_degrees[view.name] > 1 for view in job.mesh.views if view.shards_parameters):
         found["expert routing"] = "even"
     return found

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from titan_core.api import MeshPlan, PipelineCosts
+from titan_core.api import MeshPlan, Mixer, PipelineCosts
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.plan.groups import Group, group_along
 from titan_simulate.plan.model_sizes import ModelSizes, Unit
@@ -60,6 +60,7 @@ class Workload:
     gradients_stay: bool = False
     overlaps_matmuls: bool = False
     passes_keys: bool = False
+    exchanges_heads: int = 1
     pipeline: PipelineCosts | None = None
 
 
@@ -177,6 +178,8 @@ class _Rank:
         self._laps = sum(count for _, count in held.blocks)
         """Blocks of this rank."""
         self._weights, self._sequence = divided(job.mesh, "weights"), divided(job.mesh, "sequence")
+        self._ring = self._sequence // job.exchanges_heads
+        """Ranks that divide the sequence and do not exchange heads."""
         self._shards = _shards(job.mesh)
         self._width = job.parameter_bytes
         self._count = job.microbatches if pipeline is None else pipeline.microbatches
@@ -192,7 +195,7 @@ class _Rank:
     def _parameters(self) -> tuple[float, float, float]:
         """Return the parameters of this rank, before data parallelism divides them; those of its experts; and those of its
         largest unit. Of a unit: ``replicated + divided / weights + experts / views``."""
-        weights, views = self._weights, math.prod(self._mesh.view_degrees.values())
+        weights, views = self._weights, _views(self._mesh)
         whole = on_views = largest = 0.0
         for kind, count in (*self._held.blocks, *((kind, 1) for kind in self._held.others)):
             unit = self._arithmetic.kinds[kind]
@@ -217,7 +220,7 @@ class _Rank:
     def _state(self) -> float:
         """``held x (4 weights + 4 gradients + 8 optimizer)``, with the parameters held after all divisions. Experts are
         divided by views first, and by data parallelism as far as it has more ranks. Offloaded, it is on the host."""
-        of_experts = max(1, self._shards // math.prod(self._mesh.view_degrees.values()))
+        of_experts = max(1, self._shards // _views(self._mesh))
         held = (self._whole - self._experts) / self._shards + self._experts / of_experts
         return 0.0 if self._job.offloads else held * 16
 
@@ -240,8 +243,8 @@ class _Rank:
         largest = max((each for each, _ in features), default=0.0)
         working = largest * (1.0 - job.kept) * (0.75 if job.fused else 1.0)
         keys = max((unit.keys for unit, _ in self._blocks), default=0) / weights
-        held = 2 if job.passes_keys else self._sequence  # of another rank and the next one, or of all
-        exchanged = 0.0 if self._sequence == 1 else keys * (self._width + 4) * held  # gradients are summed in fp32
+        held = 2 if job.passes_keys else self._ring  # of another rank and the next one, or of all
+        exchanged = 0.0 if self._ring == 1 else keys * (self._width + 4) * held  # gradients are summed in fp32
         return self._tokens * (self._width * (kept + working) + exchanged)
 
     def _logits(self) -> float:
@@ -329,12 +332,12 @@ class _Rank:
             if dim.divides == "weights":
                 found[dim.name] = self._regions(group, matmuls)
             elif dim.divides == "sequence":
-                found[dim.name] = self._keys(group, attention)
+                found[dim.name] = self._keys(dim.name, attention) + self._heads(dim.name)
             elif dim.divides == "layers" and self._job.pipeline is not None:
                 found[dim.name] = self._stages(group, self._job.pipeline)
         for view in self._mesh.views:
             degree = self._mesh.view_degrees[view.name]
-            if degree > 1:
+            if degree > 1 and view.shards_parameters:
                 found[view.name] = self._exchanged_experts(group_along(self._machine, self._mesh, view.borrows, degree))
         return found
 
@@ -346,10 +349,30 @@ class _Rank:
         hidden = min(seconds, matmuls) * (1 - 1 / group.ranks) if self._job.overlaps_matmuls else 0.0
         return seconds - hidden
 
-    def _keys(self, group: Group, attention: float) -> float:
-        """Keys and values of a rank's positions go to all ranks that divide the sequence (:func:`exchange_seconds`)."""
+    def _keys(self, dim: str, attention: float) -> float:
+        """Keys and values of a rank's positions go to all ranks that divide the sequence (:func:`exchange_seconds`). Ranks
+        that exchange heads do so first, and then hold a share of the heads, of the positions of all of them."""
+        if self._ring == 1:
+            return 0.0
         features = sum(unit.keys * count for unit, count in self._blocks) / self._weights
+        group = group_along(self._machine, self._mesh, [dim], stride=self._job.exchanges_heads)
         return exchange_seconds(self._job, group, self._tokens * features * self._count, self._laps * self._count, attention)
+
+    def _heads(self, dim: str) -> float:
+        """Queries, keys and values are exchanged before attention, and its results after it; likewise their gradients."""
+        degree = self._job.exchanges_heads
+        group = group_along(self._machine, self._mesh, [dim], degree)
+        features = sum(self._traded(mixer) * count for unit, count in self._blocks for mixer in unit.mixers)
+        passes = (2 + self._job.recomputed) * self._count
+        return group.seconds(self._tokens * features * self._width * passes, 2 * self._laps * passes)
+
+    def _traded(self, mixer: Mixer) -> float:
+        """Return the features of a position of which a rank gives the other ranks theirs. Key heads are repeated if they are
+        too few."""
+        if mixer.heads is None or mixer.key_heads is None:
+            return 0.0
+        keys = math.lcm(max(1, mixer.key_heads // self._weights), self._job.exchanges_heads)
+        return self._sizes.dim * (2 / self._weights + 2 * keys / mixer.heads)
 
     def _stages(self, group: Group, pipeline: PipelineCosts) -> float:
         """Hidden states pass on from stage to stage, and their gradients back."""
@@ -410,6 +433,11 @@ def divided(mesh: MeshPlan, what: Literal["layers", "batch", "sequence", "weight
 def _shards(mesh: MeshPlan) -> int:
     """Return the number of ranks over which data parallelism shards parameters."""
     return math.prod(mesh.degrees[name] for name in mesh.data_dims("shard"))
+
+
+def _views(mesh: MeshPlan) -> int:
+    """Return the number of ranks over which views shard parameters."""
+    return math.prod(mesh.view_degrees[view.name] for view in mesh.views if view.shards_parameters)
 
 
 def _flops(unit: Unit) -> float:

@@ -105,7 +105,8 @@ class Space:
                 borrowed = MeshPlan(mesh.dims, by_name).borrowed(view)
                 options.append([
                     degree for degree in divisors(borrowed)
-                    if degree == 1 or (num_experts and all(number % degree == 0 for number in num_experts))
+                    if degree == 1 or not view.shards_parameters
+                    or (num_experts and all(number % degree == 0 for number in num_experts))
                 ])  # fmt: skip
             for chosen in itertools.product(*options):
                 yield found | {view.degree_key: degree for view, degree in zip(views, chosen, strict=True)}
@@ -196,6 +197,7 @@ class Space:
                 gradients_stay=work.gradients_stay or costs.gradients_stay,
                 overlaps_matmuls=work.overlaps_matmuls or costs.overlaps_matmuls,
                 passes_keys=work.passes_keys or costs.passes_keys,
+                exchanges_heads=work.exchanges_heads * max(1, costs.exchanges_heads),
                 pipeline=costs.pipeline or work.pipeline,
             )
         return work

@@ -34,8 +34,9 @@ class Group:
         return size * (self.ranks - 1) / self.ranks / self.bandwidth + calls * self.latency
 
 
-def group_along(machine: Machine, mesh: MeshPlan, names: Sequence[str], degree: int | None = None) -> Group:
-    """Return the group of ranks along the dimensions ``names``, or the ``degree`` neighbours among them.
+def group_along(machine: Machine, mesh: MeshPlan, names: Sequence[str], degree: int | None = None, stride: int = 1) -> Group:
+    """Return the group of ranks along the dimensions ``names``, or the ``degree`` neighbours among them, or every
+    ``stride``-th of them.
 
     A group within a node uses the node's links. Otherwise the ring crosses nodes, and all its ranks in a node share their
     cards for it.
@@ -45,7 +46,8 @@ def group_along(machine: Machine, mesh: MeshPlan, names: Sequence[str], degree: 
         if dim.name in names:
             break
         inside *= mesh.degrees[dim.name]
-    ranks = math.prod(mesh.degrees[name] for name in names) if degree is None else degree
+    inside *= stride
+    ranks = math.prod(mesh.degrees[name] for name in names) // stride if degree is None else degree
     together = max(1, min(ranks, machine.ranks_per_node // inside))
     node, network = machine.links.node, machine.links.network
     start = machine.links.start_us * 1e-6

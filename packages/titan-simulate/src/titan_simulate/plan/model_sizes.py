@@ -63,6 +63,7 @@ class Unit:
     """Features of a position, of all other activations."""
     keys: int = 0
     """Features of the keys and values of a position."""
+    mixers: list[Mixer] = field(default_factory=list)
     routed: float = 0.0
     """Features of a position that are sent to experts."""
 
@@ -129,6 +130,7 @@ def sizes_of(
         unit.regions += matches(name, layout.regions)
         if mixer is not None:
             unit.keys += _keys(mixer, layout.dim)
+            unit.mixers.append(mixer)
     for name in blocks:
         _activations(units[name], layout.dim)
     return ModelSizes(

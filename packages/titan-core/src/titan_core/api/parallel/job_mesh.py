@@ -39,7 +39,7 @@ class JobMesh:
         active = [view for view in plan.views if plan.view_degrees[view.name] > 1]
         for view in active:
             self._refold(view)
-        self._data = {view.name: self._data_mesh(view) for view in active}
+        self._data = {view.name: self._data_mesh(view) for view in active if view.shards_parameters}
         self._default_data = self._data_mesh(None)
 
     @property

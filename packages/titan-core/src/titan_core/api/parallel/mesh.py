@@ -56,6 +56,9 @@ class MeshView:
     """Config key that sets its size, which must divide the number of ranks that the view borrows."""
     borrows: tuple[str, ...]
     """The dimensions that are refolded, outermost first. Their ranks see different data."""
+    shards_parameters: bool = True
+    """Whether transforms may shard parameters over it. Otherwise its ranks exchange only activations, so that its degree
+    changes neither what a rank holds nor how data parallelism reduces it."""
 
     @property
     def remainder(self) -> str:

@@ -18,6 +18,8 @@ from titan_core.api.training.batch import Batch
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
+    from titan_core.api.model.sequence_share import SequenceShare
+
 
 @dataclass
 class AuxiliaryLosses:
@@ -88,10 +90,16 @@ class Microbatch:
         key = torch.full((), value, dtype=torch.int64, device=self.batch.tokens.device)
         object.__setattr__(self, "key", key)
 
-    def make_document_mask(self, windows: Iterable[int] = ()) -> None:
-        """Make :attr:`document_mask`, once, if the batch has documents, and :attr:`window_masks` for ``windows``, in
-        positions."""
+    def make_document_mask(self, windows: Iterable[int] = (), queries: SequenceShare | None = None) -> None:
+        """Make :attr:`document_mask`, once, if the batch has documents, and :attr:`window_masks`.
+
+        Args:
+            windows: windows of attention, in positions.
+            queries: the positions whose queries attention computes; ``None``: those of the batch.
+        """
         tokens, documents, columns = self.batch.tokens, self.batch.documents, self.batch.columns
+        if queries is not None and documents is not None:
+            columns = queries.take(torch.arange(documents.shape[1], device=documents.device).expand_as(documents), 1)
         if documents is not None and self.document_mask is None:
             object.__setattr__(self, "document_mask", document_mask(documents, columns))
         # Without documents, the keys that a rank's columns may see are not known here.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from titan_core.api.model.layout import ModelLayout
 from titan_core.api.model.layout_rules import CAUSAL_ATTENTION
+from titan_core.api.model.sequence_share import SequenceShare
 from titan_core.api.parallel.microbatch import Microbatch, microbatch_scope
 from titan_core.api.parallel.slot import Slot
 from titan_core.api.training.batch import Batch
@@ -56,6 +57,9 @@ class ModelPart:
     """The objectives that :attr:`objective` wraps, innermost first."""
     auxiliary_losses: tuple[str, ...] = ()
     """Names of the losses that modules add (:mod:`titan_core.api.model.auxiliary_loss`)."""
+    attention_share: SequenceShare | None = None
+    """The positions whose queries causal attention computes on this rank, if they are not those of the batch: ranks that
+    divide the heads attend from all of their positions. Masks of documents are made for them."""
     loss_in_head: bool = False
     """Whether the last module returns the loss within :meth:`computing`. The core sets it after all transforms."""
     batch: Batch | None = None
@@ -105,7 +109,8 @@ class ModelPart:
         """
         attention = [mixer for mixer in self.layout.mixers.values() if mixer.kind == CAUSAL_ATTENTION]
         if attention:
-            microbatch.make_document_mask({mixer.window for mixer in attention if mixer.window is not None})
+            windows = {mixer.window for mixer in attention if mixer.window is not None}
+            microbatch.make_document_mask(windows, self.attention_share)
         self.batch = microbatch.batch
         try:
             with microbatch_scope(microbatch):

@@ -46,6 +46,9 @@ class Costs:
     passes_keys: bool = False
     """Whether ranks of a dimension that divides the sequence pass keys and values on, from one to the next beside the
     computation. Otherwise they gather those of all ranks."""
+    exchanges_heads: int = 1
+    """Ranks, neighbours along a dimension that divides the sequence, that exchange heads for positions around attention.
+    Only ranks that do not exchange heads need each other's keys and values."""
     blocks_alike: bool = True
     """Whether equal blocks remain equal, so that an estimate may simulate a few of them. ``False`` if the transform treats
     blocks by their number, or several of them together."""
