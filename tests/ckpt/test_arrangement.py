@@ -141,6 +141,7 @@ def test_far_rows_are_read_apart() -> None:
          "declares w twice"),
         ([ForeignTensor("w", "a"), ForeignTensor("*", "b", pieces=(("v", 1), ("w", 1)))], "declares w twice"),
         ([ForeignTensor("w", "a", rows=range(3), row_block=4)], "declares 3 of each 4 rows of w"),
+        ([ForeignTensor("w", "a", aliases=("x",)), ForeignTensor("v", "b", aliases=("x",))], "declares x twice"),
         ([ForeignTensor("w", "a"), ForeignTensor("v", "a")], "declares a twice"),
     ],
     ids=str,
@@ -149,6 +150,14 @@ def test_rows_that_would_be_lost_are_refused(tensors: list[ForeignTensor], messa
     form: Any = SimpleNamespace(files="safetensors", tensors=SimpleNamespace(load=lambda: lambda args: tensors))
     with pytest.raises(UserError, match=f"model 'm', format 'safetensors'.*{message}"):
         declared_tensors(form, packed.PackedArgs(), "m")
+
+
+def test_parameters_that_share_a_tensor_share_its_aliases() -> None:
+    fused = [
+        ForeignTensor("w", name, rows=range(2 * n, 2 * n + 2), row_block=4, aliases=("x",)) for n, name in enumerate("ab")
+    ]
+    form: Any = SimpleNamespace(files="safetensors", tensors=SimpleNamespace(load=lambda: lambda args: fused))
+    assert declared_tensors(form, packed.PackedArgs(), "m") == fused
 
 
 @pytest.mark.parametrize(

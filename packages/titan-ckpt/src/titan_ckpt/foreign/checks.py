@@ -27,7 +27,8 @@ def declared_tensors(form: WeightFormat, args: BaseModel, model: str) -> Sequenc
     """
     tensors = form.tensors.load()(args)
     where = f"model {model!r}, format {form.files!r}"
-    names = Counter(name for tensor in tensors for name in tensor.aliases)
+    # Parameters that share a tensor share its aliases.
+    names = Counter(alias for _, alias in {(tensor.name, alias) for tensor in tensors for alias in tensor.aliases})
     parameters = Counter(tensor.parameter for tensor in tensors if not tensor.copy)
     for name, sources in by_name(tensors).items():
         claimed = [row for tensor in sources for row in tensor.rows]
