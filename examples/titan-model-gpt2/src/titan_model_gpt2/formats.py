@@ -45,8 +45,7 @@ def to_args(config: Mapping[str, Any]) -> GPT2Args:
             raise ValueError(f"{key} is {value!r}, and this model supports only {FIXED[key]!r}")
         if key not in known and not key.startswith(PREFIXES) and value not in (None, False, [], {}):
             raise ValueError(f"{key} is {value!r}, and this model does not know what that means")
-    sizes = {ours: config[theirs] for ours, theirs in HF.items()}
-    return GPT2Args(**sizes, tie_embeddings=config.get("tie_word_embeddings", True))
+    return GPT2Args(**{a: config[b] for a, b in HF.items()}, tie_embeddings=config.get("tie_word_embeddings", True))
 
 
 def notes(config: Mapping[str, Any]) -> list[str]:

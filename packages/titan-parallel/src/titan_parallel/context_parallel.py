@@ -9,9 +9,11 @@ under a causal mask all ranks have the same work. Ranks pass or gather keys and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -21,9 +23,11 @@ from titan_core.api import (
     CausalAttention,
     Mixer,
     ModelPart,
+    ObjectiveFunction,
     SequenceShare,
     TrainingContext,
     UserError,
+    Vocabulary,
 )
 from titan_core.toolkit.models import attend, with_positions
 from titan_parallel.config import HEADS, ContextParallelKeys
@@ -38,7 +42,8 @@ _HEADS, _POSITIONS = 1, 2
 
 def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> ModelPart:
     """Make mixers attend to the positions of all ranks of the mesh dimension ``cp``, and divide the batches."""
-    if not part.objective.per_position:
+    objective = part.objective
+    if not (objective.per_position or objective.per_document):
         raise UserError.one(
             "objective.name",
             "needs all positions of a sequence together, and context parallelism divides them",
@@ -70,8 +75,22 @@ def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> Mod
             attend_to_heads = attention[mixer].forward if ring.mesh.size() > 1 else module.forward
             module.forward = attend_to_heads if exchange is None else attention_by_heads(exchange, attend_to_heads)
     part.saved_operators += (RING_ATTENTION,)
-    part.batch_transforms += (HeadAndTail(rank, size),)
+    part.batch_transforms += (HeadAndTail(rank, size, mesh.get_group()),)
+    if not objective.per_position:
+        part.wrap_objective(lambda objective: OnEveryRank(objective, size))
     return part
+
+
+class OnEveryRank(ObjectiveFunction):
+    """An objective of sums over documents, which all ranks that share the sequences compute: each returns its share."""
+
+    def __init__(self, objective: ObjectiveFunction, ranks: int) -> None:
+        self.vocabulary_sharded, self.per_position, self.per_document = objective.vocabulary_sharded, False, True
+        self._objective, self._ranks = objective, ranks
+
+    def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
+        """See :class:`~titan_core.api.ObjectiveFunction`."""
+        return self._objective(logits, batch, vocabulary) / self._ranks
 
 
 def head_and_tail(size: int) -> tuple[tuple[int, int], ...]:
@@ -132,12 +151,12 @@ class DividedAttention:
 class HeadAndTail:
     """Takes a rank's share of a batch: one chunk from the front of each sequence and its mirror from the back."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        self._rank, self._size = rank, size
+    def __init__(self, rank: int, size: int, group: dist.ProcessGroup | None = None) -> None:
+        self._rank, self._size, self._group = rank, size, group
 
     def __call__(self, batch: Batch) -> Batch:
         """Reduce the batch's tensors from ``[batch, seq]`` to ``[batch, seq / size]``."""
-        return with_positions(batch).map_sequence(self._share)
+        return replace(with_positions(batch).map_sequence(self._share), sequence_group=self._group)
 
     def _share(self, whole: Tensor) -> Tensor:
         chunks = whole.chunk(2 * self._size, dim=1)

@@ -42,6 +42,7 @@ from titan_core.config.problems import problems_of
 from titan_core.job.batch_plan import plan_batch
 from titan_core.job.data_plan import MIXTURE, pick_datasets, pick_validation, plan_stream, tokenizer_context
 from titan_core.job.extras import check_extras
+from titan_core.job.frozen import frozen_config, require_frozen
 from titan_core.job.mesh_plan import plan_mesh
 from titan_core.job.missing_tokenizer import MissingTokenizer
 from titan_core.plugins.providers import provider
@@ -136,7 +137,7 @@ def assemble(
         text_tokenizer = MissingTokenizer(definition.layout.vocab_size, without_tokenizer)
     assert model and args and datasets and tokenizer and objective and optimizer and lr_schedule
     stream = plan_stream(config, tokenizer, batch, datasets)
-    return AssembledJob(
+    assembled = AssembledJob(
         **vars(job),
         registry=registry,
         family=model,
@@ -158,6 +159,21 @@ def assemble(
         ),
         missing=tuple(missing),
     )
+    return assembled if objective.frozen is None or not trains else _with_frozen(assembled, objective, registry)
+
+
+def _with_frozen(job: AssembledJob, objective: Objective, registry: Components) -> AssembledJob:
+    """Return ``job`` with the frozen model that its objective compares with.
+
+    Raises:
+        UserError: there is no such model, or the job cannot divide it.
+    """
+    assert objective.frozen is not None
+    config = frozen_config(job.config, objective.frozen.load()(objective.context(job)), registry)
+    family, args = pick_model(config, registry)
+    frozen = replace(job, config=config, family=family, model_args=args, model=define_model(family, args))
+    note = f"objective {objective.name!r} compares with a frozen model ({frozen.name}), which estimates do not count"
+    return replace(require_frozen(job, frozen), notes=(*job.notes, note))
 
 
 def _pick(config: Config, registry: Components, kind: type[C]) -> C:

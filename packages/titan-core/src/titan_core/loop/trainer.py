@@ -37,6 +37,7 @@ from titan_core.loop.build import (
     register_transform_observers,
 )
 from titan_core.loop.collector import collector_as_before
+from titan_core.loop.frozen import with_frozen_model
 from titan_core.loop.grad_norm import clip_gradients, global_norm, local_gradients
 from titan_core.loop.guarded_steps import GuardedSteps
 from titan_core.loop.interruption import Interruption
@@ -149,9 +150,9 @@ class Trainer:
             whole = build_whole(job)
             self.size = size_of(whole, job)
             parts = build_parts(job, world.mesh, world.device, whole, world)
-        self.run_step = build_step_runner(job, world, parts)
+        self.run_step = with_frozen_model(job, world, build_step_runner(job, world, parts), parts)
         register_transform_observers(job, world, parts, lifecycle)
-        named = [pair for part in parts for pair in part.named_parameters()]
+        named = [pair for part in parts for pair in part.module.named_parameters()]
         self.parameters = [parameter for _, parameter in named]
         self.loss_sums = LossSums(world, parts)
         self.metric_means = MetricMeans(world, parts)

@@ -210,7 +210,7 @@ class _MeshTrial:
         total = sum(norm**2 for norm in norms.values()) ** 0.5
         wrong: dict[str, WrongGradient] = {}
         for part in self._several.parts:
-            for name, parameter in part.named_parameters():
+            for name, parameter in part.module.named_parameters():
                 if not parameter.requires_grad:
                     continue
                 local, offset = local_box(parameter)
@@ -297,7 +297,7 @@ class _OneDevice:
 
 def _part(copy: nn.Module, job: AssembledJob, small: Job, mesh: JobMesh, device: torch.device) -> ModelPart:
     objective: ObjectiveFunction = NextToken()  # extra tensors have values that only their dataset knows
-    if not job.objective.extras:
+    if not (job.objective.extras or job.objective.frozen):
         objective = job.objective.build.load()(job.objective.training_context(small, mesh, device))
     return ModelPart(deepcopy(copy), small.model.layout, objective)
 

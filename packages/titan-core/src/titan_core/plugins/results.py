@@ -118,6 +118,12 @@ def _scalar(origin: CodeOrigin, result: Any) -> Any:
     return result
 
 
+def _model_keys(origin: CodeOrigin, result: Any) -> Any:
+    right = isinstance(result, Mapping) and all(isinstance(key, str) and key.startswith("model.") for key in result)
+    require(right, result, 'return a mapping from keys of [model], such as "model.from_pretrained", to values')
+    return result
+
+
 def _metric_names(origin: CodeOrigin, result: Any) -> Any:
     if not (isinstance(result, tuple) and all(isinstance(name, str) and name.isidentifier() for name in result)):
         raise WrongResult(f"is {shown(result)}; it must be a tuple of names, each a word of letters, digits and _")
@@ -237,9 +243,6 @@ def _parts(origin: CodeOrigin, result: Any) -> Any:
     right = isinstance(parts, list | tuple) and bool(parts) and all(isinstance(part, ModelPart) for part in parts)
     require(right, result, "return the ModelPart, or a list of ModelParts")
     for part in parts:
-        names = {name for name, _ in part.module.named_parameters(remove_duplicate=False)}
-        if not isinstance(part.copies, Mapping) or not set(part.copies) <= names:
-            raise WrongResult(f"left copies = {shown(part.copies)}; they must name parameters of the part")
         part.objective = RETURNS["Objective.build"](origin, part.objective)
         for name in ("batch_transforms", "after_evaluation"):
             guarded = [
@@ -387,7 +390,9 @@ OBJECTS: Final[dict[str, dict[str, Check | None]]] = {
     "titan_core.api.checkpoint.store:CheckpointStore": {
         "restore": _a(bool), "after_step": None, "newest": _newest, "before_update": None, "close": None,
     },
-    "titan_core.api.training.objective:ObjectiveFunction": {"__call__": _scalar, "metrics": _metric_names},
+    "titan_core.api.training.objective:ObjectiveFunction": {
+        "__call__": _scalar, "of_frozen": _tensors, "metrics": _metric_names,
+    },
     "titan_core.api.parallel.step:StepRunner": {"__call__": _scalar, "evaluate": _scalar},
     "torch.optim:Optimizer": dict.fromkeys(("step", "zero_grad", "state_dict", "load_state_dict")),
     "titan_core.api.training.optimizer:SkipsOnDevice": {"step_unless": None},
@@ -447,6 +452,7 @@ RETURNS: Final[dict[str, Check]] = {
     "Optimizer.build": _object("torch.optim:Optimizer", "titan_core.api.training.optimizer:SkipsOnDevice"),
     "Objective.build": _object("titan_core.api.training.objective:ObjectiveFunction"),
     "Objective.check": _problems,
+    "Objective.frozen": _model_keys,
     "LRSchedule.build": _object("torch.optim.lr_scheduler:LRScheduler"),
     "Checkpoint.build": _object("titan_core.api.checkpoint.store:CheckpointStore"),
     "Checkpoint.active": _a(bool, "return True or False"),

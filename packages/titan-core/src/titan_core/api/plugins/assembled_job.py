@@ -44,6 +44,8 @@ class AssembledJob(Job):
     checkpoint: Component | None
     """An instance of :class:`~titan_core.api.Checkpoint`."""
     observers: tuple[Observer, ...]
+    frozen: AssembledJob | None = None
+    """The same job with the model that the objective compares with (:attr:`titan_core.api.Objective.frozen`)."""
     notes: tuple[str, ...] = ()
     """What a user should know about the job although nothing is wrong, one line each; includes :attr:`missing`."""
     missing: tuple[Problem, ...] = ()

@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 IGNORE = -100
@@ -43,6 +44,8 @@ class Batch:
     """Index of each sequence in the step's global batch, int64, ``[batch]``."""
     columns: Tensor | None = None
     """Index of each position in its sequence, int64, ``[batch, seq]``; ``None``: ``0 .. seq - 1``."""
+    sequence_group: dist.ProcessGroup | None = None
+    """The ranks that share the sequences of this batch; ``None``: this rank has all positions."""
     extras: Mapping[str, Extra] = field(default_factory=dict)
     """Tensors that plugins add, by name. A model receives those in its layout's ``inputs``; an objective receives all."""
 
@@ -76,6 +79,41 @@ class Batch:
         """Return the weight of each target, 0 where it is :data:`IGNORE`; fp32, ``[batch, seq]``."""
         trained = self.targets != IGNORE
         return trained.float() if self.weights is None else torch.where(trained, self.weights, 0.0)
+
+    def sum_documents(self, values: Tensor) -> Tensor:
+        """Sum ``values`` over the positions of each document, on all ranks that share the sequences.
+
+        Args:
+            values: ``[batch, seq, ...]``.
+
+        Returns:
+            ``[batch, documents, ...]``, the same on these ranks. Entry ``d`` of a sequence is its document ``d``. There are
+            as many entries as the whole sequence has positions, with 0 for documents that it does not have; one entry
+            without :attr:`documents`.
+        """
+        if self.documents is None:
+            sums = values.sum(1, keepdim=True)
+        else:
+            own = self.documents if self.columns is None else self.documents.gather(1, self.columns)
+            sums = values.new_zeros(*self.documents.shape, *values.shape[2:])
+            sums = sums.scatter_add(1, own[(...,) + (None,) * (values.dim() - 2)].expand_as(values), values)
+        return sums if self.sequence_group is None else _SumOverRanks.apply(sums, self.sequence_group)
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """Each rank returns its share of the loss that it computes from the sum, so gradients are summed too."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group, total = group, values.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        total = gradients[0].clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
 
 
 _ALONG_SEQUENCE = ("tokens", "targets", "weights", "positions", "columns")

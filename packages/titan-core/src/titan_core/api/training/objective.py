@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -24,7 +25,11 @@ class ObjectiveFunction(ABC):
     objective."""
     per_position: bool = True
     """Whether the loss of all positions is the sum of the losses of any chunks of them. If not, it receives all positions at
-    once, and context parallelism refuses it."""
+    once, and context parallelism refuses it unless it is :attr:`per_document`."""
+    per_document: bool = False
+    """Whether the loss is a sum over sequences of a function of sums over documents, which it computes with
+    :meth:`Batch.sum_documents <titan_core.api.Batch.sum_documents>`. Context parallelism then gives each rank some of the
+    positions, and the ranks compute the same loss from the sums."""
 
     metrics: tuple[str, ...] = ()
     """Names of the metrics that it reports with :func:`~titan_core.api.add_metric`."""
@@ -38,3 +43,12 @@ class ObjectiveFunction(ABC):
             batch: the batch of the logits; for a chunk, only its positions (except ``documents``, which stays complete).
             vocabulary: the columns that the logits have.
         """
+
+    def of_frozen(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Mapping[str, Tensor]:
+        """Return what is needed of the frozen model's logits (:attr:`titan_core.api.Objective.frozen`), by name: tensors
+        ``[batch, seq, ...]``. The batch of :meth:`__call__` has them as :class:`~titan_core.api.Extra` tensors.
+
+        They are kept for all microbatches of a step: log-likelihoods are smaller than logits. The arguments are those of
+        :meth:`__call__`; called for chunks of positions, without gradients.
+        """
+        raise NotImplementedError
