@@ -79,7 +79,7 @@ class Recorder:
     def titan_step_end(self, report: Any) -> None:
         digest = hashlib.sha256()
         for part in self._parts:
-            for _, parameter in part.module.named_parameters():
+            for _, parameter in part.named_parameters():
                 digest.update(parameter.detach().numpy().tobytes())
         line = {"number": report.step, "time": time.monotonic(), "weights": digest.hexdigest()}
         self._file.write(json.dumps(line) + "\n")

@@ -36,7 +36,7 @@ MUTANTS = (
     Mutant("step-not-restored", "ckpt/contents/state.py", 'state.step = saved["step"]', "state.step = state.step", (SAVING,)),
     Mutant("tokens-seen-forgotten", "ckpt/contents/state.py", 'state.tokens_seen = saved["tokens_seen"]', "pass", (PARTS, SAVING)),
     Mutant("tokens-by-dataset-forgotten", "ckpt/contents/state.py", 'state.tokens_by_dataset = dict(saved["tokens_by_dataset"])', "pass", (SAVING,)),
-    Mutant("buffers-not-saved", "ckpt/contents/tensors.py", "(*part.module.named_parameters(), *part.module.named_buffers())", "part.module.named_parameters()", (SAVING,)),
+    Mutant("buffers-not-saved", "ckpt/contents/tensors.py", "(*part.named_parameters(), *part.module.named_buffers())", "part.named_parameters()", (SAVING,)),
     Mutant("one-checkpoint-too-few-kept", "ckpt/save/retention.py", "reverse=True)[keep_latest:]", "reverse=True)[keep_latest - 1 :]", (PARTS,)),
     Mutant("nothing-kept-for-good", "ckpt/save/retention.py", "step % keep_every == 0", "step % keep_every == 1", (PARTS,)),
     Mutant("checksums-not-held", "ckpt/format/manifest.py", "chunk_digest(tensor, dtype, chunk.offset, chunk.shape, data) != chunk.sha256", "False", (PARTS,)),

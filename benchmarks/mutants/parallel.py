@@ -9,6 +9,7 @@ from benchmarks.mutants.mutant import Mutant
 MESH = "tests/integration/test_oracle.py::test_a_run_on_a_mesh_is_that_of_plain_torch"
 PLAN = "tests/parallel/test_pipeline_plan.py"
 RECOMPUTED = "tests/parallel/test_activation_checkpoint.py"
+TIED = "tests/parallel/test_equivalence.py::test_tied_embeddings"
 PARTS = "tests/parallel/test_attention.py"
 
 CP, RING = "parallel/context_parallel.py", "parallel/ring_attention.py"
@@ -31,6 +32,10 @@ MUTANTS = (
     Mutant("pipeline-scales-gradients", "parallel/pipeline.py", '"scale_grads": False', '"scale_grads": True', (MESH + "[PP]",)),
     Mutant("loss-of-documents-on-every-rank", "parallel/context_parallel.py", " / self._ranks", "", ("tests/parallel/test_document_objectives.py",)),
     Mutant("pipeline-loss-not-divided", "parallel/pipeline.py", "microbatch.batch) / self._target_weight", "microbatch.batch)", (MESH + "[PP]",)),
+    Mutant("tied-gradients-of-the-first-stage", "parallel/pipeline.py", "        self._ties.add_gradients()\n", "", (TIED,)),
+    Mutant("tied-gradients-counted-twice", "parallel/tied_stages.py", "target.add_(source) if add", "target.add_(source, alpha=2) if add", (TIED,)),
+    Mutant("tied-weights-of-the-first-step", "parallel/pipeline.py", "        self._ties.copy_weights()\n        self._schedule.step(", "        self._schedule.step(", (TIED,)),
+    Mutant("copies-are-trained", "core/api/parallel/model_part.py", " if name not in self.copies)", ")", (TIED,)),
     Mutant("recomputation-draws-anew", "parallel/activation_checkpoint.py", "use_reentrant=False, **options", "use_reentrant=False, preserve_rng_state=False, **options",
            ("tests/integration/test_dropout_and_buffers.py::test_recomputation_draws_the_same_again",)),
     Mutant("every-stage-of-one-rank-more", "parallel/pipeline_plan.py", "laps = -(-stages // ranks)", "laps = stages // ranks", (PLAN,),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.distributions import entry_points_in, write_distribution
-from titan_core.api import Dataset, Model, UserError
+from titan_core.api import API_VERSION, Dataset, Model, UserError
 from titan_core.api.config.resolved import Override
 from titan_core.cli import main as command_line
 from titan_core.cli.main import main
@@ -29,6 +29,7 @@ def titan_datasets():
     return [Dataset(name={name!r}, summary="made up", build=Ref("nowhere:at_all"))]
 """
 
+PROVIDED = ".".join(map(str, API_VERSION))
 HEAD = "from titan_core.api.hookspecs import hookimpl\napi = (2, 0)\n"
 
 
@@ -48,9 +49,9 @@ def found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Discovery:
         ("import not_installed_anywhere", "No module named 'not_installed_anywhere'"),
         ("x = 1", "declares no contract version"),
         ("api = 1", "declares no contract version"),
-        ("api = (1, 0)", "needs contract version 1.0, but this titan-core provides 2.1"),
-        ("api = (3, 0)", "needs contract version 3.0, but this titan-core provides 2.1"),
-        ("api = (2, 7)", "needs contract version 2.7, but this titan-core provides 2.1"),
+        ("api = (1, 0)", f"needs contract version 1.0, but this titan-core provides {PROVIDED}"),
+        ("api = (3, 0)", f"needs contract version 3.0, but this titan-core provides {PROVIDED}"),
+        ("api = (2, 7)", f"needs contract version 2.7, but this titan-core provides {PROVIDED}"),
         (HEAD + "@hookimpl\ndef titan_modles(): return []", "titan_modles"),
         (HEAD + "@hookimpl\ndef titan_step_end(report, speed): pass", "speed"),
         (HEAD + "def titan_models(): return []", "titan_models is not marked with @hookimpl"),

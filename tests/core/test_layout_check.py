@@ -31,10 +31,17 @@ LAYOUT = layout(ARGS)
             replace(LAYOUT, rules={"norm.weight": Row()}),
             r"Row\(\) for 'norm.weight', but its module is a RMSNorm, not an nn.Linear",
         ),
-        (replace(LAYOUT, rules={"norm.weight": Shard(1)}), r"Shard\(dim=1\) for 'norm.weight', which has 1 dimension"),
+        (
+            replace(LAYOUT, rules={"norm.weight": Shard(1)}),
+            r"Shard\(dim=1, norm=False\) for 'norm.weight', which has 1 dimension",
+        ),
         (
             replace(LAYOUT, rules={"norm.weight": Experts(-2)}),
             r"Experts\(dim=-2, .* for 'norm.weight', which has 1 dimension",
+        ),
+        (
+            replace(LAYOUT, rules={"*.w1.weight": Shard(0, norm=True)}),
+            "Shard\\(dim=0, norm=True\\) for 'layers.0.feed_forward.w1.weight': all parameters of a norm have one dimension",
         ),
         (replace(LAYOUT, rules={"*.w1.weight": Experts(1, Shard(-1))}), "which divides one dimension twice"),
         (replace(LAYOUT, block_costs=(1.0,)), "block_costs has 1 numbers, but num_blocks is 6"),

@@ -96,13 +96,13 @@ class Recorder:
     def keep_gradients(self) -> None:
         """Record the gradients. Call this when the gradients of the first step are complete."""
         if self._weights and not self.record.gradients:
-            named = [pair for part in self._parts for pair in part.module.named_parameters()]
+            named = [pair for part in self._parts for pair in part.named_parameters()]
             self.record.gradients = {name: whole(tensor.grad) for name, tensor in named if tensor.grad is not None}
 
     def _whole(self) -> dict[str, Tensor]:
         if not self._weights:
             return {}
-        return {name: whole(tensor) for part in self._parts for name, tensor in part.module.named_parameters()}
+        return {name: whole(tensor) for part in self._parts for name, tensor in part.named_parameters()}
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -74,6 +74,36 @@ def test_on_another_mesh_it_resumes_to_rounding(
         torch.testing.assert_close(final[name], tensor, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((2, {PP: 2}), (1, {})),
+        pytest.param(
+            (2, {PP: 2, "parallelism.pipeline_parallel_schedule": "ZBVZeroBubble"}), (4, {TP: 2}), marks=pytest.mark.full
+        ),
+        pytest.param((2, {}), (4, {TP: 2, PP: 2}), marks=pytest.mark.full),
+    ],
+    ids=str,
+)
+def test_parameters_tied_across_stages_are_one_in_a_checkpoint(
+    gloo: GlooPool, tmp_path: Path, before: tuple[int, Any], after: tuple[int, Any]
+) -> None:
+    tied = {"model.args.tie_embeddings": "true"}
+    (whole,) = gloo.run(1, run_in, str(tmp_path), {**tied, "job.dump_folder": "whole"})
+    gloo.run(before[0], run_in, str(tmp_path), {**tied, **before[1], "training.stop_at_step": 4})
+    manifest = (tmp_path / "outputs/tiny/checkpoint/step-4/checkpoint.json").read_text()
+    assert "tok_embeddings.weight" in manifest
+    assert "output.weight" not in manifest
+    records = gloo.run(after[0], run_in, str(tmp_path), {**tied, **after[1]})
+    for record in records:
+        assert record.losses == pytest.approx(whole.losses[4:], rel=1e-6)
+        assert record.grad_norms == pytest.approx(whole.grad_norms[4:], rel=1e-5)
+    final = {name: tensor for record in records for name, tensor in record.final.items()}
+    assert final.keys() == whole.final.keys()
+    for name, tensor in whole.final.items():
+        torch.testing.assert_close(final[name], tensor, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("before", "after"), [((2, {PP: 2}), (2, {}))], ids=str)
 def test_an_optimizers_state_is_restored_on_another_mesh(

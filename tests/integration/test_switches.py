@@ -88,8 +88,7 @@ def is_refused(row: Row) -> bool:
     """Whether the documentation says that Titan refuses the row, as far as the row is known."""
     mesh = str(row["mesh"])
     split = mesh.endswith(SPLIT_BACKWARD)
-    compiled, tied = row.get("compile.enable") == "true", row.get("model.args.tie_embeddings") == "true"
-    return (split and compiled) or ("PP" in mesh and tied)
+    return split and row.get("compile.enable") == "true"
 
 
 def rows() -> list[dict[str, object]]:
@@ -161,7 +160,6 @@ def test_the_array_contains_every_pair_that_is_not_refused() -> None:
     [
         ("PP 2, ZBVZeroBubble", "compile.enable", "true"),
         ("PP 2, DualPipeV", "compile.enable", "true"),
-        ("PP 2, 1F1B", "model.args.tie_embeddings", "true"),
     ],
 )
 def test_pairs_outside_the_array_are_refused(mesh: str, switch: str, value: str) -> None:

@@ -21,6 +21,7 @@ from harness.jobs import RunRecord, make_job, run_recipe
 from harness.meshes import (
     CASES,
     CP,
+    DR,
     FAST,
     HEADS,
     PP,
@@ -117,15 +118,35 @@ def test_settings_that_must_not_change_the_losses(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "degree"), [pytest.param(2, 2, marks=pytest.mark.full), (2, 1), pytest.param(4, 2, marks=pytest.mark.full)]
+    ("ranks", "mesh"),
+    [
+        (2, {}),
+        pytest.param(2, {TP: 2}, marks=pytest.mark.full),
+        pytest.param(4, {TP: 2}, marks=pytest.mark.full),
+        (2, {PP: 2}),
+        (2, {PP: 2, SCHEDULE: "ZBVZeroBubble"}),  # rank 0 has both ends
+        pytest.param(2, {PP: 2, SCHEDULE: "Interleaved1F1B"}, marks=pytest.mark.full),
+        pytest.param(4, {PP: 4, "training.enable_cpu_offload": "true"}, marks=pytest.mark.long),
+        pytest.param(4, {PP: 2, "parallelism.fsdp_reshard_after_forward": "always"}, marks=pytest.mark.full),
+        pytest.param(4, {PP: 2, SCHEDULE: "DualPipeV"}, marks=pytest.mark.long),
+        pytest.param(4, {PP: 2, DR: 2}, marks=pytest.mark.long),
+        pytest.param(4, {PP: 2, TP: 2}, marks=pytest.mark.full),
+        pytest.param(4, {PP: 2, TP: 2, SCHEDULE: "ZBVZeroBubble"}, marks=pytest.mark.long),
+        pytest.param(4, {PP: 2, TP: 2, "model.args.vocab_size": 259}, marks=pytest.mark.full),
+        pytest.param(4, {PP: 2, CP: 2}, marks=pytest.mark.long),
+    ],
+    ids=str,
 )
-def test_tied_embeddings(gloo: GlooPool, tmp_path: Path, ranks: int, degree: int) -> None:
-    tied = {"model.args.tie_embeddings": "true", "training.steps": 5}
-    (one,) = gloo.run(1, run_in, str(tmp_path), {**TINY, **tied})
-    many = gloo.run(ranks, run_in, str(tmp_path), {**TINY, **tied, "parallelism.tensor_parallel_degree": degree})[0]
-    assert many.losses == pytest.approx(one.losses, rel=1e-5)
-    assert many.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
-    assert "output.weight" not in many.initial
+def test_tied_embeddings(gloo: GlooPool, tmp_path: Path, ranks: int, mesh: dict[str, object]) -> None:
+    settings = {**FAST, "model.args.tie_embeddings": "true", "training.max_norm": 0.5}
+    size = {key: value for key, value in mesh.items() if key.startswith("model.")}
+    (one,) = gloo.run(1, run_in, str(tmp_path), {**settings, **size})
+    many = gloo.run(ranks, run_in, str(tmp_path), {**settings, **mesh})
+    require_equal(many, one)
+    for record in many:
+        assert record.losses == pytest.approx(one.losses, rel=1e-6)
+        assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-5)
+        assert "output.weight" not in record.initial
 
 
 def test_a_vocabulary_that_does_not_divide(gloo: GlooPool, tmp_path: Path) -> None:

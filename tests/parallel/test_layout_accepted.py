@@ -68,7 +68,6 @@ def test_parameters_tied_within_a_block_pass(mesh: dict[str, object]) -> None:
         pytest.param(mesh, tied, id=f"{name}-{'tied' if tied else 'untied'}")
         for tied in (False, True)
         for name, mesh in MESHES.items()
-        if not (mesh is PP and tied)  # assembly refuses tied parameters under a pipeline (test_pipeline_plan.py)
     ],
 )
 def test_a_decoder_passes(mesh: dict[str, object], tied: bool) -> None:

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from harness import small_gpt
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_job
-from harness.odd_gpts import OWN, OwnParameters, PositionsApart
+from harness.odd_gpts import JOINT, OWN, WHOLE, Fused, JointNorms, OwnParameters, PositionsApart, ScaledAndCapped
 from harness.small_gpt import DIM, LAYOUT, SmallGPT
 from titan_core.api import Constant, ModelDefinition, Normal
 
-TP = "parallelism.tensor_parallel_degree"
+TP, PP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline"))
+CHUNKED = {"objective.chunk_tokens": 24}
 NO_SP = {"parallelism.disable_sequence_parallel": "true"}
 BRIEF: dict[str, object] = {"training.steps": 3, "training.global_batch_size": 4, "lr_scheduler.warmup_steps": 1}
 # Biases are not 0, so that one added on every rank would change the first loss.
@@ -47,6 +48,12 @@ def model(name: str) -> ModelDefinition:
         layout = replace(layout, embedding=("embedding", "embedding_norm"))
     elif name == "own":
         build, layout = OwnParameters, replace(OWN, parameters=VALUES)
+    elif name == "joint norms":
+        build, layout = JointNorms, replace(JOINT, parameters=VALUES)
+    elif name == "whole":
+        build, layout = Fused, replace(WHOLE, parameters=VALUES)
+    elif name == "scaled":
+        build, layout = ScaledAndCapped, replace(layout, tied={"output.weight": "embedding.token.weight"})
     elif name == "apart":
         build, layout = PositionsApart, replace(layout, embedding=("wte", "wpe"))
     return small_gpt.definition(build, layout)
@@ -70,7 +77,18 @@ def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Call
         ("plain", {TP: 2, **NO_SP}),
         ("chain", {TP: 2}),
         pytest.param("chain", {TP: 2, **NO_SP}, marks=pytest.mark.full),
-        ("chain", {"parallelism.pipeline_parallel_degree": 2}),
+        ("chain", {PP: 2}),
+        ("joint norms", {TP: 2}),
+        pytest.param("joint norms", {TP: 2, **NO_SP}, marks=pytest.mark.full),
+        pytest.param("joint norms", {TP: 2, "activation_checkpoint.mode": "selective"}, marks=pytest.mark.full),
+        pytest.param(
+            "joint norms", {TP: 2, "compile.enable": "true", "compile.backend": "aot_eager"}, marks=pytest.mark.full
+        ),
+        ("whole", {TP: 2}),
+        pytest.param("whole", {TP: 2, **NO_SP}, marks=pytest.mark.full),
+        ("scaled", {TP: 2, **CHUNKED}),
+        pytest.param("scaled", {TP: 2, "parallelism.disable_loss_parallel": "true"}, marks=pytest.mark.full),
+        pytest.param("scaled", {PP: 2, **CHUNKED}, marks=pytest.mark.full),
         ("own", {TP: 2}),
         pytest.param("own", {TP: 2, **NO_SP}, marks=pytest.mark.full),
         pytest.param("apart", {}, marks=pytest.mark.full),

@@ -161,6 +161,7 @@ SETTINGS: dict[str, Any] = {
     "saved_operators": (torch.ops.aten.max.default,),
     "slots": {"tests.notes": {"embed": "first", "head": "last"}},
     "attention_share": SequenceShare(SimpleNamespace(), ((0, 1),)),
+    "copies": {"head.weight": "embed.weight"},
     "after_evaluation": (lambda: None,),
     "wrapped_objectives": (NextToken(),),
 }
@@ -201,4 +202,4 @@ def test_stages_keep_every_setting_of_the_model_part_or_are_refused() -> None:
             assert kept == [{"tests.notes": {"embed": "first"}}, {"tests.notes": {"head": "last"}}]
         else:
             assert all(setting == value for setting in kept)
-    assert refused == ["after_evaluation"]
+    assert refused == ["copies", "after_evaluation"]

@@ -119,7 +119,6 @@ def test_a_steps_sequences_are_its_microbatches() -> None:
             "equal rounds over 3 ranks, and an optimizer step has 20; set training.global_batch_size = 12 or 24, or",
         ),
         ({DEGREE: 2, SCHEDULE: "InterleavedZeroBubble", "compile.enable": "true"}, "the compiler cannot compute gradients"),
-        ({DEGREE: 2, "model.args.tie_embeddings": "true"}, "are tied, and stages of a pipeline cannot share a parameter"),
         ({DEGREE: 2, "parallelism.pipeline_parallel_split_points": '["layers.9"]'}, "no stage can begin with 'layers.9'"),
         ({DEGREE: 3, "parallelism.pipeline_parallel_split_points": '["layers.3", "layers.1"]'}, "in the model's order"),
         (

@@ -34,7 +34,7 @@ DIM, HIDDEN, VOCABULARY, BLOCKS, EXPERTS, CHOSEN = 1024, 4096, 32_000, 8, 8, 2
 VIEW = MeshView("ep", "x.ep", ("dp_shard", "cp"))
 
 
-def _sizes() -> ModelSizes:
+def _sizes(tied: bool = False) -> ModelSizes:
     """A decoder whose blocks have attention with fewer key heads, and experts."""
     shapes: dict[str, tuple[int, ...]] = {
         "embed.weight": (VOCABULARY, DIM), "norm.weight": (DIM,), "out.weight": (VOCABULARY, DIM)
@@ -58,7 +58,10 @@ def _sizes() -> ModelSizes:
         },
         regions=("blocks.*.attention",),
         mixers={"blocks.*.attention.mixer": causal_attention(16, 4)},
+        tied={"out.weight": "embed.weight"} if tied else {},
     )  # fmt: skip
+    if tied:
+        del shapes["out.weight"]
     active = BLOCKS * (2 * DIM**2 + DIM + CHOSEN * 2 * DIM * HIDDEN) + DIM + VOCABULARY * DIM
     definition = ModelDefinition(
         layout=layout, build=lambda: None, num_params=0, flops_per_token=lambda seq_len: 6.0 * active + 12.0 * seq_len
@@ -153,6 +156,25 @@ def test_views_without_parameters_divide_none() -> None:
     degrees = {dim.name: {"cp": 4}.get(dim.name, 1) for dim in STANDARD_DIMS}
     mesh = MeshPlan(STANDARD_DIMS, degrees, (view,), {"heads": 4})
     assert _guess(mesh).memory == _guess(_mesh(cp=4)).memory and _guess(mesh).seconds == _guess(_mesh(cp=4)).seconds
+
+
+@pytest.mark.parametrize(
+    ("mesh", "divisor"), [(_mesh(pp=2), 1), (_mesh(pp=2, tp=2, dp_shard=4), 8)], ids=["pp", "pp, tp, shard"]
+)
+def test_a_weight_that_two_stages_share_is_in_both_and_its_optimizer_state_in_one(mesh: MeshPlan, divisor: int) -> None:
+    sizes = _sizes(tied=True)
+    names = list(sizes.units)
+    costs = PipelineCosts(
+        stages=(tuple(names[:2]), tuple(names[2:])), rank_of=(0, 1), microbatch_size=1, microbatches=4,
+        alive=(2.0, 1.0), idle=0.25,
+    )  # fmt: skip
+    tied, alone = (
+        Arithmetic(each, read_machine("h100")).guess(_job(mesh, pipeline=costs)).memory[STATE]
+        for each in (sizes, replace(sizes, ties=()))
+    )
+    assert tied - alone == pytest.approx(8 * VOCABULARY * DIM / divisor)
+    one = Arithmetic(sizes, read_machine("h100"))
+    assert one.guess(_job(_mesh())).memory[STATE] == pytest.approx(16 * (TABLES - VOCABULARY * DIM + BLOCKS * BLOCK))
 
 
 def test_a_pipeline_idles_and_its_worst_rank_counts() -> None:

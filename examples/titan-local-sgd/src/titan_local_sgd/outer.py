@@ -18,7 +18,7 @@ class OuterOptimizer:
         self._section = context.section
         self._group = context.mesh["island"].get_group()
         self._steps = context.job.steps
-        named = [pair for part in parts for pair in part.module.named_parameters()]
+        named = [pair for part in parts for pair in part.named_parameters()]
         self._names = [name for name, _ in named]
         self._weights = [parameter.detach() for _, parameter in named]
         self._common = [weight.clone() for weight in self._weights]

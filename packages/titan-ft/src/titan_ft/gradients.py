@@ -40,7 +40,7 @@ def sum_step(
     """
     names = sorted({name for part in parts for name in part.auxiliary_losses})
     metric_names = sorted({name for part in parts for name in part.metrics})
-    parameters = [parameter for part in parts for parameter in part.module.parameters() if parameter.requires_grad]
+    parameters = [tensor for part in parts for _, tensor in part.named_parameters() if tensor.requires_grad]
     zero = loss.new_zeros(())
     job = [
         torch.tensor([digest if groups.rank == 0 else 0, digest], dtype=torch.float64, device=loss.device),

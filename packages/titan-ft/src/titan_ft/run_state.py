@@ -90,7 +90,7 @@ def _tensors(run: Run) -> dict[str, Tensor]:
     """Return the weights, the persistent buffers, and the tensors of observers."""
     found: dict[str, Tensor] = {}
     for part in run.state.parts:
-        found |= {f"model.{name}": parameter.detach() for name, parameter in part.module.named_parameters()}
+        found |= {f"model.{name}": parameter.detach() for name, parameter in part.named_parameters()}
         found |= {f"model.{name}": buffer for name, buffer in persistent_buffers(part).items()}
     return found | {f"observers.{name}": tensor for name, tensor in run.observers.state_tensors().items()}
 
@@ -102,7 +102,7 @@ def persistent_buffers(part: ModelPart) -> dict[str, Tensor]:
 
 
 def _names(parts: Sequence[ModelPart]) -> dict[nn.Parameter, str]:
-    return {parameter: name for part in parts for name, parameter in part.module.named_parameters()}
+    return {parameter: name for part in parts for name, parameter in part.named_parameters()}
 
 
 def _local(tensor: Tensor) -> Tensor:

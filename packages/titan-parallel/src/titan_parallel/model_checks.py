@@ -19,7 +19,6 @@ from titan_core.api import (
     ModelTrial,
     Problem,
     Row,
-    Rule,
     Shard,
     Shares,
     TrainingContext,
@@ -28,6 +27,7 @@ from titan_core.api import (
 from titan_parallel.config import ContextParallelKeys, PipelineKeys, TensorParallelKeys
 from titan_parallel.context_parallel import HeadAndTail
 from titan_parallel.pipeline_plan import plan_pipeline
+from titan_parallel.tensor_parallel import divides
 
 _RANKS = 2
 """Number of ranks that a trial divides positions over."""
@@ -158,19 +158,14 @@ def _regions(model: nn.Module, layout: ModelLayout) -> Iterator[tuple[str, str]]
         if outer is not None:
             yield f"regions names {region!r}, which is inside the region {outer!r}", "name only one of them"
         inside = [rule for path, rule in divided.items() if path.startswith(f"{region}.")]
+        if not inside and not any(path.startswith(f"{region}.") for path in closing):
+            continue  # a region that every rank computes whole
         if not any(isinstance(rule, Column | Shard | Experts) for rule in inside):
             why = f"regions names {region!r}, which has no parameter with the rule Column or Shard"
             yield why, "add rules for its sharded parameters, or remove the region"
         if not any(path.startswith(f"{region}.") for path in closing):
             why = f"regions names {region!r}, which has no layer with the rule Row and no module in sums"
             yield why, "name the module whose outputs are summed over ranks in rules or sums, or remove the region"
-
-
-def divides(rule: Rule | None) -> bool:
-    """Whether tensor parallelism shards a parameter with this rule."""
-    if isinstance(rule, Experts):
-        return divides(rule.within)
-    return isinstance(rule, Column | Row | Shard)
 
 
 def _ends(model: nn.Module, layout: ModelLayout) -> Iterator[tuple[str, str]]:

@@ -24,7 +24,8 @@ from titan_core.toolkit.models import PrunedModule, arguments_of, join_batches, 
 from titan_core.toolkit.sections import TrainingSection
 from titan_core.toolkit.simulation import current_simulation
 from titan_parallel.config import PipelineKeys, TensorParallelKeys
-from titan_parallel.pipeline_plan import PipelinePlan, plan_pipeline, unit_of
+from titan_parallel.pipeline_plan import PipelinePlan, plan_pipeline
+from titan_parallel.tied_stages import TiedStages, ties_within
 from titan_parallel.torch_private import StageFixes, schedule_from_csv
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class PipelineStep:
             for number, part in zip(self._numbers, parts, strict=True)
         ]
         self._microbatches = plan.microbatches
+        self._ties = TiedStages(dict(zip(self._numbers, parts, strict=True)), plan, context)
         self._schedule = self._make_schedule(self._stages, plan, context.section)
 
     def __call__(self, inputs: StepInput) -> Tensor:
@@ -65,7 +67,9 @@ class PipelineStep:
         tokens, arguments = self._prepare(inputs)
         self._target_weight = inputs.target_weight
         losses: list[Tensor] = []
+        self._ties.copy_weights()
         self._schedule.step(*tokens, **arguments, losses=losses, return_outputs=False)
+        self._ties.add_gradients()
         return self._sum(losses)
 
     @torch.no_grad()
@@ -74,6 +78,7 @@ class PipelineStep:
         tokens, arguments = self._prepare(inputs)
         self._target_weight = 1.0
         losses: list[Tensor] = []
+        self._ties.copy_weights()
         self._schedule.eval(*tokens, **arguments, losses=losses, return_outputs=False)
         return self._sum(losses)
 
@@ -179,9 +184,8 @@ def _stage(part: ModelPart, names: tuple[str, ...]) -> ModelPart:
     pruned = {*layout.embedding, *part.blocks(), *layout.head} - set(names)
     # What the copy is to have in place of these modules: they need not be copied first.
     module = copy.deepcopy(part.module, {id(part.module.get_submodule(name)): PrunedModule() for name in pruned})
-    # Tied parameters are in one unit (pipeline_check.py), so a stage has both or neither.
-    tied = {name: source for name, source in layout.tied.items() if unit_of(name, layout) in names}
-    stage = replace(part, module=module, layout=replace(layout, tied=tied), after_evaluation=())
+    tied, copies = ties_within(layout, names)
+    stage = replace(part, module=module, layout=replace(layout, tied=tied), copies=copies, after_evaluation=())
     present = {slot: stage.present(entries) for slot, entries in part.slots.items()}
     slots = {slot: {name: part.slots[slot][name] for name in names} for slot, names in present.items()}
     # after_evaluation calls the modules of the original. titan_core.model.part_guard refuses a transform that sets it

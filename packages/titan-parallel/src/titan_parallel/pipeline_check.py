@@ -17,7 +17,6 @@ from titan_parallel.pipeline_plan import (
     schedule_table,
     splits_backward,
     stages_of_layers,
-    unit_of,
 )
 
 _SCHEDULE = "parallelism.pipeline_parallel_schedule"
@@ -39,18 +38,7 @@ def check(context: JobContext[PipelineKeys]) -> Iterator[Problem]:
     except UserError as error:
         yield from error.problems
         return
-    yield from problems(context.job, _tied, _stages, _microbatches, _compiler)
-
-
-def _tied(job: Job) -> Iterator[Refusal]:
-    layout = job.model.layout
-    if job.mesh.degree("pp") == 1:
-        return
-    for name, source in layout.tied.items():
-        if unit_of(name, layout) != unit_of(source, layout):
-            why = f"{name} and {source} are tied, and stages of a pipeline cannot share a parameter"
-            yield Refusal(DEGREE, why, [{DEGREE: 1}], "choose a flavor without tied parameters")
-            return
+    yield from problems(context.job, _stages, _microbatches, _compiler)
 
 
 def _stages(job: Job) -> Iterator[Refusal]:

@@ -15,7 +15,7 @@ from titan_parallel.config import (
 )
 from titan_parallel.slots import COMPILER_OPTIONS, PARTIAL_GRADIENTS, REGION_CASTS, SAVE_POLICIES
 
-api = (2, 0)
+api = (2, 1)
 
 
 def _fsdp_active(context: JobContext[FSDPKeys]) -> bool:

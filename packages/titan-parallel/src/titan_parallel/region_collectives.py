@@ -10,6 +10,7 @@ where               :class:`ShardedPositions`     :class:`ReplicatedPositions`
 a region begins     gather, then reduce-scatter   copy, then all-reduce
 addends are summed  reduce-scatter, then gather   all-reduce, then copy
 ranks split a whole take own share, then gather   copy, then copy
+a region sums       all-reduce, then all-reduce   the same
 =================== ============================= =============================
 
 What a region computes after its sum, from a parameter or from its input, every rank computes in full if it has all
@@ -79,6 +80,11 @@ class Positions(ABC):
         """Return the result of a region, unchanged. Ranks' gradients within the region are addends."""
 
     @abstractmethod
+    def keep(self, whole: Tensor) -> Tensor:
+        """Return ``whole``, which every rank has computed within a region, as it is held between regions. Without gradients
+        of other ranks' positions, ranks' gradients within the region are addends, if the ranks have different positions."""
+
+    @abstractmethod
     def split(self, whole: Tensor) -> Tensor:
         """Return ``whole``, which every rank has computed for all positions, as it is held between regions."""
 
@@ -106,6 +112,11 @@ class ShardedPositions(Positions):
     def end(self, result: Tensor) -> Tensor:
         """See :meth:`Positions.end`. Gradients of a rank's own positions are addends."""
         return result
+
+    def keep(self, whole: Tensor) -> Tensor:
+        """See :meth:`Positions.keep`."""
+        share = _share(whole, self.ranks.size)
+        return whole.narrow(_POSITIONS, self.ranks.rank * share, share).clone()
 
     def split(self, whole: Tensor) -> Tensor:
         """See :meth:`Positions.split`."""
@@ -139,9 +150,19 @@ class ReplicatedPositions(Positions):
         scaled: Tensor = _ScaledGradient.apply(result, 1.0 / self.ranks.size)
         return scaled
 
+    def keep(self, whole: Tensor) -> Tensor:
+        """See :meth:`Positions.keep`."""
+        return whole
+
     def split(self, whole: Tensor) -> Tensor:
         """See :meth:`Positions.split`."""
         return whole
+
+
+def sum_over_ranks(addend: Tensor, ranks: Ranks) -> Tensor:
+    """Return the sum of the ranks' ``addend``, for further code of a region. Ranks' gradients of the result are addends."""
+    result: Tensor = _SumWithin.apply(addend, ranks.group)
+    return result
 
 
 def gather_columns(columns: Tensor, ranks: Ranks, size: int) -> Tensor:
@@ -162,12 +183,18 @@ def _gathered(share: Tensor, dim: int, group: str, size: int) -> Tensor:
 
 
 def _scattered(addend: Tensor, dim: int, group: str, size: int) -> Tensor:
-    if addend.shape[dim] % size:
-        raise ValueError(f"{addend.shape[dim]} positions cannot be divided over {size} ranks")
+    _share(addend, size, dim)
     if dim == _POSITIONS and _by_row(addend, addend.nbytes):
         return torch.stack([wait(row) for row in [start_reduce_scatter(row, size, group) for row in addend.contiguous()]])
     stacked = addend.contiguous() if dim == 0 else torch.cat(addend.chunk(size, dim))
     return reduce_scatter(stacked, size, group)
+
+
+def _share(whole: Tensor, size: int, dim: int = _POSITIONS) -> int:
+    share, rest = divmod(whole.shape[dim], size)
+    if rest:
+        raise ValueError(f"{whole.shape[dim]} positions cannot be divided over {size} ranks")
+    return share
 
 
 def _by_row(tensor: Tensor, whole_bytes: int) -> bool:
@@ -210,9 +237,7 @@ class _Split(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, group: str, size: int, rank: int) -> Tensor:
         ctx.group, ctx.size = group, size
-        share = whole.shape[_POSITIONS] // size
-        if share * size != whole.shape[_POSITIONS]:
-            raise ValueError(f"{whole.shape[_POSITIONS]} positions cannot be divided over {size} ranks")
+        share = _share(whole, size)
         return whole.narrow(_POSITIONS, rank * share, share).clone()
 
     @staticmethod
@@ -244,6 +269,17 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
+
+
+class _SumWithin(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, addend: Tensor, group: str) -> Tensor:
+        ctx.group = group
+        return all_reduce(addend.contiguous(), group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(gradient.contiguous(), ctx.group), None
 
 
 class _ScaledGradient(torch.autograd.Function):

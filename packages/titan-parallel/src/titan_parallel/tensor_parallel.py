@@ -9,7 +9,8 @@ Inside a region (attention, feed-forward) they have all positions and this rank'
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,6 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 from titan_core.api import (
     Column,
     Experts,
-    ModelLayout,
     ModelPart,
     Problem,
     Row,
@@ -35,10 +35,13 @@ from titan_core.api import (
 from titan_core.toolkit.models import divide_streams, with_positions
 from titan_parallel.config import TensorParallelKeys
 from titan_parallel.local_parameters import divide_parameters, local_shard
+from titan_parallel.norms import divide_norm
 from titan_parallel.region_collectives import Positions, Ranks, ReplicatedPositions, ShardedPositions, gather_columns
 from titan_parallel.slots import PARTIAL_GRADIENTS, REGION_CASTS
 from titan_parallel.torch_private import overlap_tensor_parallel, registered_parameter
 from titan_parallel.vocabulary_shards import divide_embedding
+
+log = logging.getLogger(__name__)
 
 
 def apply(part: ModelPart, context: TrainingContext[TensorParallelKeys]) -> ModelPart:
@@ -83,21 +86,33 @@ def _divide_ruled(part: ModelPart, mesh: DeviceMesh, positions: Positions) -> No
     """Divide the modules between the first and the last, by the layout's rules."""
     layout = part.layout
     region: tuple[str, _Region] | None = None
+    whole = _whole_regions(part)
+    if whole:
+        log.info(
+            "tensor parallelism: no rule shards %d region(s), such as %s: each rank computes all of it", len(whole), whole[0]
+        )
     for name, module in _ruled_modules(part):
         rules = {leaf: layout.rule(f"{name}.{leaf}") for leaf in _own(module)}
         has_row = isinstance(rules.get("weight"), Row)
         sums = has_row or matches(name, layout.sums)
-        if matches(name, layout.regions):
+        if name in whole:
+            if positions.differ:
+                _gather_input(module, positions, part.entries(REGION_CASTS).get(name))
+                module.register_forward_hook(lambda module, arguments, output: positions.keep(output))
+        elif matches(name, layout.regions):
             _gather_input(module, positions, part.entries(REGION_CASTS).get(name))
             region = name, _Region(positions)
             if not sums:
                 module.register_forward_hook(region[1].end)
         late = ["bias"] if has_row and "bias" in rules else []  # added once, after the sum
+        if any(isinstance(rule, ShardRule) and rule.norm for rule in rules.values()):
+            divide_norm(module, name, positions.ranks)
         if rules:
             placements = {leaf: _placement(rule, leaf) for leaf, rule in rules.items()}
             divide_parameters(module, mesh, placements, hidden=late)
             # Gradients are addends if ranks have different positions or, inside a region, different features.
-            addends = [leaf for leaf in rules if positions.differ or (leaf not in late and _is_in_region(name, layout))]
+            divides_features = _is_within(name, layout.regions) and not _is_within(name, whole)
+            addends = [leaf for leaf in rules if positions.differ or (leaf not in late and divides_features)]
             replicated = tuple(leaf for leaf in addends if placements[leaf].is_replicate())
             if replicated:
                 part.fill(PARTIAL_GRADIENTS.name, name, replicated)
@@ -212,9 +227,26 @@ def _placement(rule: Rule | None, leaf: str) -> Placement:
     return Shard(rule.dim) if isinstance(rule, ShardRule) else Replicate()
 
 
-def _is_in_region(name: str, layout: ModelLayout) -> bool:
+def _whole_regions(part: ModelPart) -> list[str]:
+    """Return the regions without a sharded parameter. Every rank computes these for all positions, and keeps its own."""
+    return [
+        name
+        for name, module in _ruled_modules(part)
+        if matches(name, part.layout.regions)
+        and not any(divides(part.layout.rule(path)) for path, _ in module.named_parameters(prefix=name))
+    ]
+
+
+def _is_within(name: str, patterns: Iterable[str]) -> bool:
     paths = itertools.accumulate(name.split("."), lambda path, leaf: f"{path}.{leaf}")
-    return any(matches(path, layout.regions) for path in paths)
+    return any(matches(path, patterns) for path in paths)
+
+
+def divides(rule: Rule | None) -> bool:
+    """Whether tensor parallelism shards a parameter with this rule."""
+    if isinstance(rule, Experts):
+        return divides(rule.within)
+    return isinstance(rule, Column | Row | ShardRule)
 
 
 def _require_rules(part: ModelPart) -> None:

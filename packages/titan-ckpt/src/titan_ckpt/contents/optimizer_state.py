@@ -74,7 +74,7 @@ def state_of(names: dict[nn.Parameter, str], optimizer: Optimizer, built: Sequen
 
 def parameter_names(parts: Sequence[ModelPart]) -> dict[nn.Parameter, str]:
     """Return the name of each parameter on this rank."""
-    return {parameter: name for part in parts for name, parameter in part.module.named_parameters()}
+    return {parameter: name for part in parts for name, parameter in part.named_parameters()}
 
 
 def group_values(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ def model_tensors(parts: Sequence[ModelPart]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for part in parts:
         kept = part.module.state_dict().keys()
-        for name, tensor in (*part.module.named_parameters(), *part.module.named_buffers()):
+        for name, tensor in (*part.named_parameters(), *part.module.named_buffers()):
             if name in kept:
                 tensors[f"{MODEL}.{name}"] = tensor.detach()
     return tensors

@@ -152,7 +152,7 @@ class Trainer:
             parts = build_parts(job, world.mesh, world.device, whole, world)
         self.run_step = with_frozen_model(job, world, build_step_runner(job, world, parts), parts)
         register_transform_observers(job, world, parts, lifecycle)
-        named = [pair for part in parts for pair in part.module.named_parameters()]
+        named = [pair for part in parts for pair in part.named_parameters()]
         self.parameters = [parameter for _, parameter in named]
         self.loss_sums = LossSums(world, parts)
         self.metric_means = MetricMeans(world, parts)

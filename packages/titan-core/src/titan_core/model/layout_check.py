@@ -112,6 +112,14 @@ def _rules(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
                 yield f"rules contain {shown}: use Shard(dim) for other parameters"
             elif layout.rule(f"{name}.weight") != rule or (module.bias is not None and layout.rule(f"{name}.bias") != rule):
                 yield f"rules contain {rule} for {path!r}, but weight and bias of a layer must have the same rule"
+        if isinstance(rule, Shard) and rule.norm:
+            others = [
+                other
+                for leaf, _ in model.get_submodule(name).named_parameters(recurse=False)
+                if (other := layout.rule(f"{name}.{leaf}")) != rule
+            ]
+            if parameter.dim() != 1 or others:
+                yield f"rules contain {rule} for {path!r}: all parameters of a norm have one dimension, and the same rule"
         dims = [rule.dim] if isinstance(rule, Shard | Experts) else []
         if isinstance(rule, Experts) and isinstance(rule.within, Shard):
             dims.append(rule.within.dim)

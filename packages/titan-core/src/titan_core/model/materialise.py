@@ -18,6 +18,7 @@ def materialise(part: ModelPart, device: torch.device, seed: int) -> None:
     allocate(part, device)
     with torch.no_grad():
         for name, parameter in module.named_parameters() if current_simulation() is None else ():
+            name = part.copies.get(name, name)
             value = layout.initial_value(name)
             assert value is not None, f"layout_check rejects parameters without an initial value, but {name} has none"
             local, offset = local_box(parameter)

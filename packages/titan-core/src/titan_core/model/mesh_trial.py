@@ -210,7 +210,7 @@ class _MeshTrial:
         total = sum(norm**2 for norm in norms.values()) ** 0.5
         wrong: dict[str, WrongGradient] = {}
         for part in self._several.parts:
-            for name, parameter in part.module.named_parameters():
+            for name, parameter in part.named_parameters():
                 if not parameter.requires_grad:
                     continue
                 local, offset = local_box(parameter)

@@ -93,7 +93,7 @@ def copy_weights(part: ModelPart, whole: nn.Module, device: torch.device) -> Non
     allocate(part, device)
     weights, buffers = named_parameters(whole), dict(whole.named_buffers())
     with torch.no_grad():
-        for name, parameter in part.module.named_parameters():
+        for name, parameter in part.named_parameters():
             local, offset = local_box(parameter)
             local.copy_(box_of(weights[name], local, offset))
         for name, buffer in part.module.named_buffers():

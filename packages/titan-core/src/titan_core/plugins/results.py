@@ -243,6 +243,9 @@ def _parts(origin: CodeOrigin, result: Any) -> Any:
     right = isinstance(parts, list | tuple) and bool(parts) and all(isinstance(part, ModelPart) for part in parts)
     require(right, result, "return the ModelPart, or a list of ModelParts")
     for part in parts:
+        names = {name for name, _ in part.module.named_parameters(remove_duplicate=False)}
+        if not isinstance(part.copies, Mapping) or not set(part.copies) <= names:
+            raise WrongResult(f"left copies = {shown(part.copies)}; they must name parameters of the part")
         part.objective = RETURNS["Objective.build"](origin, part.objective)
         for name in ("batch_transforms", "after_evaluation"):
             guarded = [

@@ -138,7 +138,7 @@ class NanLocator:
         remarks = (
             f"; its parameter {parameter} is already not finite, so an earlier step caused this"
             for part in run.parts
-            for parameter, tensor in part.module.named_parameters()
+            for parameter, tensor in part.named_parameters()
             if parameter.rpartition(".")[0] == name and not _is_finite(tensor)
         )
         return Bad(place_in_model(name, layout), call, f"{name}{next(remarks, '')}")

@@ -105,6 +105,6 @@ def place_in_model(name: str, layout: ModelLayout) -> tuple[int, int]:
 def named_gradients(parts: Sequence[ModelPart]) -> Iterator[tuple[str, Tensor]]:
     """Yield each parameter's name and this rank's local gradient, in the model's order."""
     for part in parts:
-        for name, parameter in part.module.named_parameters():
+        for name, parameter in part.named_parameters():
             if parameter.grad is not None:
                 yield from ((name, tensor) for tensor in local_tensors(parameter.grad))

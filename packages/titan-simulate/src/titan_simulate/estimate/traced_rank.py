@@ -44,7 +44,8 @@ class TracedRank:
     @property
     def send_bytes(self) -> int:
         """Size of what a stage sends to another."""
-        return max((work.bytes for work in self.trace if work.kind is Kind.SEND), default=0)
+        sent = (work.bytes for work in self.trace if work.kind is Kind.SEND and work.action is not None)
+        return max(sent, default=0)
 
     @property
     def blocks(self) -> int:

@@ -100,6 +100,8 @@ class _Held:
     head: bool
     alive: float
     """Microbatches whose activations are alive at once."""
+    copied: int
+    """Parameters that another stage has too, and updates."""
 
 
 class Arithmetic:
@@ -135,17 +137,19 @@ class Arithmetic:
             return self._held_before[key]
         last = list(self.sizes.units)[-1]
         names: dict[int, list[str]] = {0: list(self.sizes.units)}
+        copied: Counter[int] = Counter()
         if pipeline is not None:
             names = {}
             for stage, holder in zip(pipeline.stages, pipeline.rank_of, strict=True):
                 names.setdefault(holder, []).extend(stage)
+                copied[holder] += sum(size for unit, of, size in self.sizes.ties if unit in stage and of not in stage)
         most: dict[tuple[object, ...], _Held] = {}
         for number, units in names.items():
             blocks = Counter(self._kind_of[name] for name in units if name in self.sizes.blocks)
             others = tuple(self._kind_of[name] for name in units if name not in self.sizes.blocks)
             alive = 1.0 if pipeline is None else pipeline.alive[number]
-            held = _Held(tuple(sorted(blocks.items())), others, last in units, alive)
-            same = (held.blocks, held.others, held.head)
+            held = _Held(tuple(sorted(blocks.items())), others, last in units, alive, copied[number])
+            same = (held.blocks, held.others, held.head, held.copied)
             if same not in most or most[same].alive < alive:
                 most[same] = held
         self._held_before[key] = tuple(most.values())
@@ -202,7 +206,8 @@ class _Rank:
             experts = unit.experts / views + unit.divided_experts / (views * weights)
             each = unit.replicated + unit.divided / weights + experts
             whole, on_views, largest = whole + count * each, on_views + count * experts, max(largest, each)
-        return whole, on_views, largest
+        copied = self._held.copied / weights
+        return whole + copied, on_views, max(largest, copied)
 
     # Memory
 
@@ -218,11 +223,13 @@ class _Rank:
         return {**found, "allocator": sum(found.values()) * fragments, "context": self._machine.context_gib * GIB}
 
     def _state(self) -> float:
-        """``held x (4 weights + 4 gradients + 8 optimizer)``, with the parameters held after all divisions. Experts are
-        divided by views first, and by data parallelism as far as it has more ranks. Offloaded, it is on the host."""
+        """``held x (4 weights + 4 gradients + 8 optimizer)``, with the parameters held after all divisions, without the
+        optimizer for what another stage updates. Experts are divided by views first, and by data parallelism as far as it
+        has more ranks. Offloaded, it is on the host."""
         of_experts = max(1, self._shards // _views(self._mesh))
         held = (self._whole - self._experts) / self._shards + self._experts / of_experts
-        return 0.0 if self._job.offloads else held * 16
+        copied = self._held.copied / self._weights / self._shards
+        return 0.0 if self._job.offloads else held * 16 - copied * 8
 
     def _gathered(self) -> float:
         """Weights that data parallelism gathers, and gradients in the type of their reduction: of two units (one is gathered

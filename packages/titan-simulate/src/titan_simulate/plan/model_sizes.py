@@ -87,6 +87,9 @@ class ModelSizes:
     """Floating-point operations per token, forward and backward, without those of mixers."""
     mixer_flops: float
     """Those of mixers, which grow with the sequence."""
+    ties: tuple[tuple[str, str, int], ...] = ()
+    """Parameters that two units share: unit, the unit that counts them, and their number. Where stages of a pipeline
+    separate the two, both hold them."""
 
 
 def sizes_of(
@@ -122,6 +125,13 @@ def sizes_of(
             unit.replicated += size
         if len(shape) > 1 and not (rule is None and name.startswith(f"{layout.embedding[0]}.")):
             unit.matrices.append(Matrix(math.prod(shape[1:]), shape[0], rule))
+    ties = []
+    for name, source in layout.tied.items():
+        copy, original, shape = _unit_of(name, units), _unit_of(source, units), parameters[source]
+        if copy != original:
+            ties.append((copy, original, math.prod(shape)))
+            if len(shape) > 1:
+                units[copy].matrices.append(Matrix(math.prod(shape[1:]), shape[0], layout.rule(name)))
     for name in modules:
         owner = next((block for block in _prefixes(name) if block in units), None)
         if owner is None:
@@ -135,7 +145,7 @@ def sizes_of(
         _activations(units[name], layout.dim)
     return ModelSizes(
         units, layout.dim, layout.vocab_size, blocks, tuple(experts), matmul_flops,
-        max(0.0, definition.flops_per_token(seq_len) - matmul_flops),
+        max(0.0, definition.flops_per_token(seq_len) - matmul_flops), tuple(ties),
     )  # fmt: skip
 
 
@@ -148,7 +158,7 @@ def _chosen_share(layout: ModelLayout, parameters: Mapping[str, tuple[int, ...]]
         if isinstance(rule, Experts):
             total += math.prod(shape)
             most = max(most, shape[rule.dim])
-        elif not name.startswith(f"{layout.embedding[0]}."):
+        elif name in layout.tied.values() or not name.startswith(f"{layout.embedding[0]}."):
             others += math.prod(shape)
     return min(1.0, max(1.0 / most, (matmul_flops / 6 - others) / total)) if total else 1.0
 

@@ -63,8 +63,9 @@ class ModelLayout:
     sharded over it, and the others are replicated."""
     regions: tuple[str, ...] = ()
     """Modules within which features are sharded (patterns). The input is gathered at the start of a region, and the partial
-    outputs of the ranks are summed at its end, by its ``Row`` layers or its ``sums``. Each region has a sharded parameter,
-    and each sharded parameter is in one region."""
+    outputs of the ranks are summed at its end, by its ``Row`` layers or its ``sums``. Each sharded parameter is in one
+    region. A region without a sharded parameter is computed whole, for all positions, on each rank, which keeps its own
+    positions: for attention whose heads cannot be sharded. What computes each position alone needs no region."""
     sums: tuple[str, ...] = ()
     """Modules at the end of a region that multiply by parameters of their own (patterns): the outputs of the ranks are
     summed. Layers with the rule ``Row`` need no entry."""

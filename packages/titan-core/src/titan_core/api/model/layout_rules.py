@@ -33,6 +33,10 @@ class Shard:
 
     dim: int
     """0, 1, ...; -1 is the last dimension."""
+    norm: bool = False
+    """Whether the module is an RMSNorm or LayerNorm over the sharded features (OLMo-2's norm of the queries of all heads).
+    Its means are then those of all ranks' features. All parameters of the module (``weight``, ``bias``) have this rule. The
+    module may be of any class, takes one tensor, ``[..., features]``, and is refused if it computes anything else."""
 
 
 @dataclass(frozen=True)

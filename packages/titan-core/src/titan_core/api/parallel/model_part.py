@@ -60,6 +60,10 @@ class ModelPart:
     attention_share: SequenceShare | None = None
     """The positions whose queries causal attention computes on this rank, if they are not those of the batch: ranks that
     divide the heads attend from all of their positions. Masks of documents are made for them."""
+    copies: Mapping[str, str] = field(default_factory=dict)
+    """Parameters of this part that are copies of another part's, by name -> name of the original. The transform that made
+    them keeps them equal to it whenever the part computes, and adds their gradients to the original's. Only the original is
+    trained, saved, observed and counted."""
     loss_in_head: bool = False
     """Whether the last module returns the loss within :meth:`computing`. The core sets it after all transforms."""
     batch: Batch | None = None
@@ -145,6 +149,11 @@ class ModelPart:
         """Return the modules in ``names`` that this part has, in order."""
         found = {name: self.module.get_submodule(name) for name in names}
         return {name: module for name, module in found.items() if not isinstance(module, PrunedModule)}
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Return every parameter of this part, without :attr:`copies`, by fully qualified name; a shared one under its first
+        name."""
+        return ((name, tensor) for name, tensor in self.module.named_parameters() if name not in self.copies)
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Return every module that this part has, by fully qualified name."""

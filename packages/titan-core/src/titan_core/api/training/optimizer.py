@@ -72,7 +72,7 @@ class TrainedParameter:
 def trained_parameters(parts: Iterable[ModelPart]) -> Iterator[TrainedParameter]:
     """Yield each parameter of this rank's ``parts`` that requires gradients once, in model order."""
     for part in parts:
-        for name, tensor in part.module.named_parameters():
+        for name, tensor in part.named_parameters():
             if tensor.requires_grad:
                 yield TrainedParameter(name, tensor, role_of(name, tensor, part.layout))
 
