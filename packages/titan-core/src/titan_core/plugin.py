@@ -182,4 +182,12 @@ def titan_commands() -> list[Command]:
             run=Ref("titan_core.cli.job:show"),
             overrides=True,
         ),
+        Command(
+            name="model show",
+            group="data and models",
+            summary="print a model's layout, and the meshes that divide it",
+            arguments=Ref("titan_core.cli.model_show:arguments"),
+            run=Ref("titan_core.cli.model_show:show"),
+            overrides=True,
+        ),
     ]

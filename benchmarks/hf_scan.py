@@ -1,0 +1,214 @@
+"""Derives every causal language model of the transformers library in small, and compares its logits with the library's eager
+implementation. Writes the list of equal and refused ones::
+
+    uv run python -m benchmarks.hf_scan [NAME ...] [--write docs/transformers.md]
+
+A name is a ``model_type``. Exits with 1 if one is different, or raises something else than a refusal. Takes some 10
+minutes of CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from titan_core.api import UserError, matches
+from titan_core.model.layout_check import check_layout
+from titan_models_hf import layout, transformers_private as library
+from titan_models_hf.config import HFArgs
+from titan_models_hf.derive import derive
+from titan_models_hf.library import configuration
+
+TOLERANCE = 1e-4
+"""Of the largest logit."""
+LARGEST = 60_000_000
+"""Parameters of a model that is tried: more means that its config has sizes that :data:`SIZES` does not know."""
+SECONDS = 120
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 288, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "head_dim": 16, "pad_token_id": None, "bos_token_id": 1,
+    "eos_token_id": 2, "moe_intermediate_size": 32, "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16, "v_head_dim": 16, "sliding_window": 16, "shared_expert_intermediate_size": 32,
+    "tie_word_embeddings": False, "first_k_dense_replace": 1, "attention_dropout": 0.0, "hidden_dropout": 0.0,
+    "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "n_layer": 4, "n_head": 4, "n_embd": 64, "n_positions": 256,
+    "d_model": 64, "n_heads": 4, "n_layers": 4, "max_seq_len": 256, "attention_dropout_prob": 0.0,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0, "dropout": 0.0, "initializer_range": 0.15,
+}  # fmt: skip
+"""Values for the keys that a config has."""
+OWN: dict[str, dict[str, Any]] = {}
+"""Architecture -> values that its own rules need."""
+
+
+class TooSlow(Exception):
+    """A model took longer than :data:`SECONDS`."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model of the scan."""
+
+    architecture: str
+    outcome: str
+    """``equal``, ``refused``, ``different``, ``not tried`` or ``crash``."""
+    detail: str
+
+
+@contextmanager
+def at_most(seconds: int) -> Iterator[None]:
+    """Raise :class:`TooSlow` after ``seconds``."""
+
+    def ring(number: int, frame: object) -> None:
+        raise TooSlow
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def small_args(architecture: str) -> HFArgs:
+    """Return arguments of a small model.
+
+    Raises:
+        ValueError: the config rejects all combinations of small sizes.
+    """
+    known = library.config_keys(architecture)
+    keys = {key: value for key, value in SIZES.items() if key in known} | OWN.get(architecture, {})
+    reasons: list[Exception] = []
+    for without in (
+        [],
+        ["head_dim"],
+        ["head_dim", "num_key_value_heads"],
+        ["head_dim", "num_key_value_heads", "sliding_window"],
+    ):
+        args = HFArgs(architecture=architecture, config={key: one for key, one in keys.items() if key not in without})
+        try:
+            configuration(args)
+            return args
+        except UserError as error:
+            reasons.append(error)
+    raise ValueError(str(reasons[0]))
+
+
+def compared(args: HFArgs) -> float:
+    """Return the difference of the logits of Titan's model and of the library's, as a share of the largest logit."""
+    facts = derive(args)
+    described = layout.layout(args, facts)
+    with torch.device("meta"):
+        model: Any = layout.define(args).build()
+    check_layout(model, described, args.architecture)
+    torch.manual_seed(0)
+    config = configuration(args)
+    reference = library.build(config)
+    library.use_experts(reference, library.EAGER)
+    model.to_empty(device="cpu")
+    weights = dict(reference.named_parameters())
+    with torch.no_grad():
+        for parameter in weights.values():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+        for name, tensor in model.named_buffers():
+            tensor.copy_(next(compute for pattern, compute in described.buffers.items() if matches(name, [pattern]))())
+        tokens = torch.randint(3, 288, (2, 48))
+        expected = reference.eval()(input_ids=tokens, use_cache=False).logits
+        found = model.eval()(tokens)
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def scan(architecture: str) -> Row:
+    """Try one architecture."""
+    try:
+        args = small_args(architecture)
+        with torch.device("meta"):
+            size = sum(parameter.numel() for parameter in library.build(configuration(args)).parameters())
+    except Exception as error:  # noqa: BLE001 - the library raises whatever a wrong size leads to
+        return Row(architecture, "not tried", f"the library rejects the small sizes: {_text(error)}")
+    if size > LARGEST:
+        return Row(architecture, "not tried", f"its config is not small: {size:,} parameters")
+    try:
+        with at_most(SECONDS):
+            difference = compared(args)
+    except UserError as error:
+        return Row(architecture, "refused", " ".join("; ".join(problem.why for problem in error.problems).split()))
+    except TooSlow:
+        return Row(architecture, "not tried", f"took over {SECONDS} s")
+    except Exception as error:  # noqa: BLE001 - the scan lists whatever a model raises
+        return Row(architecture, "crash", f"{_text(error)}\n{traceback.format_exc()}")
+    return Row(architecture, "equal" if difference <= TOLERANCE else "different", f"{difference:.0e}")
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def page(rows: list[Row]) -> str:
+    """Return the list as a page of the docs."""
+    counts = Counter(row.outcome for row in rows)
+    equal = ", ".join(f"`{row.architecture}`" for row in rows if row.outcome == "equal")
+    lines = [
+        "# Models of transformers",
+        "",
+        "Which causal language models of the library `transformers` Titan trains ([models.md](models.md)). Generated by",
+        "`uv run python -m benchmarks.hf_scan --write docs/transformers.md`, which builds each in small and compares its",
+        f"logits with the library's eager implementation (at most {TOLERANCE:g} of the largest logit). Do not edit.",
+        "",
+        f"transformers {library.VERSION}: {', '.join(f'{number} {outcome}' for outcome, number in counts.most_common())}.",
+        "",
+        "## Equal",
+        "",
+        equal,
+        "",
+    ]
+    for outcome in ("different", "crash", "not tried", "refused"):
+        if chosen := [row for row in rows if row.outcome == outcome]:
+            lines += [f"## {outcome.capitalize()}", "", "| model_type | why |", "| --- | --- |"]
+            lines += [
+                f"| `{row.architecture}` | {row.detail.splitlines()[0].replace('|', chr(92) + '|')} |" for row in chosen
+            ]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the list")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print tracebacks")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    rows = []
+    for name in arguments.names or library.architectures():
+        begun = time.perf_counter()
+        row = scan(name)
+        rows.append(row)
+        detail = row.detail if arguments.verbose else row.detail.splitlines()[0][:200]
+        print(f"{row.architecture:32} {row.outcome:10} {time.perf_counter() - begun:5.1f} s  {detail}", flush=True)
+    print(dict(Counter(row.outcome for row in rows)))
+    if arguments.write is not None:
+        arguments.write.write_text(page(rows), encoding="utf-8")
+    return int(any(row.outcome in ("different", "crash") for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""Derives the facts of a model from the library: its module tree on the meta device, its plans, and one traced call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from titan_core.api import UserError
+from titan_models_hf import transformers_private as library
+from titan_models_hf.config import HFArgs
+from titan_models_hf.facts import Facts
+from titan_models_hf.initial import initial_values
+from titan_models_hf.library import plain_model, refusal
+from titan_models_hf.patterns import all_by_pattern, by_pattern
+from titan_models_hf.rules import rules_of
+from titan_models_hf.trace import Trace, trace
+
+
+def derive(args: HFArgs) -> Facts:
+    """Return the facts of the model that ``args`` describe.
+
+    Raises:
+        UserError: the library does not know the model, or Titan does not understand it.
+    """
+    model = plain_model(args)
+    called = trace(args, plain_model(args))
+    values = initial_values(args, model)
+    blocks = _blocks(args, model)
+    embedding, head = _ends(args, model, called, blocks)
+    count = len(model.get_submodule(blocks))
+    _require_once(args, called, [*embedding, *(f"{blocks}.{index}" for index in range(count)), *head])
+    rules, regions = rules_of(model, args.architecture, called)
+    modules = [name for name, _ in model.named_modules()]
+    block_flops, other_flops = _flops(model, called, blocks, count)
+    return Facts(
+        num_blocks=count,
+        dim=model.get_input_embeddings().weight.shape[1],
+        vocab_size=model.get_output_embeddings().weight.shape[0],
+        max_seq_len=_context(args, model.config),
+        embedding=embedding,
+        blocks=blocks,
+        head=head,
+        rules=by_pattern(rules, blocks),
+        regions=all_by_pattern(regions, modules, blocks),
+        attentions=called.attentions,
+        results={name: items for name, items in called.results.items() if name in {*regions, *called.attentions}
+                 or name.rpartition(".")[0] == blocks},
+        masks_documents=all(one.documents for one in called.attentions.values()) and not _other_mixers(model),
+        parameters=by_pattern(values, blocks),
+        buffers=tuple(name for name, _ in model.named_buffers()),
+        tied=_tied(args, model),
+        num_params=sum(parameter.numel() for parameter in model.parameters()),
+        block_flops=block_flops,
+        other_flops=other_flops,
+    )  # fmt: skip
+
+
+def _tied(args: HFArgs, model: Any) -> dict[str, str]:
+    try:
+        return library.tied(model)
+    except ValueError as error:
+        raise refusal(args, str(error)) from error
+
+
+def _blocks(args: HFArgs, model: Any) -> str:
+    """Return the name of the list of blocks."""
+    base = model.get_submodule(model.base_model_prefix)
+    lists = [name for name, child in base.named_children() if isinstance(child, nn.ModuleList) and len(child)]
+    if len(lists) != 1:
+        found = ", ".join(lists) or "none"
+        raise refusal(args, f"Titan needs one list of blocks, and the model has {found}")
+    return f"{model.base_model_prefix}.{lists[0]}"
+
+
+def _ends(args: HFArgs, model: Any, called: Trace, blocks: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the modules before and after the blocks: those of the library's plan, or in the order of their calls."""
+    prefix = model.base_model_prefix
+    owned = [name for name, child in _children(model, prefix) if any(True for _ in child.parameters()) and name != blocks]
+    order = [name for name in called.calls if name in owned or name == f"{blocks}.0"]
+    plan = [f"{prefix}.{name}" for name in library.pipeline_plan(model)]
+    if blocks in plan:
+        order = [f"{blocks}.0" if name == blocks else name for name in plan if name in owned or name == blocks]
+    if f"{blocks}.0" not in order:
+        raise refusal(args, f"its forward does not call the blocks {blocks!r}")
+    if missing := sorted(set(owned) - set(order)):
+        raise refusal(args, f"its forward does not pass hidden states through {missing[0]!r}, which has parameters")
+    first = order.index(f"{blocks}.0")
+    head = next(name for name, module in model.named_modules() if module is model.get_output_embeddings())
+    before, after = tuple(order[:first]), tuple(order[first + 1 :])
+    return before, after if head in after else (*after, head)
+
+
+def _children(model: Any, prefix: str) -> list[tuple[str, nn.Module]]:
+    """Return the modules of the base model, and those beside it, except the head."""
+    inner = [(f"{prefix}.{name}", child) for name, child in model.get_submodule(prefix).named_children()]
+    head = model.get_output_embeddings()
+    return inner + [(name, child) for name, child in model.named_children() if name != prefix and child is not head]
+
+
+def _require_once(args: HFArgs, called: Trace, units: list[str]) -> None:
+    for name in units:
+        if called.calls.get(name, 0) != 1:
+            why = (
+                f"its forward calls {name!r} {called.calls.get(name, 0)} times, and each part of a model must be called once"
+            )
+            raise refusal(args, why)
+
+
+def _context(args: HFArgs, config: Any) -> int:
+    for key in ("max_position_embeddings", "max_seq_len", "n_positions", "n_ctx"):
+        if isinstance(length := getattr(config, key, None), int):
+            return length
+    raise refusal(args, "its config does not say how long a sequence may be")
+
+
+def _other_mixers(model: Any) -> bool:
+    """Whether modules besides the attentions mix positions, which do not know of documents."""
+    return any(isinstance(module, nn.Conv1d) for module in model.modules())
+
+
+def _flops(model: Any, called: Trace, blocks: str, count: int) -> tuple[tuple[float, ...], float]:
+    """Return the floating-point operations per token of each block, and of the head: 6 per element of a matrix, of those of
+    the experts a token's share."""
+    per_block, other = [0.0] * count, 0.0
+    head = model.get_output_embeddings().weight
+    for name, parameter in model.named_parameters():
+        share = 1.0
+        if parameter.dim() == 3 and (module := name.rpartition(".")[0]) in called.experts:
+            share = called.experts[module] / parameter.shape[0]
+        if name.startswith(f"{blocks}.") and parameter.dim() > 1:
+            per_block[int(name.removeprefix(f"{blocks}.").partition(".")[0])] += 6.0 * share * parameter.numel()
+        elif parameter is head:
+            other += 6.0 * parameter.numel()
+    return tuple(per_block), other
+
+
+def refused(args: HFArgs) -> str | None:
+    """Return why the model is refused; ``None`` if it is not."""
+    try:
+        derive(args)
+    except UserError as error:
+        return "; ".join(problem.why for problem in error.problems)
+    return None

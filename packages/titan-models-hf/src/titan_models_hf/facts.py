@@ -1,0 +1,81 @@
+"""What Titan knows of a model of transformers, as plain data. Imports neither torch nor transformers."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict
+
+MIXER: Final = "titan_mixer"
+"""The attribute of an attention module that holds its mixer."""
+
+
+class Attention(BaseModel):
+    """What an attention module computes, according to the arguments that it passes to the attention function."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    heads: int
+    kv_heads: int
+    key_width: int
+    """Width of a query or key head."""
+    value_width: int
+    window: int | None = None
+    """Number of positions that a query sees, its own included."""
+    softcap: float | None = None
+    scale: float | None = None
+    """Factor of the scores, if it is not ``key_width ** -0.5``."""
+    sinks: bool = False
+    documents: bool = False
+    """Whether the model's ``forward`` passes the ids of documents to it."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How it differs from plain causal attention, as arguments of :class:`~titan_core.api.CausalAttention`."""
+        given = {"window": self.window, "softcap": self.softcap, "scale": self.scale, "sinks": self.sinks}
+        return {name: value for name, value in given.items() if value is not None and value is not False}
+
+
+class Facts(BaseModel):
+    """A model's parts, sizes and initial values. Patterns are those of :class:`~titan_core.api.ModelLayout`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_blocks: int
+    dim: int
+    vocab_size: int
+    max_seq_len: int
+    embedding: tuple[str, ...]
+    blocks: str
+    head: tuple[str, ...]
+    rules: dict[str, str]
+    """Pattern of parameter names -> name of a rule (:data:`titan_models_hf.layout.RULES`)."""
+    regions: tuple[str, ...]
+    attentions: dict[str, Attention]
+    """Name of an attention module -> what it computes."""
+    results: dict[str, int]
+    """Name of a module that hidden states pass through and that returns a tuple, of which only the first item is not
+    ``None`` -> number of items."""
+    masks_documents: bool
+    parameters: dict[str, tuple[str, tuple[float, ...]]]
+    """Pattern of parameter names -> name of an initial value (:data:`titan_models_hf.layout.VALUES`), its arguments."""
+    buffers: tuple[str, ...]
+    tied: dict[str, str]
+    num_params: int
+    block_flops: tuple[float, ...]
+    """Floating-point operations per token of each block, forward and backward, without the attention scores."""
+    other_flops: float
+    """Those of the head."""
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Return the floating-point operations of forward and backward per token.
+
+        6 per parameter of a matmul that a token uses, and 6 x heads x (key width + value width) x context for attention,
+        without subtracting the half that the causal mask hides (PaLM paper, arXiv 2204.02311, appendix B). The context is at
+        most the attention's window.
+        """
+        scores = sum(
+            6.0 * one.heads * (one.key_width + one.value_width) * min(seq_len, one.window or seq_len)
+            for one in self.attentions.values()
+        )
+        return sum(self.block_flops) + self.other_flops + scores

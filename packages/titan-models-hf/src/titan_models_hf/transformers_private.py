@@ -1,0 +1,172 @@
+"""Every use of what transformers does not promise to keep, or keeps for its own purposes. Checked with 5.20 to 5.23.
+
+Nothing here runs code of the hub: classes come from the library's own tables, by ``model_type``.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, initialization, masking_utils
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+VERSION: str = transformers.__version__
+EAGER = "eager"
+
+_ROPE = {"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"}
+"""Keys that configs with rotary positions also accept, and convert to ``rope_parameters``."""
+_OLD_KEY = re.compile(r"""kwargs\.(?:get|pop)\(\s*["'](\w+)["']""")
+"""A key that a config class reads although it has no such field: it had in earlier versions."""
+_OPTIONAL_KEY = re.compile(r"""getattr\((?:self\.)?config,\s*["'](\w+)["']""")
+"""A key that a model reads although its config class has no such field."""
+
+
+def architectures() -> list[str]:
+    """Return the ``model_type`` of every causal language model of the library."""
+    return [name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name in CONFIG_MAPPING]
+
+
+def config_keys(architecture: str) -> set[str]:
+    """Return the keys that the config of an architecture reads."""
+    cls = CONFIG_MAPPING[architecture]
+    fields = {field.name for field in dataclasses.fields(cls) if not field.name.startswith("_")}
+    model = inspect.getmodule(MODEL_FOR_CAUSAL_LM_MAPPING[cls])
+    assert model is not None
+    optional = {key for key in _OPTIONAL_KEY.findall(inspect.getsource(model)) if not key.startswith("_")}
+    known = fields | optional | set(cls.attribute_map) | set(_OLD_KEY.findall(inspect.getsource(cls)))
+    return known | _ROPE if "rope_parameters" in known else known
+
+
+def configuration(architecture: str, keys: Mapping[str, Any]) -> Any:
+    """Return the library's config."""
+    return CONFIG_MAPPING[architecture](**copy.deepcopy(dict(keys)))
+
+
+def class_name(config: Any) -> str:
+    """Return the name of the causal language model of ``config``."""
+    return str(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__)
+
+
+def build(config: Any) -> Any:
+    """Return the library's model with its eager implementations, in float32, on the current default device."""
+    cls = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model = cls._from_config(config, dtype=torch.float32, attn_implementation=EAGER)
+    for name, source in tied(model).items():  # which the library leaves undone on the meta device
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, model.get_parameter(source))
+    return model
+
+
+def tied(model: Any) -> dict[str, str]:
+    """Return the name of each parameter that is another one -> the name of that one."""
+    keys = getattr(model, "_tied_weights_keys", None) or {}
+    if not getattr(model.config, "tie_word_embeddings", False):
+        return {}
+    if not isinstance(keys, dict):
+        raise ValueError("it lists tied weights without saying with which")
+    return dict(keys)
+
+
+def use_attention(model: nn.Module, name: str) -> None:
+    """Let ``model`` call the attention and mask functions registered as ``name``."""
+    for config in _configs(model):
+        config._attn_implementation_internal = name
+
+
+def use_experts(model: nn.Module, name: str) -> None:
+    """Let ``model`` call the experts function registered as ``name``."""
+    for config in _configs(model):
+        config._experts_implementation_internal = name
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return list({id(config): config for config in configs if isinstance(config, PreTrainedConfig)}.values())
+
+
+def register(name: str, attention: Callable[..., Any], mask: Callable[..., Any] | None = None) -> None:
+    """Register an attention function, and the function that makes the masks which it receives. Without one it receives
+    ``None`` from models that use the library's mask functions."""
+    ALL_ATTENTION_FUNCTIONS.register(name, attention)
+    if mask is not None:
+        ALL_MASK_ATTENTION_FUNCTIONS.register(name, mask)
+
+
+def register_experts(name: str, function: Callable[..., Tensor]) -> None:
+    """Register a function that computes experts: (module, hidden, indices, weights) -> hidden."""
+    ALL_EXPERTS_FUNCTIONS.register(name, function)
+
+
+def tensor_plan(model: Any) -> dict[str, str]:
+    """Return the library's plan for tensor parallelism: pattern of module names -> style."""
+    prefix = model.base_model_prefix
+    plan = getattr(type(model.config), "base_model_tp_plan", None) or {}
+    return {f"{prefix}.{pattern}": style for pattern, style in plan.items() if isinstance(style, str)}
+
+
+def pipeline_plan(model: Any) -> list[str]:
+    """Return the modules of the base model that hidden states pass through, in order; empty if the library has no plan."""
+    return list(getattr(type(model.config), "base_model_pp_plan", None) or {})
+
+
+def init_weights(model: Any, module: nn.Module) -> None:
+    """Give the tensors of ``module`` itself the initial values of ``model``'s family."""
+    model._init_weights(module)
+
+
+@contextmanager
+def patched_initialization(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Replace functions of ``transformers.initialization``."""
+    with _patched(initialization, functions):
+        yield
+
+
+@contextmanager
+def without_packing() -> Iterator[None]:
+    """Do not look for packed sequences in positions, which would compare values of tensors."""
+    with _patched(masking_utils, {"find_packed_sequence_indices": lambda position_ids: None}):
+        yield
+
+
+@contextmanager
+def _patched(module: Any, functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    before = {name: getattr(module, name) for name in functions}
+    for name, function in functions.items():
+        setattr(module, name, function)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(module, name, function)
+
+
+INITIALIZERS = tuple(
+    name
+    for name, function in vars(initialization).items()
+    if name.endswith("_") and not name.startswith("_") and callable(function)
+)
+"""The library's functions that fill a tensor with initial values."""
+
+
+def stored(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors that the library writes to files for ``tensors`` of ``model``, by their names in the files."""
+    return dict(revert_weight_conversion(model, tensors))
+
+
+def plain_config(config: Any) -> dict[str, Any]:
+    """Return the contents of ``config.json``."""
+    return dict(config.to_dict())

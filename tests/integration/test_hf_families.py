@@ -1,0 +1,35 @@
+"""Families of transformers on two ranks: losses and first gradients are those of a plain loop of the library on one device.
+``benchmarks/hf_families.py`` makes the whole table of families and meshes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.gloo_pool import GlooPool
+from harness.hf_families import MESHES, gradient_difference, largest_difference, settings, train, train_and_reference
+from harness.oracle import write_documents
+
+CELLS = [
+    ("mixtral", "one", True),
+    ("gpt_oss", "one", True),
+    ("llama", "tp2", False),
+    ("qwen3", "cp2", True),
+    ("qwen2", "pp2", False),
+    ("granite", "tp2", False),
+    ("mixtral", "fsdp2", False),
+    ("gemma3", "cp2", True),
+    ("deepseek_v3", "tp2", False),
+    ("gpt_oss", "tp2", False),
+]
+
+
+@pytest.mark.parametrize(("family", "mesh", "documents"), CELLS)
+def test_equals_the_library(tmp_path: Path, gloo: GlooPool, family: str, mesh: str, documents: bool) -> None:
+    data = write_documents(tmp_path / "documents.jsonl") if documents else None
+    ((_, expected),) = gloo.run(1, train_and_reference, family, settings(family, "one", data, tmp_path / "one"))
+    ranks = gloo.run(MESHES[mesh][0], train, settings(family, mesh, data, tmp_path / "mesh"))
+    gradients = {name: gradient for rank in ranks for name, gradient in rank.gradients.items()}
+    assert largest_difference(ranks[0].losses, expected.losses) < 2e-6
+    assert gradient_difference(gradients, expected.gradients)[0] < 1e-5

@@ -1,0 +1,105 @@
+"""What Titan does not understand of a model of the library is refused with the reason, before anything is allocated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from harness.hf_families import config_of
+from titan_core.api import UserError
+from titan_models_hf import transformers_private as library
+from titan_models_hf.config import HFArgs
+from titan_models_hf.derive import derive
+from titan_models_hf.trace import Mask
+
+
+def args(family: str, **more: Any) -> HFArgs:
+    architecture, config = config_of(family, **more)
+    return HFArgs(architecture=architecture, config=config)
+
+
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "long_factor": [4.0] * 8, "short_factor": [1.0] * 8,
+    "original_max_position_embeddings": 40,
+}  # fmt: skip
+REFUSED: dict[str, tuple[HFArgs, str]] = {
+    "name": (HFArgs(architecture="qwen33"), "did you mean 'qwen3'"),
+    "key": (args("llama", hiden_size=32), "has no such key; did you mean 'hidden_size'"),
+    "value": (args("llama", num_attention_heads=5), "transformers rejects it"),
+    "dropout": (args("llama", attention_dropout=0.1), "drops attention weights"),
+    "dropout module": (args("phi3", resid_pdrop=0.1), "is an nn.Dropout with probability 0.1"),
+    "dynamic": (
+        args("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}),
+        "chooses its frequencies by the longest position",
+    ),
+    "longrope": (args("phi3", rope_parameters=LONGROPE), "chooses its frequencies by the longest position"),
+    "routers": (args("mixtral", output_router_logits=True), "adds a loss of the routers"),
+    "window in the mask": (HFArgs(architecture="phimoe", config={"sliding_window": 16}), "is not causal"),
+    "no attention": (HFArgs(architecture="mamba"), "calls transformers' attention interface"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    refused, why = REFUSED[case]
+    with pytest.raises(UserError) as raised:
+        derive(refused)
+    assert why in str(raised.value)
+
+
+def test_a_mask_that_differs_from_the_keyword_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The eager implementation adds the mask, kernels and Titan read the keyword: a model whose two disagree has no one
+    meaning."""
+    from transformers.models.mistral import modeling_mistral
+
+    original = modeling_mistral.eager_attention_forward
+    assert original is not None
+    monkeypatch.setattr(modeling_mistral, "create_sliding_window_causal_mask", modeling_mistral.create_causal_mask)
+    with pytest.raises(UserError, match="is not a causal window of 16 positions"):
+        derive(args("mistral"))
+
+
+def test_an_unknown_keyword_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from titan_models_hf import mixers
+
+    monkeypatch.setattr(mixers, "KNOWN", mixers.KNOWN - {"sliding_window"})
+    with pytest.raises(UserError, match="is called with sliding_window, which Titan does not know"):
+        derive(args("mistral"))
+
+
+@pytest.mark.parametrize("window", [None, 1, 16, 4096])
+def test_masks_are_read_at_their_boundaries(window: int | None) -> None:
+    def shifted(by: int) -> Any:
+        reach = window or 1 << 30
+        return lambda batch, head, query, key: (key <= query + (by == 2)) & (query - key < reach + (by if by < 2 else 0))
+
+    assert Mask(shifted(0)).is_causal(window)
+    assert not Mask(shifted(2)).is_causal(window)
+    if window is not None:
+        assert not Mask(shifted(1)).is_causal(window)
+        assert not Mask(shifted(-1)).is_causal(window)
+        assert not Mask(None).is_causal(window)
+
+
+def test_a_chunked_mask_is_not_a_window() -> None:
+    chunked = Mask(lambda batch, head, query, key: (key <= query) & (query // 16 == key // 16))
+    assert not chunked.is_causal(16)
+    assert not chunked.is_causal(None)
+
+
+def test_an_attention_that_differs_from_the_derived_one_raises() -> None:
+    """A model could pass other keywords in training than in the trace."""
+    from titan_models_hf.mixers import attend
+
+    module = nn.Module()
+    module.titan_call = (0.5, 16, None, False)  # type: ignore[assignment]
+    q = torch.zeros(1, 2, 8, 4)
+    with pytest.raises(RuntimeError, match="differs from the one that Titan derived"):
+        attend(module, q, q, q, None, sliding_window=8)
+
+
+def test_every_architecture_of_the_table_is_one_of_the_library() -> None:
+    assert {"llama", "qwen3", "gemma3_text", "gpt_oss"} <= set(library.architectures())
