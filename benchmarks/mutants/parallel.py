@@ -13,7 +13,7 @@ TIED = "tests/parallel/test_equivalence.py::test_tied_embeddings"
 PARTS = "tests/parallel/test_attention.py"
 
 CP, RING = "parallel/context_parallel.py", "parallel/ring_attention.py"
-EXCHANGE = "parallel/head_exchange.py"
+EXCHANGE, WINDOWS = "parallel/head_exchange.py", "parallel/window_attention.py"
 
 MUTANTS = (
     Mutant("heads-without-tails", CP, "chunks[-1 - self._rank]", "chunks[2 * self._rank + 1]", (PARTS,)),
@@ -23,6 +23,11 @@ MUTANTS = (
     Mutant("back-chunks-in-order", EXCHANGE, "chunks = (front, back.flip(0))", "chunks = (front, back)", (PARTS,)),
     Mutant("key-heads-of-other-ranks", EXCHANGE, "tensor.repeat_interleave(times, dim)", "torch.cat([tensor] * times, dim)", (PARTS,)),
     Mutant("exchanged-heads-detached", EXCHANGE, "return all_to_all(gradient.contiguous(), ctx.group), None", "return gradient, None", (PARTS,)),
+    Mutant("sinks-not-in-the-logsumexp", RING, "        logsumexp = torch.logaddexp(logsumexp, sink)\n", "", (PARTS,)),
+    Mutant("windows-one-too-short", WINDOWS, "mine * length - window + 1), mine * length", "mine * length - window + 2), mine * length", (PARTS,)),
+    Mutant("windows-of-the-own-chunk", WINDOWS, "first = max(0, own * length - window + 1)", "first = own * length", (PARTS,)),
+    Mutant("documents-of-other-positions", WINDOWS, "documents[:, first : first + keys.shape[2]]", "documents[:, : keys.shape[2]]", (PARTS,)),
+    Mutant("halo-gradients-stay", WINDOWS, "return exchange_rows(gradient.contiguous(), ctx.sent, ctx.received, ctx.group)", "return gradient.new_zeros(sum(ctx.sent), *gradient.shape[1:])", (PARTS,)),
     Mutant("masks-of-a-ranks-own-positions", "core/api/parallel/model_part.py", "make_document_mask(windows, self.attention_share)", "make_document_mask(windows)",
            ("tests/parallel/test_documents_and_validation.py",)),
     Mutant("steps-not-weighted", RING, "torch.logaddexp(logsumexp, scores)", "torch.maximum(logsumexp, scores)", (PARTS,)),

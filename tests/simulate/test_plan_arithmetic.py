@@ -27,7 +27,7 @@ from titan_simulate.hardware.read import read_machine
 from titan_simulate.plan.arithmetic import STATE, Arithmetic, Guess, Workload, exchange_seconds
 from titan_simulate.plan.candidates import divisors, factorisations
 from titan_simulate.plan.groups import group_along
-from titan_simulate.plan.model_sizes import Matrix, ModelSizes, Unit, sizes_of
+from titan_simulate.plan.model_sizes import Matrix, ModelSizes, Unit, keys_of, sizes_of
 from titan_simulate.plan.search import _reason, _speed, corrected
 
 DIM, HIDDEN, VOCABULARY, BLOCKS, EXPERTS, CHOSEN = 1024, 4096, 32_000, 8, 8, 2
@@ -90,7 +90,7 @@ def test_sizes_follow_from_the_rules() -> None:
     assert block.divided == 2 * DIM**2
     assert block.experts == EXPERTS * 2 * DIM * HIDDEN
     assert block.replicated == DIM
-    assert block.keys == 2 * DIM * 4 // 16
+    assert [keys_of(mixer, DIM) for mixer in block.mixers] == [2 * DIM * 4 // 16]
     assert SIZES.num_experts == (EXPERTS,)
     # The operations per token tell how many experts a token passes through.
     assert block.routed == pytest.approx(CHOSEN * DIM, rel=0.01)
@@ -149,6 +149,19 @@ def test_exchanging_heads_costs_less_the_more_ranks_there_are_and_rings_do_not()
     assert heads[2] == pytest.approx(sent / (read_machine("h100").links.node.bandwidth_gb_s * 1e9), rel=0.2)
     # No keys of other ranks are held.
     assert guess(8, 8).memory["activations"] < guess(8, 4).memory["activations"] < guess(8).memory["activations"]
+
+
+def test_a_ring_exchanges_what_windows_cover() -> None:
+    def ring(window: int | None) -> Guess:
+        mixers = [causal_attention(16, 4, window=window)]
+        units = {name: replace(unit, mixers=mixers if unit.mixers else []) for name, unit in SIZES.units.items()}
+        job = _job(_mesh(cp=4, dp_shard=2), seq_len=2**17)
+        return Arithmetic(replace(SIZES, units=units), read_machine("h100")).guess(job)
+
+    whole, half, few = ring(None), ring(2**14), ring(2**10)
+    assert few.seconds["cp"] < half.seconds["cp"] < whole.seconds["cp"]
+    assert few.memory["activations"] < half.memory["activations"] < whole.memory["activations"]
+    assert ring(2**17).seconds == whole.seconds
 
 
 def test_views_without_parameters_divide_none() -> None:
@@ -227,14 +240,15 @@ TEN = read_machine("h100").model_copy(
     }
 )
 WIDTH, UP, WORDS, LAYERS, LENGTH = 1000, 4000, 50_000, 4, 1000
-KEYS = 500
+KEYS = 500  # 2 x WIDTH, a fourth of the heads
 TABLE = WORDS * WIDTH
 
 
 def _plain() -> ModelSizes:
     unit = Unit(
-        divided=WIDTH * UP, matrices=[Matrix(WIDTH, UP, Column())], regions=1, shared=WIDTH, split=UP + 4 * WIDTH, keys=KEYS
-    )
+        divided=WIDTH * UP, matrices=[Matrix(WIDTH, UP, Column())], regions=1, shared=WIDTH, split=UP + 4 * WIDTH,
+        mixers=[causal_attention(4, 1)],
+    )  # fmt: skip
     blocks = {f"blocks.{index}": replace(unit) for index in range(LAYERS)}
     outer = {
         name: Unit(divided=TABLE, matrices=[Matrix(WIDTH, WORDS, None)] if name == "out" else [])

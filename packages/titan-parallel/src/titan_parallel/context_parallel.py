@@ -35,6 +35,7 @@ from titan_parallel.gathered_attention import attend_gathered
 from titan_parallel.head_exchange import HeadExchange
 from titan_parallel.region_collectives import Ranks
 from titan_parallel.ring_attention import RING_ATTENTION, ring_attention
+from titan_parallel.window_attention import attend_within_window
 
 _HEADS, _POSITIONS = 1, 2
 """Dimensions of the tensors of causal attention."""
@@ -117,8 +118,9 @@ def attention_by_heads(exchange: HeadExchange, attend_to_heads: Callable[..., Te
 
 
 class DividedAttention:
-    """Causal attention of a rank's chunks of each sequence to all of it: ring attention or, within documents and with a
-    window, capped scores or sinks, attention over gathered keys and values."""
+    """Causal attention of a rank's chunks of each sequence to all of it: within a window, to the keys and values before each
+    chunk; within documents or with capped scores, which the kernels of ring attention do not compute, to gathered keys and
+    values; otherwise ring attention."""
 
     def __init__(self, share: SequenceShare, mixer: Mixer, passed: bool) -> None:
         self._share, self._mixer, self._passed = share, mixer, passed
@@ -138,13 +140,15 @@ class DividedAttention:
         """
         mixer, width, values = self._mixer, q.shape[-1], v.shape[-1]
         scale = width**-0.5 if mixer.scale is None else mixer.scale
-        if not (documents is None and sinks is None and mixer.window is None and mixer.softcap is None):
+        if mixer.window is not None and mixer.window < q.shape[2] * self._share.mesh.size():
+            return attend_within_window(self._share, q, k, v, documents, **{**mixer.options, "sinks": sinks})
+        if documents is not None or mixer.softcap is not None:
             return attend_gathered(self._share, q, k, v, documents, **{**mixer.options, "sinks": sinks})
         # Ring attention's kernels have one width for keys and values and, on GPUs, need a multiple of 8.
         padded = max(width, values) + -max(width, values) % 8
         if (width, values) != (padded, padded):
             q, k, v = (F.pad(tensor, (0, padded - tensor.shape[-1])) for tensor in (q, k, v))
-        result: Tensor = ring_attention(q, k, v, scale, self._group, self._passed)[0]
+        result: Tensor = ring_attention(q, k, v, sinks, scale, self._group, self._passed)[0]
         return result[..., :values] if values != padded else result
 
 

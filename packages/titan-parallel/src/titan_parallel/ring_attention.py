@@ -28,20 +28,24 @@ from titan_parallel.torch_private import attention_kernel, process_group
 _WHOLE = slice(None)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, group: str, passed: bool) -> tuple[Tensor, Tensor]:
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scale: float, group: str, passed: bool
+) -> tuple[Tensor, Tensor]:
     """Compute causal attention over the positions of all ranks.
 
     Args:
         q: ``[batch, heads, positions, head_dim]``: this rank's chunk from the front of each sequence, and its mirror.
         k: as ``q``, with as many heads or a divisor of it.
         v: as ``k``.
+        sinks: score of each head's sink, a key that every query sees and that has no value, ``[heads]``.
         scale: factor of the scores.
         group: name of the process group that shares the sequences.
         passed: whether keys and values pass from rank to rank. Otherwise they are gathered once, which takes the memory of
             the whole sequence's.
 
     Returns:
-        The result, like ``q``, and the logsumexp of each query's scores, fp32, ``[batch, heads, positions]``.
+        The result, like ``q``, and the logsumexp of each query's scores, that of its sink included, fp32, ``[batch, heads,
+        positions]``.
     """
     ranks, kernel = process_group(group), attention_kernel(q, k)
     held = (_Passed if passed else _Gathered)(torch.stack((k, v)), ranks)
@@ -56,13 +60,28 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, group: str, passed: b
             logsumexp.copy_(scores)
         else:
             _merge(merged[:, :, queries], logsumexp[:, :, queries], part, scores)
+    if sinks is not None:
+        # One more addend of each softmax's denominator. The kernels' backward is exact with this result and logsumexp.
+        sink = sinks.float()[:, None]
+        merged *= torch.sigmoid(logsumexp - sink).unsqueeze(-1)
+        logsumexp = torch.logaddexp(logsumexp, sink)
     return torch.empty_like(q).copy_(merged), logsumexp
 
 
 def _attend_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scale: float, group: str, passed: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of ``q``, ``k`` and ``v``, given that of the result. They are summed in fp32."""
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    scale: float,
+    group: str,
+    passed: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of ``q``, ``k``, ``v`` and ``sinks`` (empty, if there are none), given that of the result. They
+    are summed in fp32."""
     ranks, kernel = process_group(group), attention_kernel(q, k)
     held = (_Passed if passed else _Gathered)(torch.stack((k, v)), ranks)
     sums = (_PassedSums if passed else _GatheredSums)(k, ranks)
@@ -83,7 +102,12 @@ def _attend_backward(
         grad_q[:, :, queries] += of_q
         sums.add(step, seen, of_k, of_v)
     grad_k, grad_v = sums.own()
-    return torch.empty_like(q).copy_(grad_q), torch.empty_like(k).copy_(grad_k), torch.empty_like(v).copy_(grad_v)
+    grad_sinks = q.new_empty(0)
+    if sinks is not None:
+        share = torch.exp(sinks.float()[:, None] - logsumexp)  # of the sink in each softmax
+        grad_sinks = -(share * (gradient.float() * out.float()).sum(-1)).sum((0, 2)).to(sinks.dtype)
+    of_q, of_k, of_v = (torch.empty_like(like).copy_(found) for like, found in ((q, grad_q), (k, grad_k), (v, grad_v)))
+    return of_q, of_k, of_v, grad_sinks
 
 
 ring_attention = torch.library.custom_op("titan_parallel::ring_attention", _attend, mutates_args=())
@@ -97,22 +121,27 @@ COMPOSED[torch.ops.titan_parallel.ring_attention_backward.default] = _attend_bac
 
 
 @ring_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, scale: float, group: str, passed: bool) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 @ring_attention_backward.register_fake
-def _(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+def _(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of_sinks = q.new_empty(0) if sinks is None else torch.empty_like(sinks)
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), of_sinks
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, *ctx.options = inputs
-    ctx.save_for_backward(q, k, v, *output)
+    q, k, v, sinks, *ctx.options = inputs
+    ctx.save_for_backward(q, k, v, sinks, *output)
 
 
 def _backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
-    return *ring_attention_backward(gradient, *ctx.saved_tensors, *ctx.options), None, None, None
+    saved = ctx.saved_tensors  # read once: recomputation allows no more
+    *of_tensors, of_sinks = ring_attention_backward(gradient, *saved, *ctx.options)
+    return *of_tensors, None if saved[3] is None else of_sinks, None, None, None
 
 
 ring_attention.register_autograd(_backward, setup_context=_save)

@@ -24,7 +24,7 @@ from typing import Literal
 from titan_core.api import MeshPlan, Mixer, PipelineCosts
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.plan.groups import Group, group_along
-from titan_simulate.plan.model_sizes import ModelSizes, Unit
+from titan_simulate.plan.model_sizes import ModelSizes, Unit, keys_of
 
 GIB = 2**30
 STATE = "parameters, gradients, optimizer"
@@ -249,7 +249,7 @@ class _Rank:
         kept = self._held.alive * (inputs + job.kept * sum(count * each for each, count in features))
         largest = max((each for each, _ in features), default=0.0)
         working = largest * (1.0 - job.kept) * (0.75 if job.fused else 1.0)
-        keys = max((unit.keys for unit, _ in self._blocks), default=0) / weights
+        keys = max((self._keys_of(unit) for unit, _ in self._blocks), default=0.0) / weights
         held = 2 if job.passes_keys else self._ring  # of another rank and the next one, or of all
         exchanged = 0.0 if self._ring == 1 else keys * (self._width + 4) * held  # gradients are summed in fp32
         return self._tokens * (self._width * (kept + working) + exchanged)
@@ -361,9 +361,19 @@ class _Rank:
         that exchange heads do so first, and then hold a share of the heads, of the positions of all of them."""
         if self._ring == 1:
             return 0.0
-        features = sum(unit.keys * count for unit, count in self._blocks) / self._weights
+        features = sum(self._keys_of(unit) * count for unit, count in self._blocks) / self._weights
         group = group_along(self._machine, self._mesh, [dim], stride=self._job.exchanges_heads)
         return exchange_seconds(self._job, group, self._tokens * features * self._count, self._laps * self._count, attention)
+
+    def _keys_of(self, unit: Unit) -> float:
+        """Return the features of the keys and values that a ring exchanges, per position: within a window, only of those
+        before a rank's two chunks that the window covers."""
+        others = self._job.seq_len * (self._ring - 1) / self._ring
+        windows = [math.inf if mixer.window is None else 2.0 * mixer.window for mixer in unit.mixers]
+        return sum(
+            keys_of(mixer, self._sizes.dim) * min(1.0, covered / max(1.0, others))
+            for mixer, covered in zip(unit.mixers, windows, strict=True)
+        )
 
     def _heads(self, dim: str) -> float:
         """Queries, keys and values are exchanged before attention, and its results after it; likewise their gradients."""

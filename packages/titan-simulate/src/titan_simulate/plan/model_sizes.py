@@ -61,8 +61,6 @@ class Unit:
     """Features of a position, of activations that all ranks hold which divide weights: the inputs of regions."""
     split: float = 0.0
     """Features of a position, of all other activations."""
-    keys: int = 0
-    """Features of the keys and values of a position."""
     mixers: list[Mixer] = field(default_factory=list)
     routed: float = 0.0
     """Features of a position that are sent to experts."""
@@ -139,7 +137,6 @@ def sizes_of(
         unit, mixer = units[owner], layout.mixer(name)
         unit.regions += matches(name, layout.regions)
         if mixer is not None:
-            unit.keys += _keys(mixer, layout.dim)
             unit.mixers.append(mixer)
     for name in blocks:
         _activations(units[name], layout.dim)
@@ -163,8 +160,12 @@ def _chosen_share(layout: ModelLayout, parameters: Mapping[str, tuple[int, ...]]
     return min(1.0, max(1.0 / most, (matmul_flops / 6 - others) / total)) if total else 1.0
 
 
-def _keys(mixer: Mixer, dim: int) -> int:
-    """Return the features of keys and values, or of what a mixer of another kind may exchange: the hidden states."""
+def keys_of(mixer: Mixer, dim: int) -> int:
+    """Return the features of a position's keys and values, or of what a mixer of another kind may exchange: hidden states.
+
+    Args:
+        dim: features of the hidden states.
+    """
     if mixer.heads is None or mixer.key_heads is None:
         return dim
     return 2 * dim * mixer.key_heads // mixer.heads

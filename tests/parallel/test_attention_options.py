@@ -1,0 +1,58 @@
+"""A model whose attention has windows, capped scores, sinks and narrow values trains on every mesh as on one device."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from harness import small_gpt
+from harness.gloo_pool import GlooPool
+from harness.jobs import RunRecord, run_job
+from harness.meshes import CP, HEADS, PP, TP, require_equal
+from harness.quick import rows
+from harness.windowed_gpt import windowed
+
+BRIEF: dict[str, object] = {
+    "training.steps": 3,
+    "optimizer.eps": 1e-5,  # otherwise Adam turns the rounding of the smallest gradients into steps of full size
+    "training.seq_len": 32,
+    "training.global_batch_size": 8,
+    "lr_scheduler.warmup_steps": 1,
+}
+DOCUMENTS: dict[str, object] = {
+    "training.dataset": "letters",
+    "training.dataset_path": "/".join(str(9 + 7 * number % 23) for number in range(60)),
+    "data.document_mask": "true",
+}
+AC = "activation_checkpoint.mode"
+MESHES: dict[str, tuple[int, dict[str, object]]] = {
+    "FSDP 2": (2, {}),
+    "TP 2": (2, {TP: 2}),
+    "PP 2": (2, {PP: 2}),
+    "CP 2": (2, {CP: 2}),
+    "CP 4, passed": (4, {CP: 4, "parallelism.context_parallel_rotate_method": "alltoall", AC: "selective"}),
+    "CP 2 by heads": (2, {CP: 2, HEADS: 2, AC: "full"}),
+    "CP 4 by heads": (4, {CP: 4, HEADS: 4, AC: "selective"}),
+    "CP 2x2 by rings and heads": (4, {CP: 4, HEADS: 2}),
+    "TP x CP": (4, {TP: 2, CP: 2}),
+    "TP x CP by heads": (4, {TP: 2, CP: 2, HEADS: 2, AC: "selective"}),
+    "CP 2, compiled": (2, {CP: 2, "compile.enable": "true", "compile.backend": "aot_eager"}),
+    "CP 2 by heads, compiled": (2, {CP: 2, HEADS: 2, "compile.enable": "true", "compile.backend": "aot_eager"}),
+}
+CASES = {f"{mesh}{kind}": (mesh, kind) for mesh in MESHES for kind in ("", ", documents")}
+
+
+def train(folder: str, overrides: dict[str, object]) -> RunRecord:
+    os.chdir(folder)
+    return run_job(small_gpt.job_of(windowed(), overrides, int(os.environ["WORLD_SIZE"])), weights=True)
+
+
+@pytest.mark.parametrize("case", rows(CASES, ("CP 2", "CP 2x2 by rings and heads, documents")))
+def test_training_is_that_of_one_device(gloo: GlooPool, tmp_path: Path, case: str) -> None:
+    mesh, kind = CASES[case]
+    ranks, overrides = MESHES[mesh]
+    settings = {**BRIEF, **(DOCUMENTS if kind else {})}
+    (one,) = gloo.run(1, train, str(tmp_path), settings)
+    require_equal(gloo.run(ranks, train, str(tmp_path), {**settings, **overrides}), one)
