@@ -21,7 +21,7 @@ class GPT2Args(BaseModel):
     max_seq_len: Tokens = Field(default=1024, gt=0)
     """Longest context in tokens."""
     tie_embeddings: bool = True
-    """Whether the output layer uses the weight of the token embedding. Pipelines need a model without."""
+    """Whether the output layer uses the weight of the token embedding."""
 
     @property
     def num_params(self) -> int:
