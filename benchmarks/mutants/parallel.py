@@ -10,6 +10,7 @@ MESH = "tests/integration/test_oracle.py::test_a_run_on_a_mesh_is_that_of_plain_
 PLAN = "tests/parallel/test_pipeline_plan.py"
 RECOMPUTED = "tests/parallel/test_activation_checkpoint.py"
 TIED = "tests/parallel/test_equivalence.py::test_tied_embeddings"
+NORMS = "tests/parallel/test_layout_division.py"
 PARTS = "tests/parallel/test_attention.py"
 
 CP, RING = "parallel/context_parallel.py", "parallel/ring_attention.py"
@@ -41,6 +42,10 @@ MUTANTS = (
     Mutant("tied-gradients-counted-twice", "parallel/tied_stages.py", "target.add_(source) if add", "target.add_(source, alpha=2) if add", (TIED,)),
     Mutant("tied-weights-of-the-first-step", "parallel/pipeline.py", "        self._ties.copy_weights()\n        self._schedule.step(", "        self._schedule.step(", (TIED,)),
     Mutant("copies-are-trained", "core/api/parallel/model_part.py", " if name not in self.copies)", ")", (TIED,)),
+    Mutant("norms-of-own-features", "parallel/norms.py", "sum_over_ranks(x.sum(-1, keepdim=True), ranks) / features", "x.mean(-1, keepdim=True)", (NORMS,)),
+    Mutant("gradients-of-norms-of-own-features", "parallel/region_collectives.py", "return all_reduce(gradient.contiguous(), ctx.group), None\n\n\nclass _ScaledGradient", "return gradient, None\n\n\nclass _ScaledGradient", (NORMS,)),
+    Mutant("norms-round-later", "parallel/norms.py", "return min(fitting, key=lambda norm: rounded[norm])", "return fitting[0]", ("tests/parallel/test_norms.py",)),
+    Mutant("whole-regions-keep-the-first-positions", "parallel/region_collectives.py", "narrow(_POSITIONS, self.ranks.rank * share, share).clone()", "narrow(_POSITIONS, 0, share).clone()", (NORMS,)),
     Mutant("recomputation-draws-anew", "parallel/activation_checkpoint.py", "use_reentrant=False, **options", "use_reentrant=False, preserve_rng_state=False, **options",
            ("tests/integration/test_dropout_and_buffers.py::test_recomputation_draws_the_same_again",)),
     Mutant("every-stage-of-one-rank-more", "parallel/pipeline_plan.py", "laps = -(-stages // ranks)", "laps = stages // ranks", (PLAN,),

@@ -290,69 +290,6 @@ FUSED = replace(
 )
 
 
-WHOLE = replace(FUSED, rules={"blocks.*.attention.*": Replicate(), "blocks.*.mlp.*": Replicate(), "*norm*": Replicate()},
-    regions=("blocks.*.attention",))  # fmt: skip
-"""Attention is computed whole on each rank, and MLPs on its positions."""
-
-
-class RoundingNorm(nn.Module):
-    """RMSNorm as transformers' Llama computes it: rounded before the multiplication, with a gain of 1 + weight."""
-
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(features))
-        self.variance_epsilon = 1e-3
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.float32)
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        return (1.0 + self.weight) * wide.to(x.dtype)
-
-
-class JointlyNormed(Attention):
-    """Norms of the queries of all heads and of the keys of all heads, like OLMo-2."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(DIM, eps=1e-3)
-        self.key_norm = RoundingNorm(small_gpt.KV_HEADS * HEAD_DIM)
-
-    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        batch, seq, _ = x.shape
-        full = (self.norm(self.q(x)), self.key_norm(self.kv[0](x)), self.kv[1](x))
-        q, k, v = (tensor.view(batch, seq, -1, HEAD_DIM).transpose(1, 2) for tensor in full)
-        return self.out(self.mixer(q, k, v, documents).transpose(1, 2).reshape(batch, seq, -1))
-
-
-class JointNorms(SmallGPT):
-    def __init__(self) -> None:
-        super().__init__()
-        for block in self.blocks:
-            block.attention = JointlyNormed()
-
-
-JOINT = replace(LAYOUT, rules={"blocks.*.attention.*norm.*": Shard(0, norm=True), **LAYOUT.rules})
-
-
-class ScaledEmbedding(nn.Embedding):
-    def forward(self, tokens: Tensor) -> Tensor:
-        return super().forward(tokens) * DIM**0.5
-
-
-class CappedHead(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(super().forward(x) / 2.0) * 2.0
-
-
-class ScaledAndCapped(SmallGPT):
-    """Scales the embedding and caps the logits in modules of these names, and ties the two."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding.token, self.output = ScaledEmbedding(VOCAB, DIM), CappedHead(DIM, VOCAB, bias=False)
-        self.output.weight = self.embedding.token.weight
-
-
 class GainedAttention(Attention):
     """Has a parameter on the region itself, and computes queries from a few replicated features."""
 

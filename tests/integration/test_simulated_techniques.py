@@ -13,12 +13,18 @@ from io import StringIO
 import pytest
 from packaging.version import Version
 
+from harness import small_gpt
 from harness.fake_cuda import FakeCuda
 from harness.quick import quick_rows
+from harness.unusual_gpts import JOINT, JointNorms
 from titan_core.api import UserError
 from titan_core.cli.main import main
 
 pytest.importorskip("titan_simulate")
+
+from titan_core.loop.trainer import train
+from titan_simulate.engine.result import SimulatedRank
+from titan_simulate.engine.simulate import simulate
 
 LLAMA: dict[str, object] = {
     "model.args": "{dim = 64, n_layers = 4, n_heads = 8, n_kv_heads = 4, ffn_dim = 128}",
@@ -28,7 +34,7 @@ LLAMA: dict[str, object] = {
     "training.mixed_precision_param": "bfloat16",
 }
 P = "parallelism."
-TP4 = {P + "tensor_parallel_degree": 4}
+TP2, TP4 = ({P + "tensor_parallel_degree": degree} for degree in (2, 4))
 FULL = {"activation_checkpoint.mode": "full"}
 DOCUMENTS = {"data.document_mask": "true"}
 FLOAT8 = {"float8.enable": "true"}
@@ -52,6 +58,8 @@ TECHNIQUES = [
     ),
     pytest.param(2, 0, pipeline("GPipe"), id="GPipe"),
     pytest.param(64, 63, pipeline("1F1B"), id="1F1B"),
+    pytest.param(2, 1, {**pipeline("1F1B"), "model.args.tie_embeddings": "true"}, id="1F1B, tied"),
+    pytest.param(2, 0, {**pipeline("ZBVZeroBubble"), "model.args.tie_embeddings": "true"}, id="ZBV, tied"),
     pytest.param(2, 1, pipeline("Interleaved1F1B"), id="Interleaved1F1B"),
     pytest.param(2, 0, pipeline("InterleavedZeroBubble"), id="InterleavedZeroBubble"),
     pytest.param(2, 1, pipeline("ZBVZeroBubble"), id="ZBVZeroBubble"),
@@ -147,7 +155,7 @@ def test_experts_run_on_cuda(
         [
             pytest.param(8, {}, id="FSDP"),
             pytest.param(4, TP4, id="TP"),
-            pytest.param(2, pipeline("1F1B"), id="1F1B"),
+            pytest.param(2, {**pipeline("1F1B"), "model.args.tie_embeddings": "true"}, id="1F1B, tied"),
             pytest.param(2, {**FLOAT8, "float8.enable_fsdp_float8_all_gather": "true"}, id="float8"),
             pytest.param(2, {"training.global_batch_size": 8}, id="accumulation"),
         ],
@@ -159,6 +167,15 @@ def test_the_host_does_not_wait_in_a_step_that_is_not_logged(
 ) -> None:
     found = fake_cuda.train("llama3_debug", {**LLAMA, **overrides, "training.steps": 3}, world_size)
     assert found.steps[1].waits == ()
+
+
+def norms_over_all_heads() -> SimulatedRank:
+    job = small_gpt.job_of(small_gpt.definition(JointNorms, JOINT), {**TP2, "training.steps": 3, "job.device": "cuda"}, 2)
+    return simulate(job, train)
+
+
+def test_norms_over_all_heads_run_on_cuda(fake_cuda: FakeCuda) -> None:
+    assert fake_cuda.call(norms_over_all_heads).steps[1].waits == ()
 
 
 def test_mxfp8_runs_on_a_blackwell_or_names_the_packages_that_do_not_fit(fake_cuda: FakeCuda) -> None:

@@ -102,9 +102,9 @@ def _differences(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[Norm, 
     def draw(*shape: int) -> Tensor:
         return (torch.randn(shape, generator=generator) + 0.5).to(dtype)
 
-    own = copy.deepcopy(module).to_empty(device="cpu").to(dtype).requires_grad_(False)
-    for parameter in own.parameters():
-        parameter.copy_(draw(*parameter.shape))
+    own = copy.deepcopy(module)
+    for leaf, parameter in module.named_parameters(recurse=False):
+        own.register_parameter(leaf, nn.Parameter(draw(*parameter.shape), requires_grad=False))
     parameters = dict(own.named_parameters())
     features = next(iter(parameters.values())).numel()
     x = draw(len(_SCALES), features) * torch.tensor(_SCALES, dtype=dtype)[:, None]

@@ -65,7 +65,7 @@ class ModelLayout:
     """Modules within which features are sharded (patterns). The input is gathered at the start of a region, and the partial
     outputs of the ranks are summed at its end, by its ``Row`` layers or its ``sums``. Each sharded parameter is in one
     region. A region without a sharded parameter is computed whole, for all positions, on each rank, which keeps its own
-    positions: for attention whose heads cannot be sharded. What computes each position alone needs no region."""
+    positions: for attention whose projections cannot be sharded. What computes each position alone needs no region."""
     sums: tuple[str, ...] = ()
     """Modules at the end of a region that multiply by parameters of their own (patterns): the outputs of the ranks are
     summed. Layers with the rule ``Row`` need no entry."""
