@@ -22,6 +22,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], os.environ.get("PYTHONP
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["TITAN_DISABLE_PLUGINS"] = "harness_parallel"  # it stands in for titan-parallel in suites of single packages
 
+from torch import Tensor
+
 from harness.gloo_pool import GlooPool
 from harness.hf_families import (
     FAMILIES,
@@ -29,6 +31,7 @@ from harness.hf_families import (
     Curve,
     gradient_difference,
     largest_difference,
+    of_library,
     settings,
     train,
     train_and_reference,
@@ -61,9 +64,8 @@ class Cell:
         return f"{mark}{self.loss:.0e} / {self.gradient:.0e}{mark}"
 
 
-def compare(ranks: list[Curve], expected: Curve) -> Cell:
-    """Return the cell of a run."""
-    gradients = {name: gradient for rank in ranks for name, gradient in rank.gradients.items()}
+def compare(ranks: list[Curve], gradients: dict[str, Tensor], expected: Curve) -> Cell:
+    """Return the cell of a run, given the gradients of the library's parameters."""
     return Cell(
         largest_difference(ranks[0].losses, expected.losses),
         largest_difference(ranks[0].norms, expected.norms),
@@ -94,11 +96,12 @@ def family_rows(pool: GlooPool, family: str, meshes: list[str], kinds: list[bool
         for mesh in meshes:
             begun = time.perf_counter()
             if mesh == "one":
-                cell = compare([found], expected)
+                cell = compare([found], found.gradients, expected)
             else:
                 try:
                     ranks = pool.run(MESHES[mesh][0], train, settings(family, mesh, data, folder / "mesh"))
-                    cell = compare(ranks, expected)
+                    gradients = {name: gradient for rank in ranks for name, gradient in rank.gradients.items()}
+                    cell = compare(ranks, of_library(family, gradients), expected)
                 except RuntimeError as error:
                     cell = failure(error)
             cells[f"{mesh}{label}"] = cell

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.hf_families import FAMILIES, config_of, library_model
+from harness.hf_families import FAMILIES, config_of, library_model, of_library
 from titan_core.api import ForeignTensor
 from titan_models_hf.config import HFArgs
 from titan_models_hf.formats import from_args, notes, tensors, to_args
@@ -21,13 +21,16 @@ def args(family: str, **more: Any) -> HFArgs:
     return HFArgs(architecture=architecture, config=config)
 
 
-def rebuilt(declared: ForeignTensor, files: dict[str, Tensor], shape: torch.Size) -> Tensor:
-    """Return a parameter from the tensors of files, by the definition in ``ForeignTensor``'s docstring."""
+def rebuilt(declared: ForeignTensor, files: dict[str, Tensor]) -> Tensor:
+    """Return a parameter from the tensors of files, by the definition in ``ForeignTensor``'s docstring; several pieces with
+    their rows one after another."""
     pieces = [files[name] for name in declared.names]
     pieces = [piece.transpose(-1, -2) if declared.transpose else piece for piece in pieces]
-    if len(pieces) > 1:
-        return torch.cat(pieces).view(shape)
-    return pieces[0]
+    if not declared.rows:
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+    (piece,) = pieces
+    assert len(piece) == declared.block
+    return piece[list(declared.rows)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -44,10 +47,11 @@ def test_parameters_are_those_of_saved_files(tmp_path: Path, family: str) -> Non
     files = load_file(tmp_path / "model.safetensors")
     declared = tensors(args(family))
     state = model.state_dict()
-    assert {one.parameter for one in declared} == state.keys()
-    assert sorted(name for one in declared for name in one.names) == sorted(files)
-    for one in declared:
-        assert torch.equal(rebuilt(one, files, state[one.parameter].shape), state[one.parameter]), one.name
+    assert {name for one in declared for name in one.names} == files.keys()
+    found = of_library(family, {one.parameter: rebuilt(one, files) for one in declared})
+    assert found.keys() == state.keys()
+    for name, tensor in found.items():
+        assert torch.equal(tensor.reshape(state[name].shape), state[name]), name
 
 
 def test_a_tied_head_is_a_copy() -> None:

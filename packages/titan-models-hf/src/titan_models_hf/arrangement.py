@@ -8,6 +8,7 @@ would write say which rows they consist of.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from torch import Tensor
 from titan_core.api import ForeignTensor
 from titan_models_hf import transformers_private as library
 from titan_models_hf.config import HFArgs
+from titan_models_hf.fused import Rows
 from titan_models_hf.library import plain_model, refusal
+from titan_models_hf.rearranged import rearranged_model
 
 
 def foreign_tensors(args: HFArgs) -> list[ForeignTensor]:
@@ -46,9 +49,27 @@ def foreign_tensors(args: HFArgs) -> list[ForeignTensor]:
         if not (first <= int(rows.min()) and int(rows.max()) < first + count):
             raise refusal(args, f"its files join several parameters in {name!r}, which Titan cannot divide")
         pieces.setdefault(parameter, []).append((int(rows[0]) - first, name, rows - first, transposed))
+    _, joined = rearranged_model(args)
+    parts: dict[str, list[tuple[str, Rows]]] = {}
+    for name, rows in joined.items():
+        parts.setdefault(rows.parameter, []).append((name, rows))
+    declared = [_tensor(args, name, pieces.get(name, []), persistent[name], name in buffers) for name in persistent]
     return [
-        *(_tensor(args, name, pieces.get(name, []), persistent[name], name in buffers) for name in persistent),
+        *(tensor for whole in declared for tensor in _of_parts(args, whole, parts.get(whole.parameter, []))),
         *(ForeignTensor(name, source, copy=True) for name, source in tied.items()),
+    ]
+
+
+def _of_parts(args: HFArgs, whole: ForeignTensor, parts: list[tuple[str, Rows]]) -> list[ForeignTensor]:
+    """Return the declaration of each parameter that consists of rows of ``whole``; of ``whole`` itself if none does."""
+    if not parts:
+        return [whole]
+    if whole.pieces:
+        raise refusal(args, f"its files store {whole.parameter!r} in pieces, and Titan divides it into others")
+    total = sum(rows.size for _, rows in parts)
+    return [
+        replace(whole, parameter=name, rows=range(rows.first, rows.first + rows.size), row_block=total)
+        for name, rows in parts
     ]
 
 

@@ -58,7 +58,7 @@ def _folder() -> Path:
 def _sources() -> bytes:
     """Return what the facts depend on besides the arguments."""
     digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())
     digest.update(f"{version('transformers')} {version('torch')}".encode())
     return digest.digest()

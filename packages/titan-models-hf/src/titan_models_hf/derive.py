@@ -13,6 +13,10 @@ from titan_models_hf.facts import Facts
 from titan_models_hf.initial import initial_values
 from titan_models_hf.library import plain_model, refusal
 from titan_models_hf.patterns import all_by_pattern, by_pattern
+from titan_models_hf.rearranged import rearranged_model
+from titan_models_hf.recurrent.convolution import CausalConvolution
+from titan_models_hf.recurrent.gated_delta_net import GatedDeltaNet
+from titan_models_hf.recurrent.mamba import Mamba
 from titan_models_hf.rules import rules_of
 from titan_models_hf.trace import Trace, trace
 
@@ -23,9 +27,10 @@ def derive(args: HFArgs) -> Facts:
     Raises:
         UserError: the library does not know the model, or Titan does not understand it.
     """
-    model = plain_model(args)
-    called = trace(args, plain_model(args))
-    values = initial_values(args, model)
+    model, rows = rearranged_model(args)
+    called = trace(args, rearranged_model(args)[0])
+    of_library = initial_values(args, plain_model(args))
+    values = {name: of_library[rows[name].parameter if name in rows else name] for name, _ in model.named_parameters()}
     blocks = _blocks(args, model)
     embedding, head = _ends(args, model, called, blocks)
     count = len(model.get_submodule(blocks))
@@ -44,6 +49,9 @@ def derive(args: HFArgs) -> Facts:
         rules=by_pattern(rules, blocks),
         regions=all_by_pattern(regions, modules, blocks),
         attentions=called.attentions,
+        recurrences={name: module.recurrence() for name, module in model.named_modules()
+                     if isinstance(module, GatedDeltaNet | Mamba)},
+        convolutions=tuple(name for name, module in model.named_modules() if isinstance(module, CausalConvolution)),
         results={name: items for name, items in called.results.items() if name in {*regions, *called.attentions}
                  or name.rpartition(".")[0] == blocks},
         masks_documents=all(one.documents for one in called.attentions.values()) and not _other_mixers(model),

@@ -36,6 +36,21 @@ class Attention(BaseModel):
         return {name: value for name, value in given.items() if value is not None and value is not False}
 
 
+class Recurrence(BaseModel):
+    """What the mixer of a recurrent module computes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    heads: int
+    """Heads with a state of their own."""
+    kv_heads: int
+    """Number of heads that tensor parallelism must divide too; a divisor of ``heads``."""
+    key_width: int
+    value_width: int
+    delta: bool
+    """Whether it is the delta rule, and not gated linear attention."""
+
+
 class Facts(BaseModel):
     """A model's parts, sizes and initial values. Patterns are those of :class:`~titan_core.api.ModelLayout`."""
 
@@ -53,6 +68,10 @@ class Facts(BaseModel):
     regions: tuple[str, ...]
     attentions: dict[str, Attention]
     """Name of an attention module -> what it computes."""
+    recurrences: dict[str, Recurrence]
+    """Name of a recurrent module -> what it computes."""
+    convolutions: tuple[str, ...]
+    """Modules that convolve positions."""
     results: dict[str, int]
     """Name of a module that hidden states pass through and that returns a tuple, of which only the first item is not
     ``None`` -> number of items."""
@@ -78,4 +97,8 @@ class Facts(BaseModel):
             6.0 * one.heads * (one.key_width + one.value_width) * min(seq_len, one.window or seq_len)
             for one in self.attentions.values()
         )
-        return sum(self.block_flops) + self.other_flops + scores
+        # Three passes, of which each updates and reads a state; the delta rule reads it once more.
+        states = sum(
+            6.0 * one.heads * one.key_width * one.value_width * (3 if one.delta else 2) for one in self.recurrences.values()
+        )
+        return sum(self.block_flops) + self.other_flops + scores + states

@@ -93,6 +93,14 @@ def tensor_plan(architecture: str) -> dict[str, str]:
             "*.self_attn.kv_b_proj": "colwise",
             "*.self_attn.o_proj": "rowwise",
         }
+    attention = {"*.self_attn.[qkv]_proj": "colwise", "*.self_attn.o_proj": "rowwise"}
     if architecture == "gpt_oss":
-        return {"*.self_attn.[qkv]_proj": "colwise", "*.self_attn.o_proj": "rowwise"}
+        return attention
+    if architecture == "falcon_h1":
+        return {
+            **attention,
+            "*.feed_forward.gate_proj": "colwise",
+            "*.feed_forward.up_proj": "colwise",
+            "*.feed_forward.down_proj": "rowwise",
+        }
     return {}

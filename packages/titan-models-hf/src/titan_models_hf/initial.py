@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from titan_models_hf import transformers_private as library
@@ -84,8 +86,44 @@ def initial_values(args: HFArgs, model: Any) -> dict[str, Value]:
     with library.patched_initialization(recorders):
         for module in reversed(list(model.modules())):
             library.init_weights(model, module)
+    for name in names.values():
+        if values.get(name) is None:
+            values[name] = _computed(model, name)
     unknown = [name for name in names.values() if values.get(name) is None]
     if unknown:
         shown = ", ".join(map(repr, unknown[:3])) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
         raise refusal(args, f"the initial values of {shown} are neither constants nor independent random draws")
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _computed(model: Any, name: str) -> Value | None:
+    """Return a value that the library computes otherwise, of a vector on the CPU: numbers by index, or logarithms of a draw.
+    ``None``: neither."""
+    owner, _, leaf = name.rpartition(".")
+    if model.get_parameter(name).dim() != 1:
+        return None
+    quarter, bounds = _drawn(model, owner, leaf, 0.25)
+    most, _ = _drawn(model, owner, leaf, 0.75)
+    if torch.equal(quarter, most):
+        return "by index", tuple(quarter.tolist())
+    if len(bounds) != 1:
+        return None
+    low, high = bounds[0]
+    expected = [torch.full_like(quarter, low + share * (high - low)).log() for share in (0.25, 0.75)]
+    same = all(torch.allclose(one, other) for one, other in zip((quarter, most), expected, strict=True))
+    return ("log uniform", (low, high)) if same else None
+
+
+def _drawn(model: Any, owner: str, leaf: str, share: float) -> tuple[Tensor, list[tuple[float, float]]]:
+    """Return the initial values of a parameter whose uniform draws are all at ``share`` of their range, and these ranges."""
+    bounds: list[tuple[float, float]] = []
+
+    def uniform(tensor: Tensor, low: float = 0.0, high: float = 1.0, **keywords: Any) -> Tensor:
+        bounds.append((low, high))
+        return tensor.fill_(low + share * (high - low))
+
+    module = copy.deepcopy(model.get_submodule(owner)).to_empty(device="cpu")
+    with torch.device("cpu"), torch.no_grad(), library.patched_draws(uniform):
+        module.get_parameter(leaf).fill_(math.nan)
+        library.init_weights(model, module)
+    return module.get_parameter(leaf).detach(), bounds

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from titan_core.api import (
     Column,
+    Computed,
     Constant,
     InitialValue,
     Mixer,
     ModelDefinition,
     ModelLayout,
     Normal,
+    Ref,
     Replicate,
     Row,
     Rule,
@@ -25,7 +27,7 @@ from titan_core.api import (
 )
 from titan_models_hf.cache import facts_of
 from titan_models_hf.config import HFArgs
-from titan_models_hf.facts import MIXER, Attention, Facts
+from titan_models_hf.facts import MIXER, Attention, Facts, Recurrence
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -41,6 +43,8 @@ VALUES: Final[Mapping[str, Callable[..., InitialValue]]] = {
     "normal": Normal,
     "truncated normal": TruncatedNormal,
     "uniform": Uniform,
+    "by index": lambda *numbers: Computed(Ref("titan_models_hf.values:by_index"), {"numbers": numbers}),
+    "log uniform": lambda low, high: Computed(Ref("titan_models_hf.values:log_uniform"), {"low": low, "high": high}),
 }
 
 
@@ -72,11 +76,32 @@ def layout(args: HFArgs, facts: Facts) -> ModelLayout:
         block_costs=facts.block_flops if len(set(facts.block_flops)) > 1 else (),
         rules={pattern: RULES[name] for pattern, name in facts.rules.items()},
         regions=facts.regions,
-        mixers={f"{name}.{MIXER}": mixer(attention) for name, attention in facts.attentions.items()},
+        mixers=mixers(facts),
         masks_documents=facts.masks_documents,
         parameters={pattern: VALUES[name](*numbers) for pattern, (name, numbers) in facts.parameters.items()},
         buffers={name: partial(_buffer, args, name) for name in facts.buffers},
         tied=facts.tied,
+    )
+
+
+def mixers(facts: Facts) -> dict[str, Mixer]:
+    """Return the layout's description of all modules that mix positions."""
+    return {
+        **{f"{name}.{MIXER}": mixer(attention) for name, attention in facts.attentions.items()},
+        **{f"{name}.{MIXER}": _recurrence(one) for name, one in facts.recurrences.items()},
+        **dict.fromkeys(facts.convolutions, _CONVOLUTION),
+    }
+
+
+_CONVOLUTION = Mixer(kind="causal_convolution", divided=Ref("titan_models_hf.recurrent.convolution:divided"))
+
+
+def _recurrence(one: Recurrence) -> Mixer:
+    return Mixer(
+        kind="gated_delta_rule" if one.delta else "gated_linear_attention",
+        heads=one.heads,
+        kv_heads=one.kv_heads,
+        divided=Ref("titan_models_hf.recurrent.linear_recurrence:divided"),
     )
 
 

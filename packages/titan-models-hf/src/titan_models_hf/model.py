@@ -12,7 +12,7 @@ from titan_core.api import CausalAttention, matches
 from titan_models_hf import mixers, transformers_private as library
 from titan_models_hf.cache import facts_of
 from titan_models_hf.config import HFArgs
-from titan_models_hf.library import plain_model
+from titan_models_hf.rearranged import rearranged_model
 from titan_models_hf.torch_private import run_last
 
 
@@ -23,7 +23,7 @@ def build(args: HFArgs) -> nn.Module:
         UserError: see :func:`titan_models_hf.cache.facts_of`.
     """
     facts = facts_of(args)
-    model: Any = plain_model(args)
+    model, _ = rearranged_model(args)
     modules: dict[str, Any] = dict(model.named_modules())
     for name, module in modules.items():
         if name in facts.results:

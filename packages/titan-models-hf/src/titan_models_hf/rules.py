@@ -8,9 +8,14 @@ from torch import nn
 
 from titan_core.api import matches
 from titan_models_hf import families, transformers_private as library
+from titan_models_hf.fused import FusedLinear
+from titan_models_hf.recurrent.gated_delta_net import GatedDeltaNet
+from titan_models_hf.recurrent.mamba import Mamba
 from titan_models_hf.trace import Trace
 
 _STYLES = {"colwise": "column", "rowwise": "row"}
+_SPLIT = {**_STYLES, "colwise_gather_output": "column", "rowwise_split_input": "row"}
+"""Styles beside a fused layer, whose outputs the library cannot divide."""
 
 
 def rules_of(model: Any, architecture: str, trace: Trace) -> tuple[dict[str, str], list[str]]:
@@ -20,12 +25,24 @@ def rules_of(model: Any, architecture: str, trace: Trace) -> tuple[dict[str, str
     layers: dict[str, dict[str, str]] = {}
     for name, module in model.named_modules():
         style = next((style for pattern, style in plan.items() if matches(name, [pattern])), "")
-        if isinstance(module, nn.Linear) and style in _STYLES:
-            layers.setdefault(name.rpartition(".")[0], {})[name] = _STYLES[style]
+        region = name.rpartition(".")[0]
+        styles = (
+            _SPLIT if any(isinstance(child, FusedLinear) for child in model.get_submodule(region).children()) else _STYLES
+        )
+        if isinstance(module, nn.Linear | FusedLinear) and style in styles:
+            layers.setdefault(region, {})[name] = styles[style]
     rules = {name: "replicate" for name, _ in model.named_parameters(remove_duplicate=False)}
-    regions = [region for region, styles in layers.items() if set(styles.values()) == set(_STYLES.values())]
+    regions = [
+        region
+        for region, styles in layers.items()
+        if set(styles.values()) == {"column", "row"} and region not in trace.flat  # whose sequences cannot be gathered
+    ]
+    for name, module in model.named_modules():
+        if isinstance(module, GatedDeltaNet | Mamba):
+            regions.append(name)
+            rules |= {f"{name}.{leaf}": rule for leaf, rule in module.rules().items()}
     for region in regions:
-        for name, rule in layers[region].items():
+        for name, rule in layers.get(region, {}).items():
             rules |= {f"{name}.{leaf}": rule for leaf, _ in model.get_submodule(name).named_parameters()}
         if region in trace.attentions and trace.attentions[region].sinks:
             rules |= {name: "shard 0" for name in rules if name == f"{region}.sinks"}

@@ -81,6 +81,8 @@ class Trace:
     """Modules that return tuples with one tensor, which is the first item -> number of items."""
     experts: dict[str, int] = field(default_factory=dict)
     """Modules of experts -> number of experts that a token uses."""
+    flat: set[str] = field(default_factory=set)
+    """Modules that are called with the positions of all sequences in one dimension."""
     names: dict[int, str] = field(default_factory=dict)
 
     def attend(
@@ -123,6 +125,8 @@ class Trace:
         """Record that a module is called; a forward pre-hook."""
         name = self.names[id(module)]
         self.calls[name] = self.calls.get(name, 0) + 1
+        if arguments and isinstance(arguments[0], Tensor) and arguments[0].dim() == 2:
+            self.flat.add(name)
 
     def leave(self, module: nn.Module, arguments: Any, result: Any) -> None:
         """Record what a module returns; a forward hook."""

@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -87,6 +88,17 @@ def use_attention(model: nn.Module, name: str) -> None:
         config._attn_implementation_internal = name
 
 
+def attention_of(cls: type, config: Any) -> Callable[..., Any]:
+    """Return the attention function that modules of class ``cls`` call."""
+    return ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, function_of(cls, "eager_attention_forward"))
+
+
+def function_of(cls: type, name: str) -> Callable[..., Any]:
+    """Return a function of the library's module that defines ``cls``."""
+    function: Callable[..., Any] = vars(sys.modules[cls.__module__])[name]
+    return function
+
+
 def use_experts(model: nn.Module, name: str) -> None:
     """Let ``model`` call the experts function registered as ``name``."""
     for config in _configs(model):
@@ -132,6 +144,13 @@ def init_weights(model: Any, module: nn.Module) -> None:
 def patched_initialization(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Replace functions of ``transformers.initialization``."""
     with _patched(initialization, functions):
+        yield
+
+
+@contextmanager
+def patched_draws(uniform: Callable[..., Tensor]) -> Iterator[None]:
+    """Let the library draw uniform numbers by ``uniform``."""
+    with _patched(torch.Tensor, {"uniform_": uniform}):
         yield
 
 
