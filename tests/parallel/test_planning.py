@@ -81,6 +81,9 @@ def test_a_divided_sequence_may_pass_its_keys_on() -> None:
     by_heads = facts_of(4, **{CP: 4, P + "context_parallel_heads_degree": 2})
     context = JobContext(section=by_heads.section(ContextParallelKeys), job=by_heads)
     assert set(planning.context_choices(context)) == {ROTATION} and planning.context_costs(context).exchanges_heads == 2
+    packed = facts_of(2, **{CP: 2, ROTATION: "alltoall", "data__document_mask": "true"})
+    context = JobContext(section=packed.section(ContextParallelKeys), job=packed)
+    assert planning.context_choices(context) == {} and not planning.context_costs(context).passes_keys
     no_rings = facts_of(2, **{CP: 2, P + "context_parallel_heads_degree": 2})
     context = JobContext(section=no_rings.section(ContextParallelKeys), job=no_rings)
     assert planning.context_choices(context) == {}

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from titan_core.api import Costs, Job, JobContext, PipelineCosts
-from titan_core.toolkit.sections import TrainingSection
+from titan_core.toolkit.sections import DataSection, TrainingSection
 from titan_parallel.config import (
     HEADS,
     ActivationCheckpointSection,
@@ -73,15 +73,16 @@ def tensor_costs(context: JobContext[TensorParallelKeys]) -> Costs:
 
 
 def context_choices(context: JobContext[ContextParallelKeys]) -> Choices:
-    """Return how keys and values are exchanged, if rings divide the sequence."""
+    """Return how keys and values are exchanged, if rings divide the sequence. Within documents, they are always gathered."""
     mesh = context.job.mesh
-    rings = mesh.degree("cp") > mesh.degree(HEADS.name)
+    rings = mesh.degree("cp") > mesh.degree(HEADS.name) and not context.job.section(DataSection).document_mask
     return {"parallelism.context_parallel_rotate_method": ("allgather", "alltoall")} if rings else {}
 
 
 def context_costs(context: JobContext[ContextParallelKeys]) -> Costs:
     """Return how keys and values are exchanged, and the ranks that trade heads for positions."""
-    passed = context.section.context_parallel_rotate_method == "alltoall"
+    method, documents = context.section.context_parallel_rotate_method, context.job.section(DataSection).document_mask
+    passed = method == "alltoall" and not documents
     return Costs(passes_keys=passed, exchanges_heads=context.job.mesh.degree(HEADS.name))
 
 
