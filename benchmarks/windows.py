@@ -20,9 +20,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from titan_core.api import CausalAttention, SequenceShare, causal_attention
-from titan_parallel.context_parallel import DividedAttention, attention_by_heads, head_and_tail
+from titan_parallel.context_parallel import DividedAttention, head_and_tail
 from titan_parallel.gathered_attention import attend_gathered
 from titan_parallel.head_exchange import HeadExchange
+from titan_parallel.mixers_by_heads import attention_by_heads
 from titan_parallel.region_collectives import Ranks
 
 RANKS, BATCH, HEADS, KV_HEADS, WIDTH = 4, 1, 8, 4, 64

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.small_gpt import DIM, LAYOUT, Block, SmallGPT
-from titan_core.api import Mixer, ModelLayout, Ref, Replicate, SequenceShare
+from harness.small_gpt import DIM, HEAD_DIM, HEADS, KV_HEADS, LAYOUT, Block, SmallGPT
+from titan_core.api import Column, Mixer, ModelLayout, Normal, Ref, Replicate, SequenceShare, Shard
 
 
 class Mean(nn.Module):
@@ -114,3 +114,82 @@ def stale(module: Mean, share: SequenceShare) -> Callable[[Tensor], Tensor]:
 def twice(x: Tensor) -> Tensor:
     """Return ``x``, with twice its gradient."""
     return x + (x - x.detach())
+
+
+# -- by heads
+
+
+class Fading(nn.Module):
+    """Linear attention whose memory fades, by a rate for each head and a gate for each position and head; values have more
+    heads than queries and keys."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor, rate: Tensor, documents: Tensor | None = None
+    ) -> Tensor:
+        """``q`` and ``k`` are ``[batch, seq, kv_heads, width]``, ``v`` and the result ``[batch, seq, heads, width]``,
+        ``gate`` ``[batch, seq, heads]``, ``rate`` ``[heads]``."""
+        q, k = (tensor.repeat_interleave(v.shape[2] // tensor.shape[2], dim=2) for tensor in (q, k))
+        order = torch.arange(q.shape[1], device=q.device)
+        distance = (order[:, None] - order).clamp(min=0)
+        seen = (order[:, None] >= order)[None]
+        if documents is not None:
+            seen = seen & (documents[:, :, None] == documents[:, None, :])
+        fade = torch.exp(-distance * rate[:, None, None]) * seen[:, None]
+        scores = torch.einsum("bihd,bjhd->bhij", q, k) * fade
+        return torch.einsum("bhij,bjhd->bihd", scores, v * gate[..., None]) * 0.1
+
+
+class FadingAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qk = nn.ModuleList(nn.Linear(DIM, KV_HEADS * HEAD_DIM) for _ in range(2))
+        self.v, self.gate, self.out = nn.Linear(DIM, DIM), nn.Linear(DIM, HEADS), nn.Linear(DIM, DIM)
+        self.rate = nn.Parameter(torch.ones(HEADS))
+        self.mixer = Fading()
+
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        q, k, v = (linear(x).unflatten(-1, (-1, HEAD_DIM)) for linear in (*self.qk, self.v))
+        return self.out(self.mixer(q, k, v, self.gate(x).sigmoid(), self.rate.exp(), documents).flatten(2))
+
+
+class WithFading(SmallGPT):
+    """Its first block has a mixer of another kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0].attention = FadingAttention()
+        # Softmax attention does not change with a bias of its keys, whose gradient is nothing but rounding.
+        self.blocks[1].attention.kv[0] = nn.Linear(DIM, KV_HEADS * HEAD_DIM, bias=False)
+
+
+def fading_in_part(module: Fading, share: SequenceShare) -> Callable[..., Tensor]:
+    """Divide the mixer over positions: each rank gathers those of the others."""
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, rate: Tensor, documents: Tensor | None = None) -> Tensor:
+        whole = [share.gather(one, 1) for one in (q, k, v, gate)]
+        return share.take(Fading.forward(module, *whole, rate, documents), 1)
+
+    return forward
+
+
+FADING = replace(
+    LAYOUT,
+    rules={
+        "blocks.0.attention.qk.*": Column(), "blocks.0.attention.v.*": Column(), "blocks.0.attention.gate.*": Column(),
+        "blocks.0.attention.rate": Shard(0), **LAYOUT.rules,
+    },
+    mixers={
+        "blocks.0.attention.mixer": Mixer(kind="fading", heads=HEADS, kv_heads=KV_HEADS, heads_dim=2),
+        "blocks.1.attention.mixer": LAYOUT.mixers["blocks.*.attention.mixer"],
+    },
+    parameters={"*.rate": Normal(0.5), **LAYOUT.parameters},
+)  # fmt: skip
+FADING_IN_PART = replace(
+    FADING,
+    mixers={
+        **FADING.mixers,
+        "blocks.0.attention.mixer": replace(
+            FADING.mixers["blocks.0.attention.mixer"], divided=Ref("harness.own_mixers:fading_in_part")
+        ),
+    },
+)

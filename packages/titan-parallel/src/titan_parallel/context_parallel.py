@@ -33,12 +33,10 @@ from titan_core.toolkit.models import attend, with_positions
 from titan_parallel.config import HEADS, ContextParallelKeys
 from titan_parallel.gathered_attention import attend_gathered
 from titan_parallel.head_exchange import HeadExchange
+from titan_parallel.mixers_by_heads import attention_by_heads, mixer_by_heads
 from titan_parallel.region_collectives import Ranks
 from titan_parallel.ring_attention import RING_ATTENTION, ring_attention
 from titan_parallel.window_attention import attend_within_window
-
-_HEADS, _POSITIONS = 1, 2
-"""Dimensions of the tensors of causal attention."""
 
 
 def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> ModelPart:
@@ -55,15 +53,6 @@ def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> Mod
     share = SequenceShare(mesh, head_and_tail(size))
     found = [(name, module, part.layout.mixer(name)) for name, module in part.named_modules()]
     mixers = [(name, module, mixer) for name, module, mixer in found if mixer is not None]
-    for name, module, mixer in mixers:
-        if mixer.kind == CAUSAL_ATTENTION:
-            require_causal_attention(name, module, mixer)
-        elif mixer.divided is not None:
-            forward = mixer.divided.load()(module, share)
-            if not callable(forward):
-                why = f"mixer {name!r}: {mixer.divided.target!r} must return a forward function, but returned {forward!r}"
-                raise UserError.one("layout of the model", why, "fix the model plugin")
-            module.forward = forward
     exchange, ring = None, share
     if HEADS.name in context.mesh:
         exchange, rings = HeadExchange(Ranks(context.mesh[HEADS.name])), context.mesh[HEADS.remainder]
@@ -71,10 +60,17 @@ def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> Mod
     passed = context.section.context_parallel_rotate_method == "alltoall"
     # One object for each kind: the compiler compares them, and one graph serves all blocks of a kind.
     attention = {mixer: DividedAttention(ring, mixer, passed) for _, _, mixer in mixers if mixer.kind == CAUSAL_ATTENTION}
-    for _, module, mixer in mixers:
+    for name, module, mixer in mixers:
         if mixer.kind == CAUSAL_ATTENTION:
+            require_causal_attention(name, module, mixer)
             attend_to_heads = attention[mixer].forward if ring.mesh.size() > 1 else module.forward
             module.forward = attend_to_heads if exchange is None else attention_by_heads(exchange, attend_to_heads)
+        elif exchange is not None and mixer.heads_dim is not None:
+            _require_no_parameters(name, module)
+            compute = _divided(name, module, mixer, ring) if ring.mesh.size() > 1 else module.forward
+            module.forward = mixer_by_heads(exchange, compute, mixer, context.job.mesh.degree("tp"))
+        elif mixer.divided is not None:
+            module.forward = _divided(name, module, mixer, share)
     part.saved_operators += (RING_ATTENTION,)
     part.batch_transforms += (HeadAndTail(rank, size, mesh.get_group()),)
     if not objective.per_position:
@@ -97,24 +93,6 @@ class OnEveryRank(ObjectiveFunction):
 def head_and_tail(size: int) -> tuple[tuple[int, int], ...]:
     """Return the chunks of each of ``size`` ranks."""
     return tuple((chunk, 2 * size - 1 - chunk) for chunk in range(size))
-
-
-def attention_by_heads(exchange: HeadExchange, attend_to_heads: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return causal attention of all heads from a rank's positions, which calls ``attend_to_heads`` with its share of the
-    heads and the positions of all ranks of ``exchange``.
-
-    Selective recomputation keeps what both collectives return (:data:`~titan_parallel.torch_private.SAVED_OPERATORS`), and
-    does not communicate again.
-    """
-
-    # A function, not a method of an object for each module: the compiler compares functions by their code, so that one
-    # graph serves all blocks.
-    def forward(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None, *, sinks: Tensor | None = None) -> Tensor:
-        q, k, v = exchange.to_heads((q, k, v), _HEADS, _POSITIONS)
-        options = {} if sinks is None else {"sinks": exchange.own(sinks)}
-        return exchange.to_positions(attend_to_heads(q, k, v, documents, **options), _HEADS, _POSITIONS)
-
-    return forward
 
 
 class DividedAttention:
@@ -165,6 +143,33 @@ class HeadAndTail:
     def _share(self, whole: Tensor) -> Tensor:
         chunks = whole.chunk(2 * self._size, dim=1)
         return torch.cat((chunks[self._rank], chunks[-1 - self._rank]), dim=1)
+
+
+def _divided(name: str, module: nn.Module, mixer: Mixer, share: SequenceShare) -> Callable[..., Tensor]:
+    """Return the computation of a mixer by its own rule.
+
+    Raises:
+        UserError: the rule returns no function.
+    """
+    assert mixer.divided is not None  # context_parallel_check refuses the job otherwise
+    forward: Callable[..., Tensor] = mixer.divided.load()(module, share)
+    if not callable(forward):
+        why = f"mixer {name!r}: {mixer.divided.target!r} must return a forward function, but returned {forward!r}"
+        raise UserError.one("layout of the model", why, "fix the model plugin")
+    return forward
+
+
+def _require_no_parameters(name: str, module: nn.Module) -> None:
+    """Require that a mixer gets all that it computes with as arguments, from which ranks take their share of the heads.
+
+    Raises:
+        UserError: it has parameters or buffers.
+    """
+    own = [own for own, _ in (*module.named_parameters(), *module.named_buffers())]
+    if own:
+        why = f"its layout gives it heads_dim, so that ranks may divide its heads, but it has {own[0]!r}"
+        fix = "pass parameters to its forward, or leave out heads_dim"
+        raise UserError.one(f"module {name!r} of the model", why, fix)
 
 
 def require_causal_attention(name: str, module: nn.Module, mixer: Mixer) -> None:

@@ -27,20 +27,25 @@ def _mixers(job: Job) -> Iterator[Refusal]:
     if not mixers:
         yield Refusal("model.name", "its layout names no mixers", [without], "name them")
     unknown = {
-        mixer.kind: pattern
+        mixer.kind: (pattern, mixer)
         for pattern, mixer in reversed(list(mixers.items()))
         if mixer.kind != CAUSAL_ATTENTION and mixer.divided is None
     }
-    for kind, pattern in unknown.items():
+    degree, heads = job.mesh.degree("cp"), job.mesh.degree(HEADS.name)
+    for kind, (pattern, mixer) in unknown.items():
+        if mixer.heads_dim is not None and heads == degree:
+            continue
         why = f"its mixers {pattern!r} have kind {kind!r}, and context parallelism divides only {CAUSAL_ATTENTION!r} "
         why += "and kinds with a rule of their own in the model's layout (Mixer.divided)"
-        yield Refusal("model.name", why, [without], "give these mixers a rule")
+        by_heads: list[Option] = [{HEADS.degree_key: degree}] if mixer.heads_dim is not None else []
+        yield Refusal("model.name", why, [*by_heads, without], "give these mixers a rule")
 
 
 def _heads(job: Job) -> Iterator[Refusal]:
     degree, tensor = job.mesh.degree(HEADS.name), job.mesh.degree("tp")
     for mixer, pattern in {mixer: pattern for pattern, mixer in reversed(list(job.model.layout.mixers.items()))}.items():
-        if degree == 1 or mixer.kind != CAUSAL_ATTENTION or mixer.heads is None or mixer.heads % (tensor * degree) == 0:
+        divides = mixer.kind == CAUSAL_ATTENTION or mixer.heads_dim is not None
+        if degree == 1 or not divides or mixer.heads is None or mixer.heads % (tensor * degree) == 0:
             continue
         of_tensor = (
             f", of which tensor-parallel degree {tensor} leaves {mixer.heads / tensor:g} on a rank" if tensor > 1 else ""

@@ -48,7 +48,7 @@ class HeadExchange:
 
     def own(self, whole: Tensor) -> Tensor:
         """Return this rank's share of ``whole``, which has a number, or a slice, for each head in dimension 0."""
-        return whole.chunk(self.ranks.size)[self.ranks.rank]
+        return _divisible(whole, 0, self.ranks.size).chunk(self.ranks.size)[self.ranks.rank]
 
     def _joined(self, pieces: Tensor, positions: int) -> Tensor:
         """Join the positions of the ranks' ``pieces``, ``[ranks, ...]``: the back chunks follow in opposite order."""

@@ -79,6 +79,11 @@ class Mixer:
     """Number of key/value heads, if smaller (grouped-query attention); ``None``: ``heads``."""
     sequence_dim: int = 1
     """Dimension of positions in the argument tensors and in the returned tensor."""
+    heads_dim: int | None = None
+    """For kinds that the model defines: dimension of heads in the argument tensors and in the returned tensor, if the mixer
+    computes each head from that head's arguments alone. Ranks may then divide the heads: the module has no parameters of its
+    own, and its arguments are tensors with positions and ``heads`` or ``kv_heads`` heads, tensors ``[heads]`` or
+    ``[kv_heads]``, ``documents``, and values that are no tensors. ``None``: each rank computes all heads that it has."""
     divided: Ref[Callable[..., Any]] | None = None
     """For kinds that the model defines: the computation if each rank has only some of the positions. ``(module, share)`` ->
     a function that replaces the module's forward, and takes and returns tensors of this rank's positions. ``share`` is a
@@ -105,6 +110,8 @@ class Mixer:
             raise ValueError(f"trial_positions must be at least 1, not {self.trial_positions}")
         if self.heads is None and (self.kv_heads is not None or self.kind == CAUSAL_ATTENTION):
             raise ValueError(f"a mixer of kind {self.kind!r} with kv_heads {self.kv_heads} needs heads")
+        if self.heads_dim is not None and (self.heads is None or self.heads_dim in (0, self.sequence_dim)):
+            raise ValueError(f"a mixer of kind {self.kind!r} with heads_dim {self.heads_dim} needs heads in that dimension")
 
     @property
     def options(self) -> dict[str, Any]:
