@@ -53,7 +53,7 @@ def test_microbatches_add_up_to_the_mean_over_the_global_batch() -> None:
     module = Line()
     part = ModelPart(
         module,
-        cast(Any, SimpleNamespace(inputs=(), masks_documents=False)),
+        cast(Any, SimpleNamespace(inputs=(), masks_documents=False, mixers={})),
         OfTargets(lambda outputs, targets: outputs.sum()),
     )
     batches = [Batch(torch.tensor([[value]]), torch.zeros(1, 1)) for value in (1.0, 2.0, 5.0)]
@@ -184,6 +184,6 @@ def test_validation_exchanges_counts_while_the_batch_before_is_computed(steps: i
     validation._section, validation._stop = ValidationSection(steps=steps), SharedRequest()
     validation._job = cast(Any, SimpleNamespace(config=SimpleNamespace(section=lambda section: TrainingSection())))
     measured = validation._sum(cast(Any, Batches(present)), 1)
-    assert measured == (1.0, 2.0, 2, 2)
+    assert measured is not None and measured[:4] == (1.0, 2.0, 2, 2)
     of_the_end = ["exchange", "evaluate", "wait"] if steps < 0 else ["evaluate"]
     assert events == ["exchange", "wait", "exchange", "evaluate", "wait", *of_the_end]
