@@ -85,6 +85,11 @@ def test_a_mixture_has_the_fill_value_where_a_dataset_gives_none() -> None:
     assert torch.equal(rows[~of_letters][..., 0], tokens[~of_letters] + 1)
 
 
+def test_a_stream_can_be_the_key_of_a_cache() -> None:
+    """`titan data tokenize` opens a stream once for each worker process."""
+    assert {spec_of(dataset("tagged")): 1}[spec_of(dataset("tagged"))] == 1
+
+
 @pytest.mark.parametrize("name", ["tagged", "kinds"])
 def test_a_resumed_stream_continues_with_the_same_values(name: str) -> None:
     spec = spec_of(dataset(name), seq_len=13, ranks=2)

@@ -196,7 +196,7 @@ class DatasetSpec:
     weight: float
     build: Ref[Callable[[DatasetContext[Any]], DocumentSource]]
     context: DatasetContext[Any]
-    extras: Mapping[str, ExtraField] = field(default_factory=dict)
+    extras: Mapping[str, ExtraField] = field(default_factory=dict, hash=False)
     """The extra tensors that it fills, by name."""
 
 

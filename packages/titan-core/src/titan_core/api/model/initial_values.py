@@ -73,7 +73,7 @@ class Computed:
     values: Ref[Callable[..., Tensor]]
     """``(elements, **arguments)`` -> the value of each element, finite floating-point numbers ``[elements]`` on the device
     of :attr:`Elements.index`. Each value must depend on its own element only, not on which others are computed with it."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 InitialValue = Constant | Normal | TruncatedNormal | Uniform | Computed
