@@ -24,7 +24,7 @@ _SCALES: Final = (1e-4, 1e-2, 1.0, 30.0)
 """Of the rows on which modules are compared with formulas. ``eps`` decides the first ones."""
 
 _DEFAULT_EPS: Final = torch.finfo(torch.float32).eps
-"""Of :class:`torch.nn.RMSNorm`, in every type (torch 2.15)."""
+"""Of :class:`torch.nn.RMSNorm`, in every type (torch 2.11 to 2.15)."""
 
 
 @dataclass(frozen=True)
