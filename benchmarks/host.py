@@ -56,6 +56,16 @@ VARIANTS: dict[str, tuple[int, dict[str, str]]] = {
     "FSDP 2": (2, {"training.global_batch_size": "4"}),
     "FSDP 2, each block": (2, {"training.global_batch_size": "4", "parallelism.fsdp_group_mib": "0"}),
     "TP 2": (2, {"parallelism.tensor_parallel_degree": "2"}),
+    "hf": (
+        1,
+        {
+            "model.name": "hf",
+            "model.flavor": "",
+            "model.args": '{architecture = "llama", config = {'
+            "hidden_size = 64, num_hidden_layers = 6, num_attention_heads = 4, "
+            "num_key_value_heads = 2, intermediate_size = 128, vocab_size = 288, rms_norm_eps = 1e-5}}",
+        },
+    ),
 }
 """Number of ranks and settings of each variant; a rank has the same batch in each."""
 

@@ -14,6 +14,7 @@ from benchmarks.mutants import (
     ft,
     inference,
     launch,
+    models_hf,
     models_llama,
     parallel,
     report,
@@ -24,6 +25,7 @@ from benchmarks.mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
     *core.MUTANTS, *data.MUTANTS, *ckpt.MUTANTS, *parallel.MUTANTS, *float8.MUTANTS, *ft.MUTANTS, *inference.MUTANTS,
+    *models_hf.MUTANTS,
     *models_llama.MUTANTS, *debug.MUTANTS, *torchtitan.MUTANTS, *completion.MUTANTS, *cluster.MUTANTS, *launch.MUTANTS,
     *report.MUTANTS, *datasets.MUTANTS, *simulate.MUTANTS,
 )  # fmt: skip

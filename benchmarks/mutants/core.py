@@ -173,7 +173,7 @@ MUTANTS = (
     Mutant("window-is-one-longer", "core/api/model/dense_attention.py", "places - others < window", "places - others <= window", (VARIANTS,)),
     Mutant("keys-before-the-sequence", "core/api/model/dense_attention.py", " & (starts + others >= 0)", "", (VARIANTS,)),
     Mutant("cache-keeps-one-less", "core/api/model/decoding.py", "positions > ends - slots", "positions > ends - slots + 1", (VARIANTS,)),
-    Mutant("cap-after-the-mask", "core/api/model/dense_attention.py", "softcap * torch.tanh(scores / softcap)", "scores.clamp(-softcap, softcap)", (VARIANTS,)),
+    Mutant("cap-is-a-clamp", "core/api/model/dense_attention.py", "softcap * torch.tanh(scores / softcap)", "scores.clamp(-softcap, softcap)", (VARIANTS,)),
     Mutant("mask-made-again", "core/api/parallel/microbatch.py", " and self.document_mask is None", "", (BLOCKS,)),
     Mutant("whole-sequences-not-causal", ATTENTION, "is_causal=True, scale", "is_causal=False, scale", (ORACLE,)),
     Mutant("first-batch-transform-alone", PART, "            batch = transform(batch)\n", "            return transform(batch)\n", (MODEL,)),

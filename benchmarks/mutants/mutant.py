@@ -8,7 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 PACKAGES = (
-    "core", "models-llama", "parallel", "float8", "ckpt", "debug", "data", "inference", "launch", "cluster", "ft", "report",
+    "core", "models-llama", "models-hf",
+    "parallel", "float8", "ckpt", "debug", "data", "inference", "launch", "cluster", "ft", "report",
     "simulate", "torchtitan", "completion",
 )  # fmt: skip
 """Short names of the packages: the distribution's without ``titan-``."""

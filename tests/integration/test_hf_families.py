@@ -24,7 +24,7 @@ CELLS = [
     ("gpt_oss", "one", True),
     ("llama", "tp2", False),
     ("qwen3", "cp2", True),
-    ("qwen2", "pp2", False),
+    ("gemma2", "pp2", False),
     ("granite", "tp2", False),
     ("mixtral", "fsdp2", False),
     ("gemma3", "cp2", True),
