@@ -77,6 +77,7 @@ _LACKING = {"gpt_neox": ("num_key_value_heads",)}
 
 _P = "parallelism."
 _TP, _CP, _PP = (f"{_P}{one}_parallel_degree" for one in ("tensor", "context", "pipeline"))
+_BY_HEADS = f"{_P}context_parallel_heads_degree"
 _FSDP = f"{_P}data_parallel_shard_degree"
 MESHES: dict[str, tuple[int, dict[str, object]]] = {
     "one": (1, {}),
@@ -84,6 +85,10 @@ MESHES: dict[str, tuple[int, dict[str, object]]] = {
     "tp2": (2, {_TP: 2}),
     "tp2 whole": (2, {_TP: 2, f"{_P}disable_sequence_parallel": "true"}),
     "cp2": (2, {_CP: 2}),
+    "cp2 by heads": (2, {_CP: 2, _BY_HEADS: 2}),
+    "cp4": (4, {_CP: 4, f"{_P}context_parallel_rotate_method": "alltoall"}),
+    "cp4 by heads": (4, {_CP: 4, _BY_HEADS: 4}),
+    "cp2x2 by both": (4, {_CP: 4, _BY_HEADS: 2}),
     "pp2": (2, {_PP: 2}),
     "tp2 cp2": (4, {_TP: 2, _CP: 2}),
     "tp2 pp2": (4, {_TP: 2, _PP: 2}),
