@@ -105,7 +105,7 @@ def test_one_device_computes_the_formula(one: RunRecord) -> None:
         score, weights = batch.extras["score"].tensor, batch.target_weights()
         logits = model(batch.tokens, batch.positions, batch.documents, batch.extras["tags"].tensor)
         losses = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none").view_as(weights)
-        total += float((losses * weights * (2.0 + score)).sum())
+        total += float((losses.detach() * weights * (2.0 + score)).sum())
         weight, scores = weight + float(weights.sum()), scores + float((weights * score).sum())
     assert one.losses[0] == pytest.approx(total / weight, rel=1e-6)
     assert one.metrics[0]["score"] == pytest.approx(scores / weight, rel=1e-6)
