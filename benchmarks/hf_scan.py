@@ -31,6 +31,7 @@ from titan_models_hf import layout, transformers_private as library
 from titan_models_hf.config import HFArgs
 from titan_models_hf.derive import derive
 from titan_models_hf.library import configuration
+from titan_models_hf.rearranged import rearranged_model
 
 TOLERANCE = 1e-4
 """Of the largest logit."""
@@ -51,7 +52,27 @@ SIZES: dict[str, Any] = {
     "attention_probs_dropout_prob": 0.0, "dropout": 0.0, "initializer_range": 0.15,
 }  # fmt: skip
 """Values for the keys that a config has."""
-OWN: dict[str, dict[str, Any]] = {}
+_LATENT = {"num_key_value_heads": 4}
+OWN: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(
+        ("axk1", "deepseek_v2", "deepseek_v3", "dots3_note_text", "glm4_moe_lite", "minicpm3", "youtu"), _LATENT
+    ),
+    "modernbert-decoder": {"pad_token_id": 0},
+    "codegen": {"rotary_dim": 8},
+    "gptj": {"rotary_dim": 8},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "dots1": {"n_shared_experts": 1},
+    "gpt_neo": {"num_layers": 4, "attention_types": [[["global", "local"], 2]], "window_size": 16},
+    "mamba2": {"num_heads": 8, "expand": 2},
+    "zaya": {"num_experts_per_tok": 1},
+    "gemma4_text": {"vocab_size_per_layer_input": 288, "hidden_size_per_layer_input": 16},
+    "gemma3n_text": {"vocab_size_per_layer_input": 288, "num_kv_shared_layers": 0},
+    "plbart": {"decoder_attention_heads": 4, "decoder_ffn_dim": 96, "decoder_layers": 4},
+    "whisper": {"decoder_attention_heads": 4, "decoder_ffn_dim": 96, "decoder_layers": 4},
+    "xlm": {"emb_dim": 64, "causal": True},
+    "longcat_flash": {"ffn_hidden_size": 96, "expert_ffn_hidden_size": 32, "zero_expert_num": 1},
+}
 """Architecture -> values that its own rules need."""
 
 
@@ -85,28 +106,29 @@ def at_most(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def small_args(architecture: str) -> HFArgs:
-    """Return arguments of a small model.
+def small_args(architecture: str) -> Iterator[HFArgs]:
+    """Yield arguments of small models that the config class accepts, the one with most of :data:`SIZES` first.
 
     Raises:
-        ValueError: the config rejects all combinations of small sizes.
+        UserError: it accepts none.
     """
-    known = library.config_keys(architecture)
-    keys = {key: value for key, value in SIZES.items() if key in known} | OWN.get(architecture, {})
-    reasons: list[Exception] = []
-    for without in (
-        [],
-        ["head_dim"],
-        ["head_dim", "num_key_value_heads"],
-        ["head_dim", "num_key_value_heads", "sliding_window"],
-    ):
+    default = library.plain_config(library.configuration(architecture, {}))
+    known = library.config_keys(architecture) & default.keys()
+    own = {key: value for key, value in OWN.get(architecture, {}).items() if key in library.config_keys(architecture)}
+    keys = {key: value for key, value in SIZES.items() if key in known} | own
+    refused: list[UserError] = []
+    accepted = False
+    for without in ([], ["sliding_window"], ["head_dim"], ["head_dim", "num_key_value_heads"]):
         args = HFArgs(architecture=architecture, config={key: one for key, one in keys.items() if key not in without})
         try:
             configuration(args)
-            return args
         except UserError as error:
-            reasons.append(error)
-    raise ValueError(str(reasons[0]))
+            refused.append(error)
+        else:
+            accepted = True
+            yield args
+    if not accepted:
+        raise refused[0]
 
 
 def compared(args: HFArgs) -> float:
@@ -121,24 +143,44 @@ def compared(args: HFArgs) -> float:
     reference = library.build(config)
     library.use_experts(reference, library.EAGER)
     model.to_empty(device="cpu")
-    weights = dict(reference.named_parameters())
+    weights, rows = dict(reference.named_parameters()), rearranged_model(args)[1]
     with torch.no_grad():
         for parameter in weights.values():
             parameter.add_(0.05 * torch.randn_like(parameter))
         for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
+            of = rows.get(name)
+            source = weights[name] if of is None else weights[of.parameter][of.first : of.first + of.size]
+            parameter.copy_(source.view_as(parameter))
         for name, tensor in model.named_buffers():
             tensor.copy_(next(compute for pattern, compute in described.buffers.items() if matches(name, [pattern]))())
         tokens = torch.randint(3, 288, (2, 48))
         expected = reference.eval()(input_ids=tokens, use_cache=False).logits
         found = model.eval()(tokens)
+        changed = model(torch.cat((tokens[:, :-1], tokens[:, -1:] % 200 + 5), dim=1))
+    if not torch.allclose(changed[:, :-1], found[:, :-1], rtol=0.0, atol=TOLERANCE * float(found.abs().max())):
+        raise UserError.one(args.architecture, "positions depend on later ones: it is no decoder (the trial refuses it)", "")
     return float((found - expected).abs().max() / expected.abs().max())
 
 
 def scan(architecture: str) -> Row:
-    """Try one architecture."""
+    """Try one architecture: in the largest number of small sizes that it accepts, and, if it is refused, in others."""
+    first: Row | None = None
     try:
-        args = small_args(architecture)
+        for args in small_args(architecture):
+            row = tried(args)
+            if row.outcome in ("equal", "different", "crash"):
+                return row
+            first = first or row
+    except Exception as error:  # noqa: BLE001 - config classes raise whatever a wrong size leads to
+        return first or Row(architecture, "not tried", f"its config rejects the small sizes: {_text(error)}")
+    assert first is not None, "small_args() yields or raises"
+    return first
+
+
+def tried(args: HFArgs) -> Row:
+    """Compare one model."""
+    architecture = args.architecture
+    try:
         with torch.device("meta"):
             size = sum(parameter.numel() for parameter in library.build(configuration(args)).parameters())
     except Exception as error:  # noqa: BLE001 - the library raises whatever a wrong size leads to

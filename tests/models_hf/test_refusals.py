@@ -10,9 +10,13 @@ from torch import nn
 
 from harness.hf_families import config_of
 from titan_core.api import UserError
+from titan_core.model.trial import SmallModelTrial
 from titan_models_hf import transformers_private as library
+from titan_models_hf.cache import facts_of
 from titan_models_hf.config import HFArgs
 from titan_models_hf.derive import derive
+from titan_models_hf.layout import define
+from titan_models_hf.reference import check_model
 from titan_models_hf.trace import Mask
 
 
@@ -38,7 +42,7 @@ REFUSED: dict[str, tuple[HFArgs, str]] = {
     "longrope": (args("phi3", rope_parameters=LONGROPE), "chooses its frequencies by the longest position"),
     "routers": (args("mixtral", output_router_logits=True), "adds a loss of the routers"),
     "window in the mask": (HFArgs(architecture="phimoe", config={"sliding_window": 16}), "is not causal"),
-    "no attention": (HFArgs(architecture="mamba"), "calls transformers' attention interface"),
+    "no blocks": (HFArgs(architecture="cpmant"), "needs one list of blocks"),
 }
 
 
@@ -99,6 +103,28 @@ def test_an_attention_that_differs_from_the_derived_one_raises() -> None:
     q = torch.zeros(1, 2, 8, 4)
     with pytest.raises(RuntimeError, match="differs from the one that Titan derived"):
         attend(module, q, q, q, None, sliding_window=8)
+
+
+@pytest.mark.parametrize("is_decoder", [False, True])
+def test_an_encoder_is_refused_by_the_trial(is_decoder: bool) -> None:
+    """GPT-J computes its attention itself, with the library's masks: nothing but its logits says whether it is causal."""
+    config = {"n_layer": 2, "n_head": 4, "n_embd": 64, "rotary_dim": 8, "n_positions": 64, "vocab_size": 288}
+    wanted = HFArgs(architecture="gptj", config={**config, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0})
+    definition = define(wanted)
+    assert facts_of(wanted).eager
+    with torch.device("meta"):
+        model: Any = definition.build()
+    if not is_decoder:
+        for module in model.modules():
+            if hasattr(module, "_attn"):
+                attend_causally = module._attn
+                module._attn = lambda q, k, v, mask=None, attend=attend_causally: attend(q, k, v, None)
+    trial = SmallModelTrial(model, definition.layout, "hf", torch.device("cpu"))
+    problems = list(check_model(model, trial, None))  # type: ignore[arg-type]
+    assert [problem.why for problem in problems] == ([] if is_decoder else [LATER])
+
+
+LATER = "positions depend on later ones, which a model that predicts the next token must not see"
 
 
 def test_every_architecture_of_the_table_is_one_of_the_library() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from functools import lru_cache
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from titan_models_hf import transformers_private as library
 from titan_models_hf.config import HFArgs
@@ -20,28 +18,31 @@ def buffer(args: HFArgs, name: str) -> Tensor:
     Raises:
         UserError: the library does not compute it.
     """
-    owner, _, leaf = name.rpartition(".")
-    model = _model(args)
-    first, second = (_computed(model, model.get_submodule(owner), leaf, fill) for fill in (0, 1))
+    # One that is not computed keeps what it had before.
+    first, second = (_computed(args, fill)[name] for fill in (0, 1))
     if not torch.equal(first, second):
         raise refusal(args, f"the library's _init_weights does not compute the buffer {name!r}")
-    return first
+    return first.clone()
 
 
-@lru_cache(maxsize=1)
-def _model(args: HFArgs) -> Any:
-    return plain_model(args)
+def uncomputed(args: HFArgs) -> str | None:
+    """Return the name of a buffer that the library does not compute; ``None`` if there is none."""
+    first, second = (_computed(args, fill) for fill in (0, 1))
+    return next((name for name in first if not torch.equal(first[name], second[name])), None)
 
 
-def _computed(model: Any, owner: nn.Module, leaf: str, fill: int) -> Tensor:
-    """Return a buffer after the initialization of its module, whose parameters stay on the meta device.
+@lru_cache(maxsize=2)
+def _computed(args: HFArgs, fill: int) -> dict[str, Tensor]:
+    """Return all buffers after the model's initialization, whose parameters stay on the meta device.
 
     Args:
-        fill: its value before. One that is not computed keeps it.
+        fill: the value of their elements before.
     """
-    module = copy.deepcopy(owner)
-    for name, before in list(module.named_buffers(recurse=False)):
-        module.register_buffer(name, torch.full_like(before, fill, device="cpu"), persistent=name in module.state_dict())
+    model = plain_model(args)
+    for owner in model.modules():
+        kept = set(owner.state_dict())
+        for name, before in list(owner.named_buffers(recurse=False)):
+            owner.register_buffer(name, torch.full_like(before, fill, device="cpu"), persistent=name in kept)
     with torch.device("cpu"), torch.no_grad():
-        library.init_weights(model, module)
-    return dict(module.named_buffers(recurse=False))[leaf]
+        library.initialize(model)
+    return dict(model.named_buffers())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from titan_core.api import UserError
 from titan_models_hf import transformers_private as library
+from titan_models_hf.buffers import uncomputed
 from titan_models_hf.config import HFArgs
 from titan_models_hf.facts import Facts
 from titan_models_hf.initial import initial_values
@@ -27,10 +29,19 @@ def derive(args: HFArgs) -> Facts:
     Raises:
         UserError: the library does not know the model, or Titan does not understand it.
     """
+    with torch.device("cpu"):  # wherever the caller builds
+        return _derived(args)
+
+
+def _derived(args: HFArgs) -> Facts:
     model, rows = rearranged_model(args)
-    called = trace(args, rearranged_model(args)[0])
+    called = trace(args)
     of_library = initial_values(args, plain_model(args))
     values = {name: of_library[rows[name].parameter if name in rows else name] for name, _ in model.named_parameters()}
+    if joined := [name for name in rows if values[name][0] == "computed"]:
+        raise refusal(args, f"the initial values of {joined[0]!r} are computed for a parameter that it is a part of")
+    if (missing := uncomputed(args)) is not None:
+        raise refusal(args, f"the library's _init_weights does not compute the buffer {missing!r}")
     blocks = _blocks(args, model)
     embedding, head = _ends(args, model, called, blocks)
     count = len(model.get_submodule(blocks))
@@ -40,9 +51,9 @@ def derive(args: HFArgs) -> Facts:
     block_flops, other_flops = _flops(model, called, blocks, count)
     return Facts(
         num_blocks=count,
-        dim=model.get_input_embeddings().weight.shape[1],
+        dim=model.get_output_embeddings().weight.shape[1],
         vocab_size=model.get_output_embeddings().weight.shape[0],
-        max_seq_len=_context(args, model.config),
+        max_seq_len=_context(model.config),
         embedding=embedding,
         blocks=blocks,
         head=head,
@@ -54,8 +65,9 @@ def derive(args: HFArgs) -> Facts:
         convolutions=tuple(name for name, module in model.named_modules() if isinstance(module, CausalConvolution)),
         results={name: items for name, items in called.results.items() if name in {*regions, *called.attentions}
                  or name.rpartition(".")[0] == blocks},
-        masks_documents=all(one.documents for one in called.attentions.values()) and not _other_mixers(model),
+        masks_documents=_masks_documents(model, called, blocks, count),
         parameters=by_pattern(values, blocks),
+        eager=called.eager,
         buffers=tuple(name for name, _ in model.named_buffers()),
         tied=_tied(args, model),
         num_params=sum(parameter.numel() for parameter in model.parameters()),
@@ -72,21 +84,29 @@ def _tied(args: HFArgs, model: Any) -> dict[str, str]:
 
 
 def _blocks(args: HFArgs, model: Any) -> str:
-    """Return the name of the list of blocks."""
-    base = model.get_submodule(model.base_model_prefix)
-    lists = [name for name, child in base.named_children() if isinstance(child, nn.ModuleList) and len(child)]
-    if len(lists) != 1:
-        found = ", ".join(lists) or "none"
-        raise refusal(args, f"Titan needs one list of blocks, and the model has {found}")
-    return f"{model.base_model_prefix}.{lists[0]}"
+    """Return the name of the list of blocks: in the base model, or in the only module with parameters that it has."""
+    name = library.base_name(model)
+    while True:
+        children = {
+            child: module
+            for child, module in model.get_submodule(name).named_children()
+            if any(True for _ in module.parameters())
+        }
+        lists = [child for child, module in children.items() if isinstance(module, nn.ModuleList)]
+        if len(lists) == 1:
+            return f"{name}.{lists[0]}"
+        if lists or len(children) != 1:
+            found = ", ".join(lists) or "none"
+            raise refusal(args, f"Titan needs one list of blocks, and the model has {found}")
+        name = f"{name}.{next(iter(children))}"
 
 
 def _ends(args: HFArgs, model: Any, called: Trace, blocks: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the modules before and after the blocks: those of the library's plan, or in the order of their calls."""
-    prefix = model.base_model_prefix
-    owned = [name for name, child in _children(model, prefix) if any(True for _ in child.parameters()) and name != blocks]
+    trunk = blocks.rpartition(".")[0]
+    owned = [name for name, child in _children(model, trunk) if any(True for _ in child.parameters()) and name != blocks]
     order = [name for name in called.calls if name in owned or name == f"{blocks}.0"]
-    plan = [f"{prefix}.{name}" for name in library.pipeline_plan(model)]
+    plan = [f"{library.base_name(model)}.{name}" for name in library.pipeline_plan(model)]
     if blocks in plan:
         order = [f"{blocks}.0" if name == blocks else name for name in plan if name in owned or name == blocks]
     if f"{blocks}.0" not in order:
@@ -99,11 +119,11 @@ def _ends(args: HFArgs, model: Any, called: Trace, blocks: str) -> tuple[tuple[s
     return before, after if head in after else (*after, head)
 
 
-def _children(model: Any, prefix: str) -> list[tuple[str, nn.Module]]:
-    """Return the modules of the base model, and those beside it, except the head."""
-    inner = [(f"{prefix}.{name}", child) for name, child in model.get_submodule(prefix).named_children()]
-    head = model.get_output_embeddings()
-    return inner + [(name, child) for name, child in model.named_children() if name != prefix and child is not head]
+def _children(model: Any, trunk: str) -> list[tuple[str, nn.Module]]:
+    """Return the modules beside the blocks, which are in ``trunk``, and those beside the base model, except the head."""
+    inner = [(f"{trunk}.{name}", child) for name, child in model.get_submodule(trunk).named_children()]
+    head, base = model.get_output_embeddings(), library.base_name(model)
+    return inner + [(name, child) for name, child in model.named_children() if name != base and child is not head]
 
 
 def _require_once(args: HFArgs, called: Trace, units: list[str]) -> None:
@@ -115,16 +135,21 @@ def _require_once(args: HFArgs, called: Trace, units: list[str]) -> None:
             raise refusal(args, why)
 
 
-def _context(args: HFArgs, config: Any) -> int:
-    for key in ("max_position_embeddings", "max_seq_len", "n_positions", "n_ctx"):
-        if isinstance(length := getattr(config, key, None), int):
-            return length
-    raise refusal(args, "its config does not say how long a sequence may be")
+_NO_LIMIT = 1 << 20
+"""Positions of models whose config has no limit, such as recurrent ones."""
 
 
-def _other_mixers(model: Any) -> bool:
-    """Whether modules besides the attentions mix positions, which do not know of documents."""
-    return any(isinstance(module, nn.Conv1d) for module in model.modules())
+def _context(config: Any) -> int:
+    lengths = (getattr(config, key, None) for key in ("max_position_embeddings", "max_seq_len", "n_positions", "n_ctx"))
+    return next((length for length in lengths if isinstance(length, int)), _NO_LIMIT)
+
+
+def _masks_documents(model: Any, called: Trace, blocks: str, count: int) -> bool:
+    """Whether each block mixes positions by attention or Titan's recurrences alone, to which documents' ids are passed."""
+    recurrent = [name for name, module in model.named_modules() if isinstance(module, GatedDeltaNet | Mamba)]
+    mixing = {name.removeprefix(f"{blocks}.").partition(".")[0] for name in (*called.attentions, *recurrent)}
+    passed = all(one.documents for one in called.attentions.values())
+    return passed and len(mixing) == count and not any(isinstance(module, nn.Conv1d) for module in model.modules())
 
 
 def _flops(model: Any, called: Trace, blocks: str, count: int) -> tuple[tuple[float, ...], float]:

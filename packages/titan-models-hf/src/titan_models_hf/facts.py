@@ -76,7 +76,9 @@ class Facts(BaseModel):
     """Name of a module that hidden states pass through and that returns a tuple, of which only the first item is not
     ``None`` -> number of items."""
     masks_documents: bool
-    parameters: dict[str, tuple[str, tuple[float, ...]]]
+    eager: bool
+    """Whether the model computes its attention itself, with masks of the library's eager implementation."""
+    parameters: dict[str, tuple[str, tuple[float | str, ...]]]
     """Pattern of parameter names -> name of an initial value (:data:`titan_models_hf.layout.VALUES`), its arguments."""
     buffers: tuple[str, ...]
     tied: dict[str, str]

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from titan_models_hf import transformers_private as library
+
 
 class Multiply:
     """Multiplies by a number."""
@@ -44,27 +46,28 @@ class Softcap(Multiply):
 
 def adapt(model: Any, architecture: str) -> None:
     """Move what ``model`` computes outside of its modules into its embedding and its head."""
-    config, base, head = model.config, model.get_submodule(model.base_model_prefix), model.get_output_embeddings()
-    embedding = model.get_input_embeddings()
+    config, base, head = model.config, model.get_submodule(library.base_name(model)), model.get_output_embeddings()
     if architecture.startswith("granite") and hasattr(base, "embedding_multiplier"):
-        _append(embedding, Multiply(base.embedding_multiplier))
+        _append(model.get_input_embeddings(), Multiply(base.embedding_multiplier))
         base.embedding_multiplier = 1.0
         _append(head, Divide(config.logits_scaling))
         config.logits_scaling = 1.0
     if architecture == "hyperclovax":
-        _append(embedding, Multiply(config.embedding_multiplier))
+        _append(model.get_input_embeddings(), Multiply(config.embedding_multiplier))
         _append(head, Multiply(config.logits_scaling))
         base.embedding_multiplier = config.embedding_multiplier = config.logits_scaling = 1.0
     if architecture == "falcon_h1":
-        _append(embedding, Multiply(base.embedding_multiplier))
+        _append(model.get_input_embeddings(), Multiply(base.embedding_multiplier))
         _append(head, Multiply(base.lm_head_multiplier))
         base.embedding_multiplier = base.lm_head_multiplier = 1.0
     if hasattr(model, "logit_scale") and architecture.startswith("cohere"):
         _append(head, Multiply(model.logit_scale))
         model.logit_scale = 1.0
-    if getattr(config, "final_logit_softcapping", None):
+    if getattr(config, "final_logit_softcapping", None) and not hasattr(model, "logit_softcap"):
         _append(head, Softcap(config.final_logit_softcapping))
-        config.final_logit_softcapping = None
+        vars(config)["final_logit_softcapping"] = None  # of some configs a value that their own check rejects
+        if hasattr(model, "final_logit_softcapping"):
+            model.final_logit_softcapping = None
 
 
 def _append(module: Any, after: Callable[[Tensor], Tensor]) -> None:

@@ -36,6 +36,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "column": Column(),
     "row": Row(),
     "shard 0": Shard(0),
+    "norm": Shard(0, norm=True),
     "replicate": Replicate(),
 }
 VALUES: Final[Mapping[str, Callable[..., InitialValue]]] = {
@@ -43,8 +44,7 @@ VALUES: Final[Mapping[str, Callable[..., InitialValue]]] = {
     "normal": Normal,
     "truncated normal": TruncatedNormal,
     "uniform": Uniform,
-    "by index": lambda *numbers: Computed(Ref("titan_models_hf.values:by_index"), {"numbers": numbers}),
-    "log uniform": lambda low, high: Computed(Ref("titan_models_hf.values:log_uniform"), {"low": low, "high": high}),
+    "computed": lambda program: Computed(Ref("titan_models_hf.programs:run"), {"program": program}),
 }
 
 

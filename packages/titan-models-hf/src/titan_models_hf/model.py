@@ -37,7 +37,7 @@ def build(args: HFArgs) -> nn.Module:
         modules[name].titan_call = call
     cls: Any = type(model)
     model.__class__ = _decoder(cls)
-    library.use_attention(model, mixers.NAME)
+    library.use_attention(model, library.EAGER if facts.eager else mixers.NAME)
     built: nn.Module = model
     return built
 

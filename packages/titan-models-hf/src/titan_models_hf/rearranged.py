@@ -39,7 +39,8 @@ def rearranged_model(args: HFArgs) -> tuple[Any, dict[str, Rows]]:
 
 def _recurrent(module: Any, config: Any) -> GatedDeltaNet | Mamba | None:
     kind = type(module).__name__
-    if kind.endswith("GatedDeltaNet") and hasattr(module, "num_v_heads") and hasattr(module, "A_log"):
+    joined = hasattr(module, "in_proj_qkvz") or hasattr(module, "in_proj_qkv")
+    if kind.endswith("GatedDeltaNet") and joined and hasattr(module, "num_v_heads"):
         return GatedDeltaNet(module)
     if kind == "FalconH1Mixer" and not module.mamba_rms_norm:
         return Mamba(module, tuple(config.ssm_multipliers))

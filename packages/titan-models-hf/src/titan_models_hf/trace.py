@@ -19,9 +19,14 @@ from titan_models_hf import mixers, transformers_private as library
 from titan_models_hf.config import HFArgs
 from titan_models_hf.facts import Attention
 from titan_models_hf.library import OTHER_MODEL, refusal
+from titan_models_hf.rearranged import rearranged_model
 
 NAME: Final = "titan_trace"
 _TOKENS: Final = (2, 16)
+
+
+class OwnAttention(Exception):
+    """Raised within the traced call: the model computes with the mask itself."""
 
 
 class Refused(Exception):
@@ -32,8 +37,16 @@ class Refused(Exception):
         self.fix = fix
 
 
+def _refuse_computation(*arguments: Any, **keywords: Any) -> Any:
+    raise OwnAttention
+
+
 class Mask:
-    """A mask that a model requests: which keys a query sees, as a function of their positions."""
+    """A mask that a model requests: which keys a query sees, as a function of their positions. A model may only pass it to
+    its attention function."""
+
+    __add__ = __radd__ = __mul__ = __rmul__ = __getitem__ = __eq__ = __lt__ = __invert__ = _refuse_computation
+    __hash__ = object.__hash__
 
     def __init__(self, function: Callable[..., Tensor] | None) -> None:
         """
@@ -41,6 +54,11 @@ class Mask:
             function: the library's: (batch, head, query, key) -> bool; ``None``: causal.
         """
         self._function = function
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)  # what Python itself looks for
+        return _refuse_computation()
 
     def sees(self, query: int, key: int) -> bool:
         """Return whether position ``query`` sees position ``key``."""
@@ -83,10 +101,15 @@ class Trace:
     """Modules of experts -> number of experts that a token uses."""
     flat: set[str] = field(default_factory=set)
     """Modules that are called with the positions of all sequences in one dimension."""
+    masks: int = 0
+    """Number of masks that the model has requested."""
+    eager: bool = False
+    """Whether the model runs with the library's eager implementation: its attention is code of its own, with a bias by
+    position, for example. Nothing then divides its sequences."""
     names: dict[int, str] = field(default_factory=dict)
 
     def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, **keywords: Any
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **keywords: Any
     ) -> tuple[Tensor, None]:
         """Record an attention. The arguments are those of :func:`titan_models_hf.mixers.attend`."""
         name = self.names[id(module)]
@@ -94,6 +117,7 @@ class Trace:
             raise Refused(f"attention {name!r} is called twice")
         if strange := mixers.unknown(keywords):
             raise Refused(f"attention {name!r} is called with {', '.join(strange)}, which Titan does not know")
+        mask = attention_mask
         if mask is not None and not isinstance(mask, Mask):
             raise Refused(f"attention {name!r} adds a mask of its own to its scores")
         if keywords.get("dropout"):
@@ -153,6 +177,8 @@ def _experts(module: nn.Module, hidden: Tensor, *routing: Tensor) -> Tensor:
 
 
 def _mask(*arguments: Any, mask_function: Any = None, **keywords: Any) -> Mask:
+    assert _current is not None, "only a traced model uses this mask function"
+    _current.masks += 1
     return Mask(mask_function)
 
 
@@ -160,26 +186,43 @@ library.register(NAME, _attend, _mask)
 library.register_experts(NAME, _experts)
 
 
-def trace(args: HFArgs, model: Any) -> Trace:
-    """Call ``model``, which is on the meta device and may not be used afterwards.
+def trace(args: HFArgs) -> Trace:
+    """Return what a call of the model does.
 
     Raises:
         UserError: Titan does not understand what it computes.
     """
+    try:
+        found = _traced(args, NAME)
+        own = bool(found.masks) and not found.attentions
+    except OwnAttention:
+        own = True
+    return _traced(args, library.EAGER) if own else found
+
+
+def _traced(args: HFArgs, implementation: str) -> Trace:
+    """Call the model with this implementation of attention.
+
+    Raises:
+        OwnAttention: it computes with a mask itself, and the implementation records masks.
+        UserError: see :func:`trace`.
+    """
     global _current
+    model, _ = rearranged_model(args)
     _require_supported(args, model)
-    found = Trace(names={id(module): name for name, module in model.named_modules()})
-    library.use_attention(model, NAME)
+    found = Trace(names={id(module): name for name, module in model.named_modules()}, eager=implementation == library.EAGER)
+    library.use_attention(model, implementation)
     library.use_experts(model, NAME)
     for module in model.modules():
         module.register_forward_pre_hook(found.enter)
         module.register_forward_hook(found.leave)
     tokens = torch.zeros(_TOKENS, dtype=torch.int64, device="meta")
+    more = {} if found.eager else {"documents": tokens}
     before, _current = _current, found
     try:
         with torch.no_grad(), library.without_packing():
-            model.train()(input_ids=tokens, use_cache=False, documents=tokens)
-    except UserError:
+            model.train()(input_ids=tokens, use_cache=False, **more)
+    except (UserError, OwnAttention):
         raise
     except Refused as error:
         raise refusal(args, str(error), error.fix) from error
@@ -188,8 +231,6 @@ def trace(args: HFArgs, model: Any) -> Trace:
         raise refusal(args, why) from error
     finally:
         _current = before
-    if not found.attentions:
-        raise refusal(args, "none of its modules calls transformers' attention interface")
     return found
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, initialization, masking_utils
+from transformers import PreTrainedConfig, PreTrainedModel, initialization, masking_utils
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -70,6 +70,13 @@ def build(config: Any) -> Any:
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, model.get_parameter(source))
     return model
+
+
+def base_name(model: Any) -> str:
+    """Return the name of the model without its head."""
+    if hasattr(model, model.base_model_prefix):
+        return str(model.base_model_prefix)
+    return next(name for name, module in model.named_children() if isinstance(module, PreTrainedModel))
 
 
 def tied(model: Any) -> dict[str, str]:
@@ -125,7 +132,7 @@ def register_experts(name: str, function: Callable[..., Tensor]) -> None:
 
 def tensor_plan(model: Any) -> dict[str, str]:
     """Return the library's plan for tensor parallelism: pattern of module names -> style."""
-    prefix = model.base_model_prefix
+    prefix = base_name(model)
     plan = getattr(type(model.config), "base_model_tp_plan", None) or {}
     return {f"{prefix}.{pattern}": style for pattern, style in plan.items() if isinstance(style, str)}
 
@@ -135,22 +142,19 @@ def pipeline_plan(model: Any) -> list[str]:
     return list(getattr(type(model.config), "base_model_pp_plan", None) or {})
 
 
-def init_weights(model: Any, module: nn.Module) -> None:
-    """Give the tensors of ``module`` itself the initial values of ``model``'s family."""
-    model._init_weights(module)
+def initialize(model: Any) -> None:
+    """Give all tensors of ``model`` their initial values, inner modules first, by the nearest model that contains them."""
+    owners: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        owners[name] = module if isinstance(module, PreTrainedModel) else owners[name.rpartition(".")[0]]
+    for name, module in reversed(list(model.named_modules())):
+        owners[name]._init_weights(module)
 
 
 @contextmanager
 def patched_initialization(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Replace functions of ``transformers.initialization``."""
     with _patched(initialization, functions):
-        yield
-
-
-@contextmanager
-def patched_draws(uniform: Callable[..., Tensor]) -> Iterator[None]:
-    """Let the library draw uniform numbers by ``uniform``."""
-    with _patched(torch.Tensor, {"uniform_": uniform}):
         yield
 
 
