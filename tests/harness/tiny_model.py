@@ -41,7 +41,8 @@ class Attention(nn.Module):
         batch, seq, _ = x.shape
         linears = (self.wq, self.wk, self.wv)
         q, k, v = (linear(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for linear in linears)
-        mixed = self.mixer(turned(q, turns), turned(k, turns), v, documents, sinks=self.sinks)
+        more = {} if self.sinks is None else {"sinks": self.sinks}
+        mixed = self.mixer(turned(q, turns), turned(k, turns), v, documents, **more)
         return self.wo(mixed.transpose(1, 2).reshape(batch, seq, -1))
 
 
