@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -53,7 +52,7 @@ def show(context: Invocation) -> int:
         "vocabulary": layout.vocab_size,
         "context": layout.max_seq_len,
         "units": [*layout.embedding, f"{layout.blocks}.*", *layout.head],
-        "mixers": dict(Counter(_mixer(mixer) for mixer in layout.mixers.values())),
+        "mixers": _by_mixer(layout),
         "masks_documents": layout.masks_documents,
         "regions": list(layout.regions),
         "rules": {pattern: str(rule) for pattern, rule in layout.rules.items()},
@@ -77,6 +76,14 @@ def _config(context: Invocation) -> Config:
         return context.config()
     tables = {ModelSection.section: {"from_pretrained": name, "tokenizer": "byte"}, "training": {"seq_len": 16}}
     return resolve(RawConfig(name, "model", tables), context.overrides, context.registry)
+
+
+def _by_mixer(layout: ModelLayout) -> dict[str, list[str]]:
+    """Return the patterns of the modules that mix positions, by what they compute."""
+    found: dict[str, list[str]] = {}
+    for pattern, mixer in layout.mixers.items():
+        found.setdefault(_mixer(mixer), []).append(pattern)
+    return found
 
 
 def _mixer(mixer: Mixer) -> str:
@@ -128,8 +135,9 @@ def _rows(facts: Mapping[str, Any], layout: ModelLayout) -> Iterator[tuple[str, 
         ),
     )
     yield "parts", " > ".join(facts["units"])
-    for mixer, number in facts["mixers"].items():
-        yield "mixer", f"{number} x {mixer}"
+    for mixer, patterns in facts["mixers"].items():
+        more = f" and {len(patterns) - 1} more" if patterns[1:] else ""
+        yield "mixer", f"{patterns[0]}{more}: {mixer}"
     yield "documents", "masked, if data.document_mask is set" if layout.masks_documents else "cannot be masked"
     for region in facts["regions"]:
         yield "tensor parallel", region
