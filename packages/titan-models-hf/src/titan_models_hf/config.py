@@ -4,10 +4,22 @@ library."""
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Mapping
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from titan_core.toolkit.sections import MOST_LAYERS
+from titan_core.toolkit.text import show
+
+# torch warns of what libraries do that transformers imports; it is no user's mistake.
+logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
+
+MOST_PARTS: Final = 1 << 16
+"""Heads, experts and other parts of a layer."""
+MOST: Final = 1 << 31
+"""Any other number."""
 NONE = "none"
 """Stands for ``None``, which TOML lacks."""
 
@@ -26,6 +38,7 @@ class HFArgs(BaseModel):
     @classmethod
     def _with_none(cls, config: dict[str, Any]) -> dict[str, Any]:
         plain: dict[str, Any] = json.loads(json.dumps(_with_none(config), sort_keys=True))
+        require_bounded(plain)
         return plain
 
     def __hash__(self) -> int:
@@ -35,6 +48,25 @@ class HFArgs(BaseModel):
     def text(self) -> str:
         """JSON that is equal for equal arguments."""
         return json.dumps([self.architecture, self.config], sort_keys=True)
+
+
+def require_bounded(config: Mapping[str, Any]) -> None:
+    """Refuse sizes that the library would take all memory or hours to build: it makes a module for each layer.
+
+    Raises:
+        ValueError: names the key, the value and the bound.
+    """
+    for key, value in config.items():
+        if isinstance(value, dict):
+            require_bounded(value)
+        size = len(value) if isinstance(value, list) else value
+        if isinstance(size, bool) or not isinstance(size, int):
+            continue
+        counts = key.startswith(("num_", "n_")) or key.endswith(("_num", "_heads"))
+        most = MOST_LAYERS if ("layer" in key and counts) or isinstance(value, list) else MOST_PARTS if counts else MOST
+        if size > most:
+            shown = f"has {size} entries" if isinstance(value, list) else f"is {show(size)}"
+            raise ValueError(f"{key} {shown}, and must be less than or equal to {most}")
 
 
 def _with_none(value: Any) -> Any:

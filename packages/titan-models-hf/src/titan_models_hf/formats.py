@@ -8,7 +8,7 @@ from typing import Any
 from titan_core.api import ForeignTensor, UserError
 from titan_core.toolkit.text import shorten, show
 from titan_models_hf.cache import facts_of
-from titan_models_hf.config import HFArgs
+from titan_models_hf.config import HFArgs, require_bounded
 
 _WITHOUT_EFFECT = {
     "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "add_cross_attention", "architectures",
@@ -41,6 +41,7 @@ def to_args(config: Mapping[str, Any]) -> HFArgs:
 
     if architecture not in library.architectures():
         raise ValueError(f"transformers {library.VERSION} has no causal language model with model_type {show(architecture)}")
+    require_bounded(config)
     known = library.config_keys(architecture)
     args = HFArgs(
         architecture=architecture,
