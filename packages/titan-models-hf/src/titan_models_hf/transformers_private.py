@@ -53,8 +53,9 @@ def config_keys(architecture: str) -> set[str]:
 
 
 def configuration(architecture: str, keys: Mapping[str, Any]) -> Any:
-    """Return the library's config."""
-    return CONFIG_MAPPING[architecture](**copy.deepcopy(dict(keys)))
+    """Return the library's config. Numbers that JSON lacks may be written as in its ``config.json``: ``{"__float__":
+    "Infinity"}``."""
+    return CONFIG_MAPPING[architecture](**PreTrainedConfig._decode_special_floats(copy.deepcopy(dict(keys))))
 
 
 def class_name(config: Any) -> str:
@@ -65,6 +66,10 @@ def class_name(config: Any) -> str:
 def build(config: Any) -> Any:
     """Return the library's model with its eager implementations, in float32, on the current default device."""
     cls = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    padding, rows = getattr(config, "pad_token_id", None), getattr(config, "vocab_size", None)
+    if isinstance(padding, int) and isinstance(rows, int) and padding >= rows:
+        # The default of a family whose vocabulary is larger than this model's. No padding is trained on.
+        config.pad_token_id = None
     model = cls._from_config(config, dtype=torch.float32, attn_implementation=EAGER)
     for name, source in tied(model).items():  # which the library leaves undone on the meta device
         owner, _, leaf = name.rpartition(".")
