@@ -12,6 +12,7 @@ from titan_core.api import (
     Column,
     Constant,
     Epsilon,
+    Factor,
     Heads,
     Layers,
     ModelDefinition,
@@ -52,7 +53,7 @@ class TinyArgs(BaseModel):
     """Whether the output layer shares the embedding's weight."""
     window: Tokens | None = Field(default=None, gt=0)
     """Positions that a query of every second block sees, the first included; unset: all."""
-    softcap: float | None = Field(default=None, gt=0)
+    softcap: Factor | None = Field(default=None, gt=0)
     """Cap of the scores of all blocks."""
     sinks: bool = False
     """Whether each head has a sink."""

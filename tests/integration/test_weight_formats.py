@@ -245,7 +245,7 @@ def test_metas_files_become_a_checkpoint(in_tmp: Path, files: int) -> None:
     ("change", "message"),
     [
         ({"model_type": "mistral"}, "llama3: model_type is \"mistral\", not 'llama'"),
-        ({"attention_bias": True}, "attention_bias is true"),
+        ({"attention_bias": True}, r"self_attn.q_proj.bias is missing"),
         ({"num_hidden_layers": 3}, "model.layers.2.self_attn.q_proj.weight is missing"),
         ({"vocab_size": 300}, r"model.embed_tokens.weight has shape \[288, 64\], but the model requires \[300, 64\]"),
     ],
