@@ -116,7 +116,7 @@ def test_a_directory_that_cannot_be_removed_is_refused(in_tmp: Path) -> None:
         (["tiny", "there.toml"], "there.toml: exists already; add --force to overwrite it, or name another file"),
         (["tiny", "none/my.toml"], "none/my.toml: cannot be written: No such file or directory; name another file"),
         (["tiny", "folder.toml", "--force"], "folder.toml: cannot be written: Is a directory; name another file"),
-        (["tiny"], "the following arguments are required: FILE"),
+        (["tiny"], "needs the name of a recipe and a FILE, or --model; write `titan recipe copy NAME FILE`"),
     ],
 )
 def test_mistakes(in_tmp: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

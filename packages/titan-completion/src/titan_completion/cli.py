@@ -14,6 +14,10 @@ _LEAD = """\
 # A copy of recipe {name}. The comments say what each key does, with its [type and default].
 # `titan train --help-all` documents all other keys.
 """
+_LEAD_OF_MODEL = """\
+# Trains {name} on chats. The comments say what each key does, with its [type and default].
+# `titan train --help-all` documents all other keys; docs/finetuning.md describes chats.
+"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,8 +44,14 @@ def schema(context: CommandContext) -> int:
 
 def copy_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``titan recipe copy``."""
-    parser.add_argument("recipe_name", metavar="NAME", help="name of a recipe (see `titan recipes`)")
-    parser.add_argument("file", metavar="FILE", type=Path, help="TOML file to write, such as my.toml")
+    parser.add_argument("recipe_name", metavar="NAME", nargs="?", help="name of a recipe (see `titan recipes`)")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="TOML file to write, such as my.toml")
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="write a recipe that trains this model on chats: a folder of weights, or the name of a downloaded model. "
+        "FILE is then optional, and there is no NAME",
+    )
     parser.add_argument("--force", action="store_true", help="overwrite FILE")
 
 
@@ -49,23 +59,54 @@ def copy(context: CommandContext) -> int:
     """Write a recipe to a file, with the documentation of each key as a comment.
 
     Raises:
-        UserError: the recipe does not exist, or the file exists or cannot be written.
+        UserError: the recipe or model does not exist, or the file exists or cannot be written.
     """
-    from titan_completion.recipe_copy import commented_copy
+    from titan_completion.model_recipe import default_file, model_recipe
+    from titan_completion.recipe_copy import commented, commented_copy
 
-    name, file, registry = context.arguments.recipe_name, context.arguments.file, context.registry
-    recipe = registry.get(Recipe, name)
-    if file.suffix != ".toml":  # `titan train my` would look for a recipe of this name
-        raise UserError.one(
-            str(file), "must end in .toml", f"write to {(file / name if file.is_dir() else file).with_suffix('.toml')}"
-        )
-    text = f"{_LEAD.format(name=name)}\n{commented_copy(recipe, registry)}"
+    arguments, registry = context.arguments, context.registry
+    name, model = arguments.recipe_name, arguments.model
+    if model is None:
+        if arguments.file is None:
+            fix = "write `titan recipe copy NAME FILE`, or `titan recipe copy --model MODEL`"
+            raise UserError.one("recipe copy", "needs the name of a recipe and a FILE, or --model", fix)
+        recipe = registry.get(Recipe, name)
+        file = _toml_file(arguments.file, name)
+        text = f"{_LEAD.format(name=name)}\n{commented_copy(recipe, registry)}"
+    else:
+        if arguments.file is not None:
+            raise UserError.one(f"--model {model}", f"replaces the recipe {name}", "give one of them")
+        file = _toml_file(name, default_file(model).stem) if name is not None else default_file(model)
+        if file.exists() and not arguments.force:  # deriving a model takes seconds
+            raise _exists(file)
+        text = f"{_LEAD_OF_MODEL.format(name=model)}\n{commented(model_recipe(model, context), registry)}"
     try:
-        with file.open("w" if context.arguments.force else "x", encoding="utf-8") as opened:
+        with file.open("w" if arguments.force else "x", encoding="utf-8") as opened:
             opened.write(text)
     except FileExistsError:
-        raise UserError.one(str(file), "exists already", "add --force to overwrite it, or name another file") from None
+        raise _exists(file) from None
     except OSError as error:
         raise UserError.one(str(file), f"cannot be written: {error.strerror or error}", "name another file") from None
-    print(f"{file}: a copy of {name}; next: `titan config check {quote(str(file))}`, then `titan train {quote(str(file))}`")
+    shown = quote(str(file))
+    if model is None:
+        print(f"{file}: a copy of {name}; next: `titan config check {shown}`, then `titan train {shown}`")
+    else:
+        print(f"{file}: trains {model} on chats.jsonl; next: set training.dataset_path to your chats, then")
+        print(f"`titan config check {shown}` and `titan train {shown}`")
     return 0
+
+
+def _toml_file(given: str, name: str) -> Path:
+    """
+    Raises:
+        UserError: it does not end in .toml.
+    """
+    file = Path(given)
+    if file.suffix != ".toml":  # `titan train my` would look for a recipe of this name
+        fix = f"write to {(file / f'{name}.toml') if file.is_dir() else file.with_suffix('.toml')}"
+        raise UserError.one(str(file), "must end in .toml", fix)
+    return file
+
+
+def _exists(file: Path) -> UserError:
+    return UserError.one(str(file), "exists already", "add --force to overwrite it, or name another file")

@@ -43,6 +43,11 @@ def commented_copy(recipe: Recipe, registry: Registry) -> str:
     raise UserError.one(f"recipe {recipe.name!r}", why, "report it to the author of its plugin")
 
 
+def commented(text: str, registry: Registry) -> str:
+    """Return the TOML ``text`` with the documentation of each key above the key."""
+    return _with_docs(text.removesuffix("\n").split("\n"), _Docs.of(parse_toml(text), registry))
+
+
 @dataclass(frozen=True)
 class _Docs:
     """Finds the documentation of keys."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from titan_core.api import ForeignTensor, UserError
+from titan_core.toolkit.errors import close_names
 from titan_core.toolkit.text import shorten, show
 from titan_models_hf.cache import facts_of
 from titan_models_hf.config import HFArgs, require_bounded
@@ -40,7 +41,13 @@ def to_args(config: Mapping[str, Any]) -> HFArgs:
     from titan_models_hf import transformers_private as library
 
     if architecture not in library.architectures():
-        raise ValueError(f"transformers {library.VERSION} has no causal language model with model_type {show(architecture)}")
+        close = close_names(architecture, library.architectures())
+        hint = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
+        why = f"transformers {library.VERSION} has no causal language model with model_type {show(architecture)}{hint}"
+        raise ValueError(why)
+    ours = library.class_name(architecture)
+    if (theirs := config.get("architectures")) and ours not in theirs:
+        raise ValueError(f"architectures is {show(theirs)}, and the library's causal language model is {ours}")
     require_bounded(config)
     known = library.config_keys(architecture)
     args = HFArgs(
@@ -49,11 +56,11 @@ def to_args(config: Mapping[str, Any]) -> HFArgs:
     )
     try:
         facts_of(args)
-        ours = library.class_name(library.configuration(architecture, args.config))
     except UserError as error:
-        raise ValueError("; ".join(problem.why for problem in error.problems)) from error
-    if (theirs := config.get("architectures")) and ours not in theirs:
-        raise ValueError(f"architectures is {show(theirs)}, and this model is {ours}")
+        from titan_models_hf.library import OTHER_MODEL
+
+        reasons = [one.why if one.fix == OTHER_MODEL else f"{one.why} ({one.fix})" for one in error.problems]
+        raise ValueError("; ".join(reasons)) from error
     return args
 
 
@@ -75,7 +82,7 @@ def from_args(args: HFArgs) -> dict[str, Any]:
     config = configuration(args)
     contents = library.plain_config(config)
     kept = {key: value for key, value in contents.items() if key not in ("dtype", "torch_dtype")}
-    return {**kept, "architectures": [library.class_name(config)], "model_type": args.architecture}
+    return {**kept, "architectures": [library.class_name(args.architecture)], "model_type": args.architecture}
 
 
 def tensors(args: HFArgs) -> list[ForeignTensor]:

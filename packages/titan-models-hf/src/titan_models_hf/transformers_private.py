@@ -58,9 +58,9 @@ def configuration(architecture: str, keys: Mapping[str, Any]) -> Any:
     return CONFIG_MAPPING[architecture](**PreTrainedConfig._decode_special_floats(copy.deepcopy(dict(keys))))
 
 
-def class_name(config: Any) -> str:
-    """Return the name of the causal language model of ``config``."""
-    return str(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__)
+def class_name(architecture: str) -> str:
+    """Return the name of the causal language model of an architecture."""
+    return str(MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[architecture]].__name__)
 
 
 def build(config: Any) -> Any:

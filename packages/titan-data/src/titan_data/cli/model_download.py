@@ -38,4 +38,5 @@ def run(context: CommandContext) -> int:
         return 0
     print(described(repository, folder, files, new))
     print(f"\ngenerate:   {next_command}\nfine-tune:  in a recipe, set model.from_pretrained = {json.dumps(str(folder))}")
+    print(f"recipe:     titan recipe copy --model {shlex.quote(str(folder))}")
     return 0
