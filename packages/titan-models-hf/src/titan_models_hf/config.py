@@ -20,6 +20,8 @@ MOST_PARTS: Final = 1 << 16
 """Heads, experts and other parts of a layer."""
 MOST: Final = 1 << 31
 """Any other number."""
+DEEPEST: Final = 16
+"""Levels of tables and lists in a value."""
 NONE = "none"
 """Stands for ``None``, which TOML lacks."""
 
@@ -51,14 +53,27 @@ class HFArgs(BaseModel):
 
 
 def require_bounded(config: Mapping[str, Any]) -> None:
-    """Refuse sizes that the library would take all memory or hours to build: it makes a module for each layer.
+    """Refuse sizes that the library would take all memory or hours to build: it makes a module for each layer. Values of no
+    known config are nested deeper than :data:`DEEPEST`, and pydantic writes none that is.
 
     Raises:
         ValueError: names the key, the value and the bound.
     """
     for key, value in config.items():
+        if _deeper(value, DEEPEST):
+            raise ValueError(f"{key} has more than {DEEPEST} levels of tables and lists")
+    _require_sizes(config)
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return bool(inner) and (levels == 0 or any(_deeper(one, levels - 1) for one in inner))
+
+
+def _require_sizes(config: Mapping[str, Any]) -> None:
+    for key, value in config.items():
         if isinstance(value, dict):
-            require_bounded(value)
+            _require_sizes(value)
         size = len(value) if isinstance(value, list) else value
         if isinstance(size, bool) or not isinstance(size, int):
             continue

@@ -46,7 +46,8 @@ def to_args(config: Mapping[str, Any]) -> HFArgs:
         why = f"transformers {library.VERSION} has no causal language model with model_type {show(architecture)}{hint}"
         raise ValueError(why)
     ours = library.class_name(architecture)
-    if (theirs := config.get("architectures")) and ours not in theirs:
+    theirs = config.get("architectures")
+    if theirs and not (isinstance(theirs, list) and ours in theirs):
         raise ValueError(f"architectures is {show(theirs)}, and the library's causal language model is {ours}")
     require_bounded(config)
     known = library.config_keys(architecture)

@@ -74,10 +74,14 @@ def initial_values(args: HFArgs, model: Any) -> dict[str, Value]:
     """Return the initial value of each parameter of ``model``, which is on the meta device.
 
     Raises:
-        UserError: one is neither a constant nor a random draw that Titan knows.
+        UserError: one is neither a constant nor a random draw that Titan knows; or the library cannot compute them.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    first, second = _recorded(model, names), _recorded(model, names)
+    try:
+        first, second = _recorded(model, names), _recorded(model, names)
+    except Exception as error:  # it computes with values that the config does not check
+        why = f"its _init_weights raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise refusal(args, why, "correct model.args.config, or choose another model") from error
     # A table that differs between two runs contains random numbers that nothing has recorded.
     values = {name: value if value == second.get(name) else None for name, value in first.items()}
     unknown = [name for name in names.values() if values.get(name) is None]
