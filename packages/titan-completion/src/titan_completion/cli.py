@@ -87,12 +87,11 @@ def copy(context: CommandContext) -> int:
         raise _exists(file) from None
     except OSError as error:
         raise UserError.one(str(file), f"cannot be written: {error.strerror or error}", "name another file") from None
-    shown = quote(str(file))
     if model is None:
-        print(f"{file}: a copy of {name}; next: `titan config check {shown}`, then `titan train {shown}`")
+        first = f"{file}: a copy of {name}; next:"
     else:
-        print(f"{file}: trains {model} on chats.jsonl; next: set training.dataset_path to your chats, then")
-        print(f"`titan config check {shown}` and `titan train {shown}`")
+        first = f"{file}: trains {model} on chats.jsonl; next: set training.dataset_path to your chats,"
+    print(f"{first} `titan config check {quote(str(file))}`, then `titan train {quote(str(file))}`")
     return 0
 
 
