@@ -39,8 +39,11 @@ def stand_in_for_rings(part: ModelPart, context: TrainingContext[None]) -> Model
     return part
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, group: str, passed: bool) -> tuple[Tensor, Tensor]:
-    """Arguments and results are those of ``titan_parallel::ring_attention``."""
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scale: float, group: str, passed: bool
+) -> tuple[Tensor, Tensor]:
+    """Arguments and results are those of ``titan_parallel::ring_attention``, without sinks."""
+    assert sinks is None
     ranks = _group(group)
     keys, values = _gathered(_repeated(k, q), _repeated(v, q), ranks)
     merged = torch.empty_like(q, dtype=torch.float32)
@@ -63,9 +66,19 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, group: str, passed: b
 
 
 def _attend_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, scale: float, group: str, passed: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Arguments and results are those of ``titan_parallel::ring_attention_backward``."""
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    scale: float,
+    group: str,
+    passed: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Arguments and results are those of ``titan_parallel::ring_attention_backward``, without sinks."""
+    assert sinks is None
     ranks = _group(group)
     own = _repeated(k, q), _repeated(v, q)
     keys, values = _gathered(*own, ranks)
@@ -85,7 +98,7 @@ def _attend_backward(
             total[:, :, seen] += part
         sums = _passed_on(sums, ranks)
     grad_k, grad_v = (total.to(k.dtype).unflatten(1, (k.shape[1], -1)).sum(2) for total in sums)
-    return grad_q.to(q.dtype), grad_k, grad_v
+    return grad_q.to(q.dtype), grad_k, grad_v, q.new_empty(0)
 
 
 def _group(name: str) -> dist.ProcessGroup:

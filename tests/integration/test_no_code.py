@@ -306,7 +306,10 @@ from harness.jobs import TINY, run_recipe
 from titan_core.api import RunStopped, TokenizerContext, UserError
 from titan_core.cli.main import main
 from titan_data.tokenizers.hugging_face import build
+import titan_models_hf.derive  # transformers loads libraries of C that are installed beside it
+import transformers.models.llama.modeling_llama
 
+os.environ["XDG_CACHE_HOME"] = os.path.abspath("runs/cache")
 share, shares = int(sys.argv[1]), int(sys.argv[2])
 texts = ("evil_module:owned", "evil_module", "../evil", os.path.abspath("evil.pkl"), "file://evil.pkl")
 writes_into = os.path.abspath("runs")

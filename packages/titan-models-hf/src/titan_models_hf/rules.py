@@ -38,7 +38,8 @@ def rules_of(model: Any, architecture: str, trace: Trace) -> tuple[dict[str, str
     ]
     for name, module in model.named_modules():
         if isinstance(module, GatedDeltaNet | Mamba):
-            regions.append(name)
+            layers.pop(name, None)  # the library's plan is that of its own module
+            regions = [*(region for region in regions if region != name), name]
             rules |= {f"{name}.{leaf}": rule for leaf, rule in module.rules().items()}
     for region in regions:
         for name, rule in layers.get(region, {}).items():
