@@ -108,10 +108,18 @@ TWO_STAGES = {**JOB, P + "pipeline_parallel_degree": 2, P + "pipeline_parallel_s
     "settings",
     [
         {"training.global_batch_size": 4 * 4 * 8},
-        {"training.global_batch_size": 4 * 4 * 8, P + "fsdp_reshard_after_forward": "never"},
+        pytest.param(
+            {"training.global_batch_size": 4 * 4 * 8, P + "fsdp_reshard_after_forward": "never"}, marks=pytest.mark.long
+        ),
         {**TWO_STAGES, "training.local_batch_size": 16},
-        {**TWO_STAGES, "training.local_batch_size": 32, P + "pipeline_parallel_schedule": "Interleaved1F1B"},
-        {**TWO_STAGES, "training.local_batch_size": 16, P + "pipeline_parallel_schedule": "InterleavedZeroBubble"},
+        pytest.param(
+            {**TWO_STAGES, "training.local_batch_size": 32, P + "pipeline_parallel_schedule": "Interleaved1F1B"},
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            {**TWO_STAGES, "training.local_batch_size": 16, P + "pipeline_parallel_schedule": "InterleavedZeroBubble"},
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["accumulation", "gathered once", "1F1B", "interleaved", "zero bubble"],
 )

@@ -50,7 +50,7 @@ MESHES = [
     Case("PP 2, ZBVZeroBubble, offloaded", 2, {PP: 2, SCHEDULE: "ZBVZeroBubble", "training.enable_cpu_offload": "true"}),
     Case("PP 2, 1F1B, offloaded", 2, {PP: 2, "training.enable_cpu_offload": "true"}),
 ]
-FAST = ("FSDP 2", "TP 2", "CP 2", "FSDP x PP", "PP 2, ZBVZeroBubble, offloaded", "PP 2, 1F1B, offloaded")
+FAST = ("TP 2", "FSDP x PP", "PP 2, ZBVZeroBubble, offloaded")
 
 
 def table() -> list[Any]:

@@ -51,7 +51,7 @@ def test_two_processes_have_the_losses_of_one_without_any_flag(tmp_path: Path) -
     assert losses["plain"] == losses["two"]
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_the_default_recipe_learns_more_than_letter_frequencies(tmp_path: Path) -> None:
     result = titan("train", "--training.steps", "36", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
