@@ -90,9 +90,8 @@ def test_groups(chosen: Sequence[Package]) -> dict[str, list[str]]:
 
 
 def declared(chosen: Sequence[Package]) -> list[str]:
-    """Return what ``chosen``, their extras, their dependencies in the workspace and their tests require."""
-    needed = {one.name: one for package in chosen for one in with_dependencies(package.name)}
-    requirements = [one for package in needed.values() for one in package.project["dependencies"]]
+    """Return what ``chosen``, their extras and their tests require."""
+    requirements = [one for package in chosen for one in package.project["dependencies"]]
     requirements += [
         one for package in chosen for extra in package.extras for one in package.project["optional-dependencies"][extra]
     ]

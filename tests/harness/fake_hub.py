@@ -64,7 +64,10 @@ def running(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHub
     """Run a hub until the end of the block."""
     hub = FakeHub({name: dict(files) for name, files in repositories.items()})
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub, storage)) for storage in (False, True)]
-    hub.url, hub.storage_url = (f"http://127.0.0.1:{server.server_address[1]}" for server in servers)
+    # As on the real hub, files lie on another host: the client takes the metadata from the answer that redirects there.
+    hub.url, hub.storage_url = (
+        f"http://{host}:{server.server_address[1]}" for host, server in zip(("127.0.0.1", "localhost"), servers, strict=True)
+    )
     threads = [threading.Thread(target=server.serve_forever, args=(0.01,)) for server in servers]
     for thread in threads:
         thread.start()
@@ -86,7 +89,7 @@ def use(hub_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", hub_url)
     template = hub_url + "/{repo_id}/resolve/{revision}/{filename}"
