@@ -42,6 +42,7 @@ MUTANTS = (
     Mutant("hf-fused-rows-overlap", FUSED, "        first += count\n", "", (FORMATS,)),
     Mutant("hf-unrecorded-draw", INITIAL, "value if value == second.get(name) else None", "value", ("tests/models_hf/test_initial.py",)),
     Mutant("hf-operands-swapped", "models-hf/programs.py", "*(reversed(operands) if flipped else operands)", "*operands", ("tests/models_hf/test_initial.py",)),
+    Mutant("hf-stale-step", "models-hf/programs.py", "if version == version_of(tensor):", "if version is not None:", ("tests/models_hf/test_initial.py",)),
     Mutant("hf-later-positions-seen", "models-hf/reference.py", "if not trial.same(trial.run(tokens)[:, :-1], trial.run(trial.tokens)[:, :-1]):", "if False:", ("tests/models_hf/test_refusals.py",)),
     Mutant("cap-after-the-mask", DENSE, "        scores = softcap * torch.tanh(scores / softcap)\n    scores = scores.masked_fill(~seen.unsqueeze(2), -torch.inf)\n", "        scores = softcap * torch.tanh(scores.masked_fill(~seen.unsqueeze(2), -torch.inf) / softcap)\n", (OPTIONS,)),
     Mutant("window-lost-in-the-cache", DECODING, "seen = ((distance >= 0) & (distance < window) & ", "seen = ((distance >= 0) & ", (OPTIONS,)),

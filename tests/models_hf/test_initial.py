@@ -81,6 +81,24 @@ def test_an_unknown_operation_has_no_program() -> None:
     assert program(lambda: torch.rand(4, device="meta").log_().sin_()) is None
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("view", [False, True])
+def test_an_element_that_is_written_to_afterwards_is_not_forgotten(device: str, view: bool) -> None:
+    def compute() -> Tensor:
+        values = torch.ones(4, device=device) if device == "cpu" else torch.rand(4, device=device)
+        first = values.log()  # both have been recorded
+        (values.view(2, 2)[1] if view else values)[0] = 5.0
+        return values.exp() if device == "meta" else first + values
+
+    text = program(compute)
+    if device == "meta":
+        assert text is None
+    else:
+        assert text is not None
+        expected = [1.0, 1.0, 5.0, 1.0] if view else [5.0, 1.0, 1.0, 1.0]
+        assert run(elements(4, NUMBERS), text).tolist() == expected
+
+
 def test_random_numbers_that_nothing_records_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import initialization
     from transformers.models.qwen3.modeling_qwen3 import Qwen3PreTrainedModel

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from titan_core.api import Elements
+from titan_models_hf.torch_private import version_of
 
 Step = list[Any]
 """Name of an operation, then its arguments: numbers, and ``"%n"``, the result of step ``n``."""
@@ -47,8 +48,8 @@ class ProgramRecorder(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._steps: list[Step] = []
-        self._step_of: dict[int, int] = {}
-        """Id of a tensor -> the step that has computed it last."""
+        self._step_of: dict[int, tuple[int, int]] = {}
+        """Id of a tensor -> the step that computed it, and its version then, which writing to it or to a view raises."""
         self._kept: list[Tensor] = []  # the ids above stay theirs
 
     def program(self, tensor: Tensor) -> str | None:
@@ -72,15 +73,12 @@ class ProgramRecorder(TorchFunctionMode):
     ) -> Any:
         step = self._step(getattr(function, "__name__", ""), arguments, dict(keywords or {}))
         result = function(*arguments, **(keywords or {}))
-        if isinstance(result, Tensor):
-            if step is None:
-                self._step_of.pop(id(result), None)  # changed in place by an unknown operation
-            else:
-                self._record(result, step)
+        if isinstance(result, Tensor) and step is not None:
+            self._record(result, step)
         return result
 
     def _record(self, tensor: Tensor, step: Step) -> None:
-        self._step_of[id(tensor)] = len(self._steps)
+        self._step_of[id(tensor)] = len(self._steps), version_of(tensor)
         self._steps.append(step)
         self._kept.append(tensor)
 
@@ -104,9 +102,13 @@ class ProgramRecorder(TorchFunctionMode):
 
     def _of(self, tensor: Tensor) -> int | None:
         """Return the step that has computed ``tensor``: a table, if it is small and has values."""
-        if id(tensor) not in self._step_of and not tensor.is_meta and 0 < tensor.numel() <= _LARGEST_TABLE:
-            self._record(tensor, ["table", *tensor.detach().double().flatten().tolist()])
-        return self._step_of.get(id(tensor))
+        step, version = self._step_of.get(id(tensor), (None, None))
+        if version == version_of(tensor):
+            return step
+        if tensor.is_meta or not 0 < tensor.numel() <= _LARGEST_TABLE:
+            return None
+        self._record(tensor, ["table", *tensor.detach().double().flatten().tolist()])
+        return len(self._steps) - 1
 
 
 def _operands(step: Step) -> list[int]:

@@ -10,6 +10,11 @@ def whole_of(tensor: Tensor) -> Tensor | None:
     return tensor._base
 
 
+def version_of(tensor: Tensor) -> int:
+    """Return how often ``tensor``, or a view of its memory, has been written to."""
+    return tensor._version
+
+
 def run_last(module: nn.Module, hook: int) -> None:
     """Let the forward hook with this number run after all others of ``module``."""
     if hook in module._forward_hooks:
