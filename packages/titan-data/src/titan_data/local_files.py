@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ ENDINGS = {
 }
 
 
+_ON_HUB = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 EMPTY, EMPTY_FIX = "the dataset is empty", "name a file that contains documents"
 
@@ -134,6 +135,50 @@ def first_line(file: Path) -> tuple[int, bytes]:
         return next(((number, line) for number, line in enumerate(_lines(file), 1) if line.strip()), (0, b""))
     except Damaged as error:
         raise damaged(file, error) from None
+
+
+def first_record(context: DatasetContext[Any]) -> tuple[Any, str] | None:
+    """Return the first record of the JSON lines at the dataset's path, and its place. ``None`` for files with one JSON array
+    or indented objects, which are left for ``datasets`` to check.
+
+    Raises:
+        CorruptRecord: it is not JSON.
+        UserError: all files are empty.
+    """
+    for file in find_files(context, ENDINGS["json"]):
+        number, line = first_line(file)
+        if not line:
+            continue
+        if not _begins_lines(line):
+            return None
+        place = f"{file}:{number}"
+        try:
+            return json.loads(line), place
+        except ValueError as error:
+            raise CorruptRecord(place, f"not a JSON record: {error}", "each line must be one JSON object") from None
+    raise UserError.one(context.where, EMPTY, EMPTY_FIX)
+
+
+def form_of(context: DatasetContext[Any], forms: Sequence[str], contents: str) -> str | None:
+    """Return which of ``forms`` (keys of :data:`ENDINGS`) the files at the dataset's path have; ``None`` for a dataset on
+    the hub.
+
+    Args:
+        contents: what the files must have, for errors.
+
+    Raises:
+        UserError: the path is missing, or names no file, or files of several forms.
+    """
+    endings = tuple(ending for form in forms for ending in ENDINGS[form])
+    path = Path(context.path or "").expanduser()
+    if _ON_HUB.fullmatch(context.path or "") and not path.exists() and plain_suffix(path) not in endings:
+        return None
+    files = find_files(context, endings)
+    found = {form for file in files for form in forms if plain_suffix(file) in ENDINGS[form]}
+    if len(found) != 1:
+        why = "contains files of several forms" if found else f"is not a file that ends in {' or '.join(endings)}"
+        raise UserError.one(context.where, why, f"name files of one form, {contents}")
+    return found.pop()
 
 
 def _lines(file: Path) -> Iterator[bytes]:

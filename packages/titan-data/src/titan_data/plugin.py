@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from titan_core.api import Command, Dataset, HealthCheck, ModelHub, Ref, Tokenizer, hookimpl
 from titan_data.chat.config import ChatSection
+from titan_data.foreign.config import FlatTokensSection, InputIdsSection, MdsSection
 
-api = (2, 0)
+api = (2, 1)
+
+FOREIGN: Final = (
+    ("megatron", "token ids of Megatron-LM: a .bin and an .idx file", None),
+    ("mds", "token ids of MosaicML's streaming: a folder with index.json", MdsSection),
+    ("datatrove", "token ids of datatrove, for nanotron: .ds files", None),
+    ("flat_tokens", "files of token ids without an index: nanoGPT, llm.c, OLMo, numpy.save", FlatTokensSection),
+    ("input_ids", "records with a column of token ids: Parquet, Arrow, JSON or the hub", InputIdsSection),
+)
+"""Datasets that other tools have tokenised: name, summary and section."""
 
 
 @hookimpl
@@ -30,6 +40,19 @@ def titan_datasets() -> list[Dataset]:
             build=Ref("titan_data.tokenized:open_tokenized"),
             check=Ref("titan_data.tokenized:check_tokenized"),
             holds_tokens=True,
+        ),
+        *(
+            Dataset(
+                name=name,
+                summary=summary,
+                config=section,
+                build=Ref(f"titan_data.foreign.{name}:open_{name}"),
+                check=Ref(f"titan_data.foreign.{name}:check_{name}"),
+                describe=Ref(f"titan_data.foreign.{name}:describe_{name}"),
+                holds_tokens=True,
+                splits=name == "input_ids",
+            )
+            for name, summary, section in FOREIGN
         ),
         Dataset(
             name="chat",
@@ -98,6 +121,13 @@ def titan_commands() -> list[Command]:
             arguments=Ref("titan_data.cli.data_tokenize:arguments"),
             run=Ref("titan_data.cli.data_tokenize:run"),
             overrides=True,
+        ),
+        Command(
+            name="data export",
+            group="data and models",
+            summary="write a tokenised dataset in the format of Megatron-LM",
+            arguments=Ref("titan_data.cli.data_export:arguments"),
+            run=Ref("titan_data.cli.data_export:run"),
         ),
         Command(
             name="tokenizer download",

@@ -446,6 +446,7 @@ RETURNS: Final[dict[str, Check]] = {
     "Observer.check": _problems,
     "Dataset.build": _object(f"{_DATASET}:DocumentSource", _FINGERPRINT),
     "Dataset.check": _problems,
+    "Dataset.describe": _list_of(str),
     "Dataset.extras": _fields,
     "RecordFormat.convert": _anything,
     "Tokenizer.build": _object(

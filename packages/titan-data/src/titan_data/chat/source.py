@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import re
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from titan_core.api import (
@@ -23,14 +20,13 @@ from titan_core.api import (
 from titan_data.chat.config import ChatSection
 from titan_data.chat.records import FIELDS, chat_of
 from titan_data.chat.tokens import plain_tokens, templated_tokens
-from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files, first_line, holds_lines, plain_suffix
+from titan_data.local_files import first_record, form_of
 from titan_data.records import check_format, converted
 
 log = logging.getLogger(__name__)
 
 _FORMS = ("json", "parquet", "arrow")
 _MOST_LOGGED = 20
-_ON_HUB = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 _TEMPLATE_FIX = (
     "use the tokenizer of an instruction-tuned model, write a chat_template.jinja beside tokenizer.json, or, for prompts "
     'and completions, set chat.template = "none"'
@@ -100,20 +96,21 @@ def open_chats(context: DatasetContext[ChatSection]) -> DocumentSource:
     from titan_data.huggingface import open_files, stream_hub
 
     read = ChatReader(context)
-    form = _form(context)
+    form = form_of(context, _FORMS, f"with the fields {FIELDS}")
     return stream_hub(context, read) if form is None else open_files(context, form, read)
 
 
 def check_chats(context: DatasetContext[ChatSection]) -> list[Problem]:
     """Check the files, the tokenizer's template, and the first record of JSON lines."""
     try:
-        form = _form(context)
+        form = form_of(context, _FORMS, f"with the fields {FIELDS}")
         problems = check_format(context)
         if problems or context.tokenizer_spec is None:
             return problems
         read = ChatReader(context)
-        if form == "json" and not context.skip_corrupt:
-            _check_first(context, read)
+        if form == "json" and not context.skip_corrupt and (first := first_record(context)) is not None:
+            with suppress(ExcludedRecord):  # others may fit
+                read(*first)
     except CorruptRecord as error:
         return [Problem(error.place, error.why, error.fix)]
     except UserError as error:
@@ -121,48 +118,6 @@ def check_chats(context: DatasetContext[ChatSection]) -> list[Problem]:
     except OSError as error:
         return [Problem(context.where, f"cannot be read: {error.strerror or error}", "check its permissions")]
     return []
-
-
-def _check_first(context: DatasetContext[ChatSection], read: ChatReader) -> None:
-    """Read the first record of JSON lines. Files with one JSON array or indented objects are left for ``datasets`` to check.
-
-    Raises:
-        CorruptRecord: it is not a chat.
-        UserError: all files are empty.
-    """
-    for file in find_files(context, ENDINGS["json"]):
-        number, line = first_line(file)
-        if not line:
-            continue
-        if not holds_lines(file):
-            return
-        place = f"{file}:{number}"
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise CorruptRecord(place, f"not a JSON record: {error}", "each line must be one JSON object") from None
-        with suppress(ExcludedRecord):  # others may fit
-            read(record, place)
-        return
-    raise UserError.one(context.where, EMPTY, EMPTY_FIX)
-
-
-def _form(context: DatasetContext[ChatSection]) -> str | None:
-    """Return the form of the files that ``context.path`` names, ``None`` for a dataset on the hub.
-
-    Raises:
-        UserError: the path is missing, or names no file, or files of several forms.
-    """
-    endings = tuple(ending for form in _FORMS for ending in ENDINGS[form])
-    path = Path(context.path or "").expanduser()
-    if _ON_HUB.fullmatch(context.path or "") and not path.exists() and plain_suffix(path) not in endings:
-        return None
-    files = find_files(context, endings)
-    forms = {form for file in files for form in _FORMS if plain_suffix(file) in ENDINGS[form]}
-    if len(forms) != 1:
-        why = "contains files of several forms" if forms else f"is not a file that ends in {' or '.join(endings)}"
-        raise UserError.one(context.where, why, f"name files of one form, with the fields {FIELDS}")
-    return forms.pop()
 
 
 def _require_template(tokenizer: Any, context: DatasetContext[ChatSection]) -> None:

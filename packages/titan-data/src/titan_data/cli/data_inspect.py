@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
-from titan_core.api import CommandContext, TextTokenizer, UserError
+from titan_core.api import CommandContext, Dataset, TextTokenizer, UserError
 from titan_core.toolkit.arguments import json_argument, recipe_arguments, small_integer
 from titan_core.toolkit.jobs import AssembledJob, note_of
 from titan_core.toolkit.reading import StepRows
@@ -50,13 +50,19 @@ def run(context: CommandContext) -> int:
     if not arguments.json:
         print(f"{_plan(job)}\n", flush=True)  # before the data, which may take a while to open
     datasets = job.data.datasets
+    descriptions = [] if job.missing else list(_descriptions(context, job))
     sequences, tokens, count, notes = _read(context, job, arguments.sequences)
     total = sum(tokens.values())
     shares = {dataset.name: tokens[dataset.name] / max(total, 1) for dataset in datasets}
     if arguments.json:
         shown = [vars(sequence) for sequence in sequences]
-        print_json({"sequences": shown, "shares": shares, "tokens": dict(tokens), "notes": notes})
+        described = {name: [line for of, line in descriptions if of == name] for name, _ in descriptions}
+        print_json({"datasets": described, "sequences": shown, "shares": shares, "tokens": dict(tokens), "notes": notes})
         return 0
+    for dataset, line in descriptions:
+        print(f"{dataset}: {line}")
+    if descriptions:
+        print()
     if notes:
         print_notes(notes)
         if any("model.tokenizer" in problem.where for problem in job.missing):
@@ -85,6 +91,18 @@ def _plan(job: AssembledJob) -> str:
         f"{datasets}, tokenizer {job.tokenizer.name}: each step reads {batch.global_size} sequences of {batch.seq_len} "
         f"tokens, from {batch.logical_shards} logical shards"
     )
+
+
+def _descriptions(context: CommandContext, job: AssembledJob) -> Iterator[tuple[str, str]]:
+    """Yield the names of datasets, each with a line that says how it is read.
+
+    Raises:
+        UserError: a dataset is invalid.
+    """
+    for dataset in job.data.datasets:
+        describe = context.registry.get(Dataset, dataset.context.name).describe
+        if describe is not None:
+            yield from ((dataset.name, line) for line in describe.load()(dataset.context))
 
 
 def _read(context: CommandContext, job: AssembledJob, count: int) -> tuple[list[_Sequence], Counter[str], int, list[str]]:

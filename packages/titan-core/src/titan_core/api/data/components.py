@@ -23,6 +23,9 @@ class Dataset(Component):
     """Opens the dataset. Must not import torch."""
     check: Ref[Callable[[DatasetContext[Any]], Iterable[Problem]]] | None = None
     """Returns the reasons why the dataset cannot be opened (missing file or field, empty file). Cheap; free of torch."""
+    describe: Ref[Callable[[DatasetContext[Any]], Iterable[str]]] | None = None
+    """Returns lines that say how the dataset is read, such as what was detected in its files, for ``titan data inspect``.
+    Cheap; free of torch."""
     splits: bool = False
     """Whether the dataset honours the split in its context. A job that sets a split for any other dataset is refused."""
     holds_tokens: bool = False

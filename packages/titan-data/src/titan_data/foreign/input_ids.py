@@ -1,0 +1,162 @@
+"""Dataset ``input_ids``: records that have been tokenised, as ``datasets`` and trainers of ``transformers`` keep them.
+
+A column ``labels`` says which tokens are trained on (-100: not), and a column ``attention_mask`` which of them are padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import numpy
+from numpy.typing import NDArray
+
+from titan_core.api import (
+    CorruptRecord,
+    DatasetContext,
+    Document,
+    DocumentSource,
+    ExcludedRecord,
+    Problem,
+    UserError,
+    WeightedTokens,
+)
+from titan_core.toolkit.plain_json import json_kind
+from titan_core.toolkit.tokenizers import token_ids
+from titan_data.foreign.config import InputIdsSection
+from titan_data.foreign.documents import TOKENIZER_FIX, UNRECORDED
+from titan_data.local_files import ENDINGS, find_files, first_record, form_of
+
+FORMS: Final = ("parquet", "arrow", "json")
+CONTENTS: Final = "with a column of token ids"
+IGNORED: Final = -100
+"""The label of a token without a loss, as in ``torch.nn.CrossEntropyLoss``."""
+
+
+class InputIdsReader:
+    """Converts records to documents."""
+
+    def __init__(self, context: DatasetContext[InputIdsSection]) -> None:
+        self._column, self._vocab_size = context.section.column, context.vocab_size
+
+    def __call__(self, record: Any, place: str) -> Document:
+        """Return the tokens of ``record``.
+
+        Raises:
+            CorruptRecord: it has no token ids, or they are outside the vocabulary.
+            ExcludedRecord: none of its tokens is trained on.
+        """
+        if not isinstance(record, Mapping):
+            raise CorruptRecord(place, f"a record must be a JSON object, not {json_kind(record)}")
+        if self._column not in record:
+            raise CorruptRecord(place, _no_column(self._column, record), "set input_ids.column")
+        ids = _integers(record[self._column], self._column, place)
+        if self._vocab_size is not None:
+            try:
+                ids = token_ids(ids, self._vocab_size)
+            except ValueError as error:
+                raise CorruptRecord(place, str(error), TOKENIZER_FIX) from None
+        labels = _beside(record, "labels", ids, place)
+        mask = _beside(record, "attention_mask", ids, place)
+        kept = slice(None) if mask is None else _kept(mask, place)
+        if labels is None:
+            return ids[kept]
+        if (wrong := numpy.flatnonzero((labels != IGNORED) & (labels != ids))).size:
+            at = int(wrong[0])
+            why = f"label {at} is {labels[at]}, but token {at} is {ids[at]}: labels other than the tokens are not supported"
+            raise CorruptRecord(place, why, f"make each label its own token or {IGNORED}, or remove the column")
+        weights = (labels != IGNORED).astype(numpy.float32)[kept]
+        if not weights[1:].any():
+            raise ExcludedRecord(place, f"all of its labels are {IGNORED}")
+        return WeightedTokens(ids[kept], weights)
+
+
+def _integers(value: Any, name: str, place: str) -> NDArray[Any]:
+    ids = None
+    if isinstance(value, list | tuple | numpy.ndarray):
+        try:
+            ids = numpy.asarray(value if len(value) else numpy.empty(0, numpy.int64))
+        except (ValueError, OverflowError):  # lists of other lists; numbers beyond 64 bits
+            ids = None
+    if ids is None or ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise CorruptRecord(place, f"column {name!r} contains {json_kind(value)} that is not a list of token ids")
+    return ids
+
+
+def _beside(record: Mapping[str, Any], name: str, ids: NDArray[Any], place: str) -> NDArray[Any] | None:
+    if record.get(name) is None:
+        return None
+    values = _integers(record[name], name, place)
+    if len(values) != len(ids):
+        raise CorruptRecord(place, f"column {name!r} has {len(values)} values, but there are {len(ids)} token ids")
+    return values
+
+
+def _kept(mask: NDArray[Any], place: str) -> slice:
+    """Return the tokens between the padding at both ends."""
+    kept = numpy.flatnonzero(mask)
+    if not len(kept):
+        return slice(0, 0)
+    first, last = int(kept[0]), int(kept[-1]) + 1
+    if last - first != len(kept):
+        why = "its attention_mask is 0 between other tokens, which cannot be represented"
+        raise CorruptRecord(place, why, "remove these tokens, or the column")
+    return slice(first, last)
+
+
+def open_input_ids(context: DatasetContext[InputIdsSection]) -> DocumentSource:
+    """Open local files, or a dataset on the hub if no such file exists.
+
+    Raises:
+        UserError: it cannot be opened.
+    """
+    from titan_data.huggingface import open_files, stream_hub
+
+    read, form = InputIdsReader(context), form_of(context, FORMS, CONTENTS)
+    return stream_hub(context, read) if form is None else open_files(context, form, read)
+
+
+def check_input_ids(context: DatasetContext[InputIdsSection]) -> list[Problem]:
+    """Check the first record of JSON lines, or the columns of the first Parquet file."""
+    try:
+        form = form_of(context, FORMS, CONTENTS)
+        if form == "json" and not context.skip_corrupt and (first := first_record(context)) is not None:
+            with suppress(ExcludedRecord):  # others may be trained on
+                InputIdsReader(context)(*first)
+        if form == "parquet":
+            _require_column(context)
+    except CorruptRecord as error:
+        return [Problem(error.place, error.why, error.fix)]
+    except UserError as error:
+        return list(error.problems)
+    except OSError as error:
+        return [Problem(context.where, f"cannot be read: {error.strerror or error}", "check its permissions")]
+    return []
+
+
+def describe_input_ids(context: DatasetContext[InputIdsSection]) -> list[str]:
+    """Return the form of the files."""
+    form = form_of(context, FORMS, CONTENTS)
+    return [f"column {context.section.column!r} of {form or 'a dataset on the hub'}", UNRECORDED]
+
+
+def _require_column(context: DatasetContext[InputIdsSection]) -> None:
+    """
+    Raises:
+        UserError: the first Parquet file has no column of token ids.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    file = find_files(context, ENDINGS["parquet"])[0]
+    try:
+        names = pyarrow.parquet.read_schema(file).names
+    except pyarrow.ArrowException as error:
+        raise UserError.one(str(file), f"not a Parquet file: {error}", "check the path") from None
+    if context.section.column not in names:
+        raise UserError.one(str(file), _no_column(context.section.column, names), "set input_ids.column")
+
+
+def _no_column(column: str, names: Iterable[Any]) -> str:
+    return f"no column {column!r} (columns: {', '.join(map(str, names))})"

@@ -1,0 +1,249 @@
+"""Dataset ``mds``: the shards of MosaicML's streaming library, uncompressed and on a local disk.
+
+``index.json`` lists the shards, with the names, encodings and sizes of their columns. A shard is little-endian: the number
+of samples and the first byte of each sample and of the end (uint32 each), the columns once more as JSON, and the samples. A
+sample has the size of each column whose size varies (uint32), and then the values of all columns.
+
+Source: ``streaming.base.format.mds`` (mosaicml-streaming 0.10).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import numpy
+from numpy.typing import NDArray
+
+from titan_core.api import DatasetContext, DocumentSource, Problem, UserError
+from titan_core.toolkit.plain_json import read_object
+from titan_data.foreign.config import MdsSection
+from titan_data.foreign.documents import (
+    UNRECORDED,
+    MappedFiles,
+    check_documents,
+    describe_amount,
+    needed_path,
+    open_documents,
+)
+
+INDEX, VERSION = "index.json", 2
+_NAMES: Final = ("tokens", "input_ids", "token_ids")
+_INTEGERS: Final = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+_CODES: Final = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 32: "uint32", 33: "int32", 64: "uint64", 65: "int64"}
+"""Types of integers, by the code in a value whose encoding names no type."""
+_COPY = "copy the folder again, or write it again"
+
+
+@dataclass(frozen=True)
+class TokenColumn:
+    """The column with the token ids."""
+
+    number: int
+    sizes: tuple[int | None, ...]
+    """Size of each column of the shard in bytes; ``None``: it differs from sample to sample."""
+    dtype: str | None
+    """Type of the ids; ``None``: each value names its own."""
+    shape: bool
+    """Whether each value begins with its shape."""
+
+
+@dataclass(frozen=True)
+class MdsShard:
+    """One file, as the index lists it."""
+
+    file: Path
+    samples: int
+    size: int
+    column: TokenColumn
+
+
+class MdsDocuments:
+    """The samples of some shards."""
+
+    def __init__(self, shards: Sequence[MdsShard], unread: Sequence[str]) -> None:
+        """``unread``: names of the columns that are not read."""
+        self._shards = [shard for shard in shards if shard.samples]
+        self._unread = unread
+        self._upto = list(accumulate(shard.samples for shard in self._shards))
+        self._maps = MappedFiles()
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """See :class:`~titan_data.foreign.documents.Layout`."""
+        return [shard.file for shard in self._shards]
+
+    def __len__(self) -> int:
+        return self._upto[-1] if self._upto else 0
+
+    def read(self, index: int) -> tuple[NDArray[Any], str]:
+        """See :class:`~titan_data.foreign.documents.Layout`."""
+        number = bisect_right(self._upto, index)
+        shard = self._shards[number]
+        sample = index - (self._upto[number] - shard.samples)
+        content = self._maps.array(shard.file, "|u1")
+        place = f"{shard.file}, sample {sample}"
+        try:
+            begin, end = (int(bound) for bound in numpy.frombuffer(content, "<u4", 2, 4 * (1 + sample)))
+            if not 4 * (2 + shard.samples) <= begin <= end <= len(content):
+                raise ValueError(f"it lies at bytes {begin:,} to {end:,} of {len(content):,}")
+            return _value(content[begin:end], shard.column), place
+        except (ValueError, IndexError) as error:
+            raise UserError.one(place, f"damaged: {error}", _COPY) from None
+
+    def describe(self) -> list[str]:
+        """See :class:`~titan_data.foreign.documents.Layout`."""
+        dtypes = {shard.column.dtype for shard in self._shards} - {None}
+        lines = [describe_amount(len(self), None, map(str, dtypes)), UNRECORDED]
+        return [*lines, *([f"columns that are not read: {', '.join(self._unread)}"] if self._unread else [])]
+
+
+def _value(sample: NDArray[Any], column: TokenColumn) -> NDArray[Any]:
+    """Return the token ids in a sample.
+
+    Raises:
+        ValueError: the sample is damaged, or does not contain token ids.
+    """
+    varying = sum(size is None for size in column.sizes)
+    varied = iter(numpy.frombuffer(sample, "<u4", varying).tolist())
+    sizes = [next(varied) if size is None else size for size in column.sizes]
+    first = 4 * varying + sum(sizes[: column.number])
+    if first + sizes[column.number] > len(sample):
+        raise ValueError("its columns are longer than the sample")
+    value, at, dtype = sample[first : first + sizes[column.number]], 0, column.dtype
+    if dtype is None:
+        if (code := int(value[0])) not in _CODES:
+            raise ValueError(f"its values have the type with code {code}, which is not one of integers")
+        dtype, at = _CODES[code], 1
+    if column.shape:
+        dimensions, width = int(value[at]) >> 2, 1 << (int(value[at]) % 4)
+        if dimensions != 1:
+            raise ValueError(f"its array has {dimensions} dimensions, and token ids have one")
+        at += 1 + width
+    item = numpy.dtype(dtype).itemsize
+    if (len(value) - at) % item:
+        raise ValueError(f"its {len(value) - at} bytes are no whole number of {dtype}")
+    return numpy.frombuffer(value, numpy.dtype(dtype).newbyteorder("<"), (len(value) - at) // item, at)
+
+
+def open_mds(context: DatasetContext[MdsSection]) -> DocumentSource:
+    """Open the folder at ``training.dataset_path``.
+
+    Raises:
+        UserError: it is missing, damaged or empty, compressed, or without token ids.
+    """
+    return open_documents(context, layout(context))
+
+
+def check_mds(context: DatasetContext[MdsSection]) -> list[Problem]:
+    """Check the index, the sizes of the files, and the ids of some samples."""
+    return check_documents(context, layout)
+
+
+def describe_mds(context: DatasetContext[MdsSection]) -> list[str]:
+    """Return the number of samples, and the columns that are not read."""
+    return layout(context).describe()
+
+
+def layout(context: DatasetContext[MdsSection]) -> MdsDocuments:
+    """Return the samples in the folder at the dataset's path, which has an ``index.json``.
+
+    Raises:
+        UserError: there is no such folder, or it is damaged, compressed, or without token ids.
+    """
+    folder = needed_path(context, f"the folder with its {INDEX}")
+    folder = folder.parent if folder.name == INDEX else folder
+    index = folder / INDEX
+    if not index.is_file():
+        below = [str(one.parent.relative_to(folder)) for one in sorted(folder.glob(f"*/{INDEX}"))] if folder.is_dir() else []
+        fix = f"name one of its folders: {', '.join(below)}" if below else f"name the folder that contains {INDEX}"
+        raise UserError.one(context.where, f"the folder contains no {INDEX}", fix, missing=not folder.exists())
+    contents = read_object(index, _COPY)
+    where = str(index)
+    if contents.get("version") != VERSION or not isinstance(contents.get("shards"), list):
+        why = f"has version {contents.get('version')!r}, but this titan-data reads version {VERSION}"
+        raise UserError.one(where, why, "write the dataset with a current mosaicml-streaming")
+    shards: list[MdsShard] = []
+    unread: set[str] = set()
+    for number, entry in enumerate(contents["shards"]):
+        try:
+            shard, others = _shard(folder, entry, context, f"{where}: shard {number}")
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise UserError.one(f"{where}: shard {number}", f"damaged: {type(error).__name__} {error}", _COPY) from None
+        shards.append(shard)
+        unread.update(others)
+    return MdsDocuments(shards, sorted(unread))
+
+
+def _shard(
+    folder: Path, entry: Mapping[str, Any], context: DatasetContext[MdsSection], where: str
+) -> tuple[MdsShard, Sequence[str]]:
+    """Return the shard of an entry, and the names of its columns that are not read.
+
+    Raises:
+        UserError: the shard cannot be read.
+        KeyError, TypeError, AttributeError, ValueError: the entry is damaged.
+    """
+    if entry["format"] != "mds":
+        raise UserError.one(where, f"has format {entry['format']!r}, not 'mds'", "convert it, or train on the JSON itself")
+    if entry["version"] != VERSION:
+        why = f"has version {entry['version']!r}, but this titan-data reads version {VERSION}"
+        raise UserError.one(where, why, "write the dataset with a current mosaicml-streaming")
+    name, size, samples = entry["raw_data"]["basename"], int(entry["raw_data"]["bytes"]), int(entry["samples"])
+    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        raise UserError.one(where, f"names the file {name!r}, which is not in the folder", _COPY)
+    file = folder / name
+    if not file.is_file():
+        if entry.get("compression"):
+            why = f"is compressed ({entry['compression']}), and its samples cannot be fetched one by one"
+            raise UserError.one(where, why, "write the dataset without compression, or decompress its shards beside them")
+        raise UserError.one(str(file), f"is missing, although {INDEX} lists it", _COPY)
+    if (actual := file.stat().st_size) != size or (samples and size < 4 * (samples + 2)):
+        raise UserError.one(str(file), f"has {actual:,} bytes, but {INDEX} says {size:,} and {samples:,} samples", _COPY)
+    column, others = _column(entry, context, where)
+    return MdsShard(file, samples, size, column), others
+
+
+def _column(entry: Mapping[str, Any], context: DatasetContext[MdsSection], where: str) -> tuple[TokenColumn, Sequence[str]]:
+    names, encodings = [str(name) for name in entry["column_names"]], [str(one) for one in entry["column_encodings"]]
+    sizes = tuple(None if size is None else int(size) for size in entry["column_sizes"])
+    if not len(names) == len(encodings) == len(sizes):
+        raise ValueError("its columns have other numbers of names, encodings and sizes")
+    shown = ", ".join(f"{name} ({encoding})" for name, encoding in zip(names, encodings, strict=True))
+    section = context.section
+    if section.column:
+        if section.column not in names:
+            why, fix = f"has no column {section.column!r} (columns: {shown})", "set mds.column to one of them"
+            raise UserError.one(where, why, fix)
+        chosen = names.index(section.column)
+    else:
+        arrays = [number for number, one in enumerate(encodings) if _is_array(one)]
+        named = [number for number, one in enumerate(names) if one in _NAMES]
+        candidates = named if len(named) == 1 else arrays
+        if len(candidates) != 1:
+            why = f"has {'no column' if not candidates else 'several columns'} that may be token ids (columns: {shown})"
+            raise UserError.one(where, why, "set mds.column to the column with the token ids")
+        chosen = candidates[0]
+    encoding, dtype, shape = encodings[chosen], None, False
+    if _is_array(encoding):
+        dtype = encoding.split(":")[1] if ":" in encoding else None
+        shape = encoding.count(":") < 2
+    elif encoding == "bytes":
+        if section.dtype == "auto":
+            why = f"column {names[chosen]!r} has plain bytes, which do not record the type of the ids"
+            raise UserError.one(where, why, 'set mds.dtype to it, such as "int64" (what llm-foundry writes)')
+        dtype = section.dtype
+    else:
+        why = f"column {names[chosen]!r} is encoded as {encoding!r}, and not as an array of integers (columns: {shown})"
+        fix = "set mds.column to the column with token ids; text is read from JSON lines or Parquet"
+        raise UserError.one(where, why, fix)
+    return TokenColumn(chosen, sizes, dtype, shape), [name for name in names if name != names[chosen]]
+
+
+def _is_array(encoding: str) -> bool:
+    kind, _, rest = encoding.partition(":")
+    return kind == "ndarray" and (not rest or rest.split(":")[0] in _INTEGERS)
