@@ -159,6 +159,32 @@ def first_record(context: DatasetContext[Any]) -> tuple[Any, str] | None:
     raise UserError.one(context.where, EMPTY, EMPTY_FIX)
 
 
+def first_row(context: DatasetContext[Any], form: str) -> tuple[Any, str] | None:
+    """Return the first record of files of ``form``, a key of :data:`ENDINGS`, and its place. ``None`` if it takes more than
+    a few bytes to find it.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    if form != "parquet":
+        try:
+            return first_record(context) if form == "json" else None
+        except CorruptRecord as error:
+            raise UserError.one(error.place, error.why, error.fix) from None
+    import pyarrow
+    import pyarrow.parquet
+
+    for file in find_files(context, ENDINGS[form]):
+        try:
+            batches = pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=1)
+            rows: list[Any] = next((batch.to_pylist() for batch in batches), [])
+        except (pyarrow.ArrowException, OSError) as error:
+            raise UserError.one(str(file), f"not a Parquet file: {error}", "check the path") from None
+        if rows:
+            return rows[0], f"{file}, row 0"
+    return None
+
+
 def form_of(context: DatasetContext[Any], forms: Sequence[str], contents: str) -> str | None:
     """Return which of ``forms`` (keys of :data:`ENDINGS`) the files at the dataset's path have; ``None`` for a dataset on
     the hub.

@@ -60,6 +60,7 @@ def titan_datasets() -> list[Dataset]:
             config=ChatSection,
             build=Ref("titan_data.chat.source:open_chats"),
             check=Ref("titan_data.chat.source:check_chats"),
+            describe=Ref("titan_data.chat.source:describe_chats"),
             splits=True,
             tokenizes=True,
         ),

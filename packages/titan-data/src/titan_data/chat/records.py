@@ -1,12 +1,9 @@
-"""Records of chats, in the forms that are in use: as a list of messages, and which of these to train on.
-
-* ``messages``: ``[{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]``, optionally with ``tools``.
-* ``conversations``: ShareGPT's ``[{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]``.
-* ``prompt`` and ``completion``: two texts, or two lists of messages.
-"""
+"""Chats in records of any of the forms in use (:mod:`titan_data.chat.forms`): as a list of messages, and which of these to
+train on."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,10 +11,15 @@ from typing import Any, Final
 from titan_core.api import CorruptRecord
 from titan_core.toolkit.plain_json import json_kind
 from titan_core.toolkit.tokenizers import Message
+from titan_data.chat.config import ChatSection
+from titan_data.chat.forms import TOOLS, ChatForm, form_of_record
 
 ASSISTANT: Final = "assistant"
-_SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": ASSISTANT, "assistant": ASSISTANT, "system": "system"}
-FIELDS: Final = "messages, conversations, or prompt and completion"
+_ROLES: Final = ("role", "from")
+_CONTENTS: Final = ("content", "value")
+_SENDERS: Final = {"human": "user", "user": "user", "gpt": ASSISTANT, "assistant": ASSISTANT, "system": "system"}
+"""Roles of ShareGPT's messages, by sender."""
+_TOOLS: Final = ("function_call", "function_response", "observation", "tool", "tool_call", "tool_response")
 
 
 @dataclass(frozen=True)
@@ -29,38 +31,29 @@ class Chat:
     """Indices of the messages to train on, in order."""
     tools: Sequence[Any] | None = None
     texts: tuple[str, str] | None = None
-    """Prompt and completion, if the record has them as texts."""
+    """Prompt and completion, if the record has them as texts, and no other message."""
 
 
-def chat_of(record: Any, last_only: bool, place: str) -> Chat:
+def chat_of(record: Any, section: ChatSection, place: str) -> Chat:
     """Return the chat in ``record``.
 
     Args:
-        last_only: whether to train on the last message of the assistant only.
+        section: which fields it is in, and which messages to train on.
         place: where the record comes from, for errors.
 
     Raises:
-        CorruptRecord: the record contains no chat, or nothing to train on.
+        CorruptRecord: the record contains no chat, one that cannot be represented, or nothing to train on.
     """
-    if not isinstance(record, Mapping):
-        raise CorruptRecord(place, f"a record must be a JSON object, not {json_kind(record)}")
-    present = {key: value for key, value in record.items() if value is not None}
+    present = fields_of(record, place)
+    form = form_of_record(present, section, place)
     texts, first = None, 0
-    if "messages" in present:
-        messages = _messages(present["messages"], "messages", place)
-    elif "conversations" in present:
-        messages = _sharegpt(present["conversations"], place)
-    elif "prompt" in present and "completion" in present:
-        prompt, completion = present["prompt"], present["completion"]
-        if isinstance(prompt, str) and isinstance(completion, str):
-            texts = (prompt, completion)
-            messages = [{"role": "user", "content": prompt}, {"role": ASSISTANT, "content": completion}]
-        else:
-            before = _messages(prompt, "prompt", place)
-            messages, first = [*before, *_messages(completion, "completion", place)], len(before)
+    if form.messages:
+        messages = _messages(present[form.messages], form.messages, section, place)
     else:
-        why = f"has neither of the fields {FIELDS} (fields: {', '.join(map(str, record))})"
-        raise CorruptRecord(place, why, "rename its fields, or set data.format to a template or a plugin's format that does")
+        messages, first, texts = _pair(present, form, section, place)
+    if form.system and present.get(form.system) and messages[0]["role"] != "system":
+        system = {"role": "system", "content": _text(present[form.system], f"field {form.system!r}", place)}
+        messages, first, texts = [system, *messages], first + 1, None
     trained = [
         index
         for index, message in enumerate(messages)
@@ -69,11 +62,39 @@ def chat_of(record: Any, last_only: bool, place: str) -> Chat:
     if not trained:
         raise CorruptRecord(place, "has no message of the assistant to train on", "remove it")
     messages = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
-    trained = trained[-1:] if last_only else trained
-    return Chat(messages[: trained[-1] + 1], tuple(trained), present.get("tools"), texts)
+    trained = trained[-1:] if section.train_on == "last" else trained
+    return Chat(messages[: trained[-1] + 1], tuple(trained), _tools(present.get(TOOLS), place), texts)
 
 
-def _messages(value: Any, field: str, place: str) -> list[dict[str, Any]]:
+def fields_of(record: Any, place: str) -> dict[str, Any]:
+    """Return the fields of ``record`` that are not null. Tables fill the fields that other rows have with null.
+
+    Raises:
+        CorruptRecord: it has no fields.
+    """
+    if not isinstance(record, Mapping):
+        raise CorruptRecord(place, f"a record must be a JSON object, not {json_kind(record)}")
+    return {key: value for key, value in record.items() if value is not None}
+
+
+def _pair(
+    record: Mapping[str, Any], form: ChatForm, section: ChatSection, place: str
+) -> tuple[list[dict[str, Any]], int, tuple[str, str] | None]:
+    """Return the messages of a pair, the number of those in the prompt, and its texts."""
+    prompt, completion = record[form.prompt], record[form.completion]
+    context = record.get(form.context, "") if form.context else ""
+    if isinstance(prompt, str) and isinstance(completion, str):
+        more = _text(context, f"field {form.context!r}", place)
+        prompt = f"{prompt}\n\n{more}" if more else prompt
+        messages = [{"role": "user", "content": prompt}, {"role": ASSISTANT, "content": completion}]
+        return messages, 1, (prompt, completion)
+    before = _messages(prompt, form.prompt, section, place)
+    if context:
+        raise CorruptRecord(place, f"field {form.context!r} cannot follow a prompt that is a list of messages")
+    return [*before, *_messages(completion, form.completion, section, place)], len(before), None
+
+
+def _messages(value: Any, field: str, section: ChatSection, place: str) -> list[dict[str, Any]]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise CorruptRecord(place, f"field {field!r} contains {_kind(value)}, not a list of messages")
     messages = []
@@ -81,33 +102,68 @@ def _messages(value: Any, field: str, place: str) -> list[dict[str, Any]]:
         where = f"message {number} of field {field!r}"
         if not isinstance(message, Mapping):
             raise CorruptRecord(place, f"{where} is {_kind(message)}, not an object with role and content")
-        # Tables fill the keys that other rows have with null.
-        message = {key: item for key, item in message.items() if item is not None}
-        if not isinstance(message.get("role"), str):
-            raise CorruptRecord(place, f"{where} has no role (keys: {', '.join(map(str, message))})")
-        if not isinstance(message.get("content", ""), str):
-            raise CorruptRecord(place, f"the content of {where} is {_kind(message['content'])}, not text")
-        if message.get("weight", 1) not in (0, 1):
-            raise CorruptRecord(place, f"the weight of {where} is {message['weight']!r}, not 0 or 1")
-        if "content" not in message and len(message) == 1:
-            raise CorruptRecord(place, f"{where} has no content")
-        messages.append(message)
+        messages.append(_message({key: item for key, item in message.items() if item is not None}, where, section, place))
     return messages
 
 
-def _sharegpt(value: Any, place: str) -> list[dict[str, Any]]:
-    if isinstance(value, Sequence) and all(isinstance(one, Mapping) and "role" in one for one in value):
-        return _messages(value, "conversations", place)
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise CorruptRecord(place, f"field 'conversations' contains {_kind(value)}, not a list of messages")
-    messages = []
-    for number, message in enumerate(value, 1):
-        sender = message.get("from") if isinstance(message, Mapping) else None
-        if sender not in _SHAREGPT_ROLES:
-            why = f"message {number} of field 'conversations' is from {sender!r}, not from {', '.join(_SHAREGPT_ROLES)}"
-            raise CorruptRecord(place, why)
-        messages.append({"role": _SHAREGPT_ROLES[sender], "content": message.get("value")})
-    return _messages(messages, "conversations", place)
+def _message(message: dict[str, Any], where: str, section: ChatSection, place: str) -> dict[str, Any]:
+    """Return ``message`` with the keys role and content."""
+    role = section.role or next((key for key in _ROLES if key in message), "")
+    if not isinstance(message.get(role), str):
+        raise CorruptRecord(place, f"{where} has no role (keys: {', '.join(map(str, message))})", "set chat.role to its key")
+    content = section.content or next((key for key in _CONTENTS if key in message), "")
+    rest = {key: value for key, value in message.items() if key not in (role, content)}
+    if message[role] in _SENDERS:
+        named = _SENDERS[message[role]]
+    elif role == "role":  # templates know others, such as "tool"
+        named = message[role]
+    elif message[role] in _TOOLS:
+        why = f"{where} is from {message[role]!r}: calls of tools cannot be represented in this form"
+        raise CorruptRecord(place, why, "write messages with role and tool_calls, or remove the record")
+    else:
+        raise CorruptRecord(place, f"{where} is from {message[role]!r}, not from {', '.join(_SENDERS)}")
+    found = {"role": named, **rest}
+    if content in message:
+        found["content"] = _text(message[content], f"the content of {where}", place)
+    elif not rest:
+        raise CorruptRecord(place, f"{where} has no content", "set chat.content to its key")
+    if message.get("weight", 1) not in (0, 1):
+        raise CorruptRecord(place, f"the weight of {where} is {message['weight']!r}, not 0 or 1")
+    return found
+
+
+def _text(value: Any, what: str, place: str) -> str:
+    """Return a text, or the parts of one.
+
+    Raises:
+        CorruptRecord: it is not text, or has parts of another kind.
+    """
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, Sequence):
+        raise CorruptRecord(place, f"{what} is {_kind(value)}, not text")
+    texts = []
+    for number, part in enumerate(value, 1):
+        kind = part.get("type", "text") if isinstance(part, Mapping) else None
+        if not isinstance(part, Mapping) or (kind == "text" and not isinstance(part.get("text"), str)):
+            raise CorruptRecord(place, f"part {number} of {what} is {_kind(part)} without a text")
+        if kind != "text":
+            why = f"part {number} of {what} is of type {kind!r}, and only text can be trained on"
+            raise CorruptRecord(place, why, "remove the record, or the part")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _tools(value: Any, place: str) -> Sequence[Any] | None:
+    """Return the tools of a record, which some write as a text of JSON."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise CorruptRecord(place, f"field {TOOLS!r} is a text that is not JSON: {error}") from None
+    if value is not None and (not isinstance(value, Sequence) or isinstance(value, str)):
+        raise CorruptRecord(place, f"field {TOOLS!r} contains {_kind(value)}, not a list of tools")
+    return value
 
 
 def _kind(value: Any) -> str:

@@ -18,9 +18,11 @@ from titan_core.api import (
     WeightedTokens,
 )
 from titan_data.chat.config import ChatSection
-from titan_data.chat.records import FIELDS, chat_of
+from titan_data.chat.forms import FIELDS, form_of_record
+from titan_data.chat.records import chat_of, fields_of
 from titan_data.chat.tokens import plain_tokens, templated_tokens
-from titan_data.local_files import first_record, form_of
+from titan_data.chat.tools import require_rendered_tools
+from titan_data.local_files import first_record, first_row, form_of
 from titan_data.records import check_format, converted
 
 log = logging.getLogger(__name__)
@@ -57,9 +59,10 @@ class ChatReader:
             CorruptRecord: it contains no chat.
             ExcludedRecord: it does not fit into a sequence.
         """
-        chat = chat_of(converted(record, self._context, place), self._section.train_on == "last", place)
+        chat = chat_of(converted(record, self._context, place), self._section, place)
         if self._section.template == "tokenizer":
             assert isinstance(self._tokenizer, ChatTokenizer)
+            require_rendered_tools(chat, self._tokenizer, place)
             document = templated_tokens(chat, self._tokenizer, place)
         elif chat.texts is not None:
             document = plain_tokens(*chat.texts, self._tokenizer, place)
@@ -118,6 +121,24 @@ def check_chats(context: DatasetContext[ChatSection]) -> list[Problem]:
     except OSError as error:
         return [Problem(context.where, f"cannot be read: {error.strerror or error}", "check its permissions")]
     return []
+
+
+def describe_chats(context: DatasetContext[ChatSection]) -> list[str]:
+    """Return which fields of the first record are read.
+
+    Raises:
+        UserError: there is no such file, or it cannot be read.
+    """
+    form = form_of(context, _FORMS, f"with the fields {FIELDS}")
+    first = None if form is None else first_row(context, form)
+    if first is None:
+        return ["the fields of each record are detected when it is read"]
+    record, place = first
+    try:
+        fields = fields_of(converted(record, context, place), place)
+        return form_of_record(fields, context.section, place).describe(fields)
+    except CorruptRecord as error:
+        return [f"{error.place}: {error.why}"]
 
 
 def _require_template(tokenizer: Any, context: DatasetContext[ChatSection]) -> None:
