@@ -31,6 +31,7 @@ from titan_core.data.stdlib import open_stdlib
 from titan_core.job.assemble import assemble
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.jobs import AssembledJob, Override
+from titan_data.engines import LocalEngine
 from titan_data.tokenize import tokenize
 from titan_models_llama.tokenizer import build
 
@@ -120,7 +121,7 @@ def main() -> None:
     pieces = [text[start : start + 2048] for text in texts for start in range(0, len(text), 2048)] * arguments.copies
     write_records(folder / "pieces.jsonl", pieces)
     raw = job_of(folder, tokenizer, **{"training.dataset": "json", "training.dataset_path": str(folder / "pieces.jsonl")})
-    (*_, done) = tokenize(raw.data, raw.data.datasets[0], "llama3", folder / "tokens", 16, os.cpu_count() or 1)
+    (*_, done) = tokenize(raw.data, raw.data.datasets[0], "llama3", folder / "tokens", 16, LocalEngine(os.cpu_count() or 1))
     mapped_settings = {"training.dataset": "tokenized", "training.dataset_path": str(folder / "tokens")}
     mapped = job_of(folder, tokenizer, **mapped_settings)
     masked = job_of(folder, tokenizer, **mapped_settings, **{"data.document_mask": "true"})

@@ -22,6 +22,7 @@ from titan_core.api.data.tokenizer import TokenizerSpec
 from titan_core.data.loader import DataLoader
 from titan_core.data.streams import open_sources
 from titan_data.chat.config import ChatSection
+from titan_data.engines import LocalEngine
 from titan_data.huggingface import StreamedDocuments
 from titan_data.records import reads_text
 from titan_data.tokenize import tokenize
@@ -64,7 +65,7 @@ def made(kind: str, folder: Path) -> DatasetSpec:
         return DatasetSpec(kind, 1.0, Ref("titan_core.data.stdlib:open_stdlib"), context(kind, None))
     if kind == "tokenized":
         source = stream(letters(",".join(str(3 + number * 7 % 40) for number in range(40))), plan=plan(1))
-        list(tokenize(source, source.datasets[0], "byte", folder / "tokens", 2, 1))
+        list(tokenize(source, source.datasets[0], "byte", folder / "tokens", 2, LocalEngine(1)))
         return DatasetSpec(kind, 1.0, Ref("titan_data.tokenized:open_tokenized"), context(kind, folder / "tokens"))
     if kind == "chat":
         save_tokenizer(folder)

@@ -24,7 +24,8 @@ from titan_core.api.data.dataset import DatasetSpec, ReadPolicy
 from titan_core.data.loader import DataLoader
 from titan_core.data.tokens import TokenStream
 from titan_core.toolkit.reading import DocumentReader
-from titan_data.tokenize import _write_part, tokenize
+from titan_data.engines import LocalEngine
+from titan_data.tokenize import PLAN as UNFINISHED, PartTask, tokenize
 from titan_data.tokenized import INDEX, check_tokenized, open_tokenized, token_dtype
 
 PLAN = BatchPlan(4, 4, 1, 1, 4, 15)
@@ -33,7 +34,7 @@ LENGTHS = [1 + index * 11 % 37 for index in range(60)]
 
 def make(folder: Path, parts: int = 7, workers: int = 1) -> list[Any]:
     spec = stream(letters(",".join(map(str, LENGTHS))), plan=PLAN)
-    return list(tokenize(spec, spec.datasets[0], "byte", folder, parts, workers))
+    return list(tokenize(spec, spec.datasets[0], "byte", folder, parts, LocalEngine(workers)))
 
 
 def request(folder: Path, tokenizer: str = "", vocab_size: int | None = None) -> DatasetContext[None]:
@@ -68,7 +69,7 @@ def test_ids_take_two_bytes_if_the_vocabulary_allows() -> None:
 def test_parts_do_not_depend_on_the_seed(tmp_path: Path) -> None:
     first, second = (letters(",".join(map(str, LENGTHS)), seed=seed) for seed in (1, 2))
     for name, dataset in (("a", first), ("b", second)):
-        list(tokenize(stream(dataset, plan=PLAN), dataset, "byte", tmp_path / name, 3, workers=1))
+        list(tokenize(stream(dataset, plan=PLAN), dataset, "byte", tmp_path / name, 3, LocalEngine(1)))
     written = [{file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} for name in ("a", "b")]
     assert len(written[0]) == 7 and written[0] == written[1]
 
@@ -83,7 +84,7 @@ def test_an_interrupted_tokenisation_resumes(tmp_path: Path) -> None:
     (made / "plan.json").write_text(json.dumps(plan))
     # As if killed while writing part 3: its data exists without an index.
     (made / "part-00003.idx").unlink()
-    (made / "part-00003.bin").rename(made / "part-00003.bin.partial")
+    (made / "part-00003.bin").rename(made / "part-00003.bin.0123.partial")
     untouched = (made / "part-00002.bin").stat().st_mtime_ns
     make(made)
     assert (made / "part-00002.bin").stat().st_mtime_ns == untouched
@@ -294,6 +295,7 @@ def test_token_ids_from_plugins_are_checked_against_the_vocabulary(tmp_path: Pat
 def test_ids_never_overflow_the_stored_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tokenizer may produce ids beyond the vocabulary size that it reports."""
     spec = stream(letters("3,4"), plan=PLAN)
+    (tmp_path / UNFINISHED).touch()
     monkeypatch.setattr(type(BYTE), "vocab_size", 100)
     with pytest.raises(UserError, match=r"dataset 'letters', part 0, document 0: token 0 has the id 256"):
-        _write_part(spec, spec.datasets[0], str(tmp_path), 0, 1, "<u2")
+        PartTask(spec, spec.datasets[0], str(tmp_path), 1, "<u2", BYTE.fingerprint(), 2)(0)

@@ -20,7 +20,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=process_count,
         default=os.cpu_count() or 1,
         metavar="N",
-        help="number of worker processes (default: one per core)",
+        help="number of worker processes of this machine (default: one per core)",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=["local", "ray"],
+        default="local",
+        help="where to tokenise: on this machine (default), or on all CPUs of a running Ray cluster",
     )
     parser.add_argument(
         "--parts", type=small_integer, default=64, metavar="N", help="number of parts to write (default: 64)"
@@ -31,8 +37,17 @@ def run(context: CommandContext) -> int:
     """Tokenise the training dataset. Each dataset of a mixture gets its own folder below ``--output``."""
     arguments = context.arguments
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
+    from titan_data.engines import LocalEngine, RayEngine
     from titan_data.tokenize import tokenize
     from titan_data.tokenized import INDEX, read_index
 
@@ -42,11 +57,12 @@ def run(context: CommandContext) -> int:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("parts, {task.fields[tokens]:,} tokens"),
+        TextColumn("parts{task.fields[note]}"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
     )
+    engine = RayEngine() if arguments.engine == "ray" else LocalEngine(arguments.workers)
     folders = []
     lock = FolderLock.beside(Path(arguments.output).resolve(), f"--output {arguments.output}")
     with lock, Progress(*columns, console=Console(stderr=True)) as progress:
@@ -59,10 +75,14 @@ def run(context: CommandContext) -> int:
                     raise UserError.one(str(folder), why, "name another folder")
                 folders.append((dataset.name, folder, sum(part.tokens for part in index.parts), 0))
                 continue
-            task = progress.add_task(dataset.name, total=None, tokens=0)
-            steps = tokenize(job.data, dataset, job.tokenizer.name, folder, arguments.parts, arguments.workers)
-            for done in steps:
-                progress.update(task, completed=done.parts, total=done.of, tokens=done.tokens)
+            task = progress.add_task(dataset.name, total=None, note="")
+            machines: dict[str, TaskID] = {}
+            for done in tokenize(job.data, dataset, job.tokenizer.name, folder, arguments.parts, engine):
+                progress.update(task, completed=done.parts, total=done.of, note=f", {done.tokens:,} tokens")
+                for machine, parts in done.machines.items() if arguments.engine == "ray" else ():
+                    if machine not in machines:
+                        machines[machine] = progress.add_task(f"  {machine}", total=done.of, note="")
+                    progress.update(machines[machine], completed=parts)
             folders.append((dataset.name, folder, done.tokens, done.corrupt))
     for name, folder, tokens, corrupt in folders:
         skipped = f"; skipped {corrupt} corrupt records" if corrupt else ""
