@@ -13,6 +13,7 @@ BATCHES = "tests/core/test_batches.py"
 IDENTITY = "tests/core/test_stream_identity.py"
 READING = "tests/core/test_reading.py"
 SHUFFLING = "tests/core/test_shuffling.py"
+PERMUTATION = "tests/core/test_permutation.py"
 
 LOADER, TOKENS, SHARDS = "core/data/loader.py", "core/data/tokens.py", "core/data/shards.py"
 SHUFFLED, BUFFERED, MIXTURE = "core/api/data/shuffled.py", "core/data/buffered_shuffle.py", "core/data/mixture.py"
@@ -32,10 +33,13 @@ MUTANTS = (
     Mutant("the-last-token-read-twice", TOKENS, "self._used += len(piece)", "self._used += len(piece) - (not missing)", (ORACLE,),
            equivalent="`missing` is never 0 there"),
     Mutant("windows-overlap-by-one", SHARDS, "plan.global_size // plan.logical_shards, plan.seq_len + 1\n        self._readers", "plan.global_size // plan.logical_shards, plan.seq_len\n        self._readers", (ORACLE,)),
-    Mutant("epochs-in-one-order", SHUFFLED, "key=[self._seed, epoch]", "key=[self._seed, 0]", (ORACLE,)),
-    Mutant("orders-of-one-seed", SHUFFLED, "key=[self._seed, epoch]", "key=[0, epoch]", (SHUFFLING,)),
-    Mutant("shards-in-blocks", SHUFFLED, "[index::count]", "[index * len(self._documents) // count : (index + 1) * len(self._documents) // count]", (ORACLE,)),
-    Mutant("the-order-of-an-older-epoch", SHUFFLED, "if self._order is None or self._order[0] != epoch:", "if self._order is None:", (ORACLE,)),
+    Mutant("epochs-in-one-order", SHUFFLED, "(self._seed, epoch)", "(self._seed, 0)", (ORACLE,)),
+    Mutant("orders-of-one-seed", SHUFFLED, "(self._seed, epoch)", "(0, epoch)", (SHUFFLING,)),
+    Mutant("shards-in-blocks", SHUFFLED, "range(index, size, count)", "range(index * size // count, (index + 1) * size // count)", (ORACLE,)),
+    Mutant("the-order-of-an-older-block", SHUFFLED, "if self._block is None or self._block[0] != number:", "if self._block is None:", (SHUFFLING,)),
+    Mutant("positions-walked-once", "core/api/data/permutation.py", "while len(outside := numpy.flatnonzero(found >= self._size)):", "if len(outside := numpy.flatnonzero(found >= self._size)):", (PERMUTATION,)),
+    Mutant("one-round", "core/api/data/permutation.py", "_ROUNDS: Final = 12", "_ROUNDS: Final = 2", (PERMUTATION,)),
+    Mutant("orders-of-other-versions-accepted", "core/data/streams.py", '            f"dataset.{number}.order": getattr(source, "order", None),\n', "", (IDENTITY,)),
     Mutant("blocks-in-one-order", BUFFERED, "[*self._key, self._block]", "[*self._key]", (SHUFFLING,)),
     Mutant("given-of-a-block-forgotten", BUFFERED, 'self._documents, self._returned = None, int(state["given"])', "self._documents, self._returned = None, 0", (SHUFFLING,)),
     Mutant("mixture-of-one-seed", MIXTURE, 'f"mixture:{seed}"', 'f"mixture:{0}"', (SHUFFLING,)),

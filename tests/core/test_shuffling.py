@@ -12,6 +12,7 @@ import pytest
 
 from harness.letters import Letters, letters
 from harness.loaders import LENGTHS
+from harness.oracle import shuffled
 from titan_core.api import ShuffledDocuments
 from titan_core.data.buffered_shuffle import BufferedShuffle, ShuffledStream
 from titan_core.data.mixture import Mixture
@@ -55,11 +56,30 @@ def test_epochs_have_the_same_documents_in_different_orders() -> None:
 
 def test_shards_take_every_nth_document_of_an_epoch() -> None:
     source: Any = ShuffledDocuments(Letters(["1"] * 20, 40), seed=3)
-    order = numpy.random.Generator(numpy.random.Philox(key=[3, 2])).permutation(20).tolist()
+    order = shuffled(20, 3, 2)
     expected = [chr(40 + index) for index in order]
     assert list(source.shard(0, 1, 2)) == expected
     for shard in range(3):
         assert list(source.shard(shard, 3, 2)) == expected[shard::3]
+
+
+def test_a_long_shard_is_read_and_restored_in_any_of_its_blocks() -> None:
+    """Documents are looked up in blocks of 4,096 positions."""
+
+    class Numbers:
+        def __len__(self) -> int:
+            return 25_000
+
+        def text(self, index: int) -> str:
+            return str(index)
+
+    source = ShuffledDocuments(Numbers(), seed=3)
+    whole = list(source.shard(1, 2, 0))
+    assert sorted(map(int, whole + list(source.shard(0, 2, 0)))) == list(range(25_000))
+    shard = source.shard(1, 2, 0)
+    for done in (12_000, 0, 4095, 4096, 4097, 8192, 12_499):
+        shard.load_state_dict({"next": done})
+        assert next(shard) == whole[done]
 
 
 def test_a_blocks_order_depends_on_its_number() -> None:
@@ -124,8 +144,7 @@ def test_document_order_depends_on_seed_and_epoch() -> None:
         return [document for pair in zip(*dealt, strict=True) for document in pair]  # type: ignore[misc]
 
     assert len({tuple(order(seed, epoch)) for seed in range(2) for epoch in range(3)}) == 6
-    expected = numpy.random.Generator(numpy.random.Philox(key=[1, 2])).permutation(8)
-    assert order(1, 2) == [source.text(index) for index in expected]
+    assert order(1, 2) == [source.text(index) for index in shuffled(8, 1, 2)]
 
 
 def test_a_mixture_depends_on_its_seed_and_keeps_its_shares() -> None:

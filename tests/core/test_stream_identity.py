@@ -84,6 +84,23 @@ def test_a_position_is_valid_only_in_its_own_stream(change: str) -> None:
         other.load_state_dict(state)
 
 
+def test_positions_of_the_stored_order_are_refused() -> None:
+    """Checkpoints from before orders were computed name no order."""
+    spec = stream(*MIXED, plan=plan(1))
+    ((first,), (other,)) = loaders_of(spec), loaders_of(spec)
+    state = merged([first])
+    ordered = [key for key, value in state["stream_of"].items() if key.endswith(".order") and value is not None]
+    for key in ordered:
+        del state["stream_of"][key]
+    with pytest.raises(UserError) as caught:
+        other.load_state_dict(state)
+    assert str(caught.value).count("its order = ") == len(ordered) == 2
+    assert "its order = 'documents, version 2'" in str(caught.value)
+    assert "saved in another order (one of an older version of Titan)" in str(caught.value)
+    assert "resume with the version of Titan that saved it, or start a new run" in str(caught.value)
+    other.load_state_dict(state, ["dataset.*.order"])
+
+
 def test_another_tokenizer_is_another_stream(tmp_path: Path) -> None:
     class Shifted(TextTokenizer):
         vocab_size = BYTE.vocab_size + 1

@@ -3,6 +3,7 @@ imports nothing from Titan."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -10,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
@@ -47,6 +47,39 @@ class Sequences:
     documents: Tensor
 
 
+def shuffled(size: int, *key: int) -> list[int]:
+    """Return the numbers below ``size`` in the order of an epoch, by ``key``: its seed and number. One by one, in Python's
+    numbers: a Feistel network over the bits of the smallest power of two, whose results outside of the range are permuted
+    again."""
+    bits = max((size - 1).bit_length(), 1)
+    widths = bits - bits // 2, bits // 2
+    rounds = 12 if size > 4096 else 24
+    random = hashlib.shake_256(f"permutation:{','.join(map(str, key))}".encode()).digest(8 * rounds)
+
+    def mixed(half: int, number: int) -> int:
+        value = (half + int.from_bytes(random[8 * number : 8 * number + 8], "little")) % 2**64
+        value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        value = (value ^ value >> 27) * 0x94D049BB133111EB % 2**64
+        return value ^ value >> 31
+
+    def permuted(value: int) -> int:
+        high, low = divmod(value, 2 ** widths[1])
+        for number in range(rounds):
+            if number % 2 == 0:
+                high ^= mixed(low, number) % 2 ** widths[0]
+            else:
+                low ^= mixed(high, number) % 2 ** widths[1]
+        return high * 2 ** widths[1] + low
+
+    order = []
+    for position in range(size):
+        found = permuted(position)
+        while found >= size:
+            found = permuted(found)
+        order.append(found)
+    return order
+
+
 Stream = list[tuple[int, int, int]]
 """The id, the document, and the position in the document of each token."""
 
@@ -56,8 +89,7 @@ def _stream(shard: int, shards: int, at_least: int, seed: int) -> Stream:
     stream: Stream = []
     epoch = number = 0
     while len(stream) < at_least:
-        order = numpy.random.Generator(numpy.random.Philox(key=[seed, epoch])).permutation(len(DOCUMENTS))
-        for index in order[shard::shards]:
+        for index in shuffled(len(DOCUMENTS), seed, epoch)[shard::shards]:
             ids = [BEGIN, *DOCUMENTS[index].encode(), END]
             stream += [(token, number, place) for place, token in enumerate(ids)]
             number += 1

@@ -10,7 +10,7 @@ from titan_core.api import DocumentSource, Problem, RefusedChange, TextTokenizer
 from titan_core.api._secrets import redact_text
 from titan_core.api.data.dataset import StreamSpec
 
-_DOCUMENTS_OF = ("split", "text_field", "format", "documents", "content")
+_DOCUMENTS_OF = ("split", "text_field", "format", "documents", "content", "order")
 """Aspects of a dataset of which a change changes its documents or their order."""
 
 
@@ -45,6 +45,7 @@ def stream_identity(spec: StreamSpec, sources: Sequence[DocumentSource], tokeniz
             f"dataset.{number}.format": dataset.context.format.text if dataset.context.format else None,
             f"dataset.{number}.documents": source.num_documents,
             f"dataset.{number}.content": content,
+            f"dataset.{number}.order": getattr(source, "order", None),
         }
     return identity
 
@@ -76,10 +77,17 @@ def stream_changes(
             differs = [part for part in ("files", "bytes", "sample") if old.get(part) != value.get(part)]
             changes = ", ".join(f"{part} {old.get(part)} -> {value.get(part)}" for part in differs)
             why = f"differs from the data that the run was trained on ({changes}), so the saved position is meaningless"
+        elif aspect == "order":
+            where = f"{where} = {value!r}"
+            why = (
+                f"the position in the data was saved in another order ({old or 'one of an older version of Titan'}), in "
+                "which it means other documents: some would be read twice in this epoch, and others not at all"
+            )
         else:
             where = f"{where} = {value!r}"
             why = f"was {old!r} when the position in the data was saved, so the position is meaningless"
-        problem = Problem(where, why, "restore the old value, or start a new run")
+        fix = "resume with the version of Titan that saved it" if aspect == "order" else "restore the old value"
+        problem = Problem(where, why, f"{fix}, or start a new run")
         refused.append(RefusedChange(name, problem, allowable=not fixed))
     return refused, accepted
 

@@ -380,7 +380,7 @@ OBJECTS: Final[dict[str, dict[str, Check | None]]] = {
     f"{_DATASET}:DocumentShard": {
         "__iter__": None, "__next__": _document, "state_dict": _a(dict), "load_state_dict": None,
     },
-    _FINGERPRINT: {"fingerprint": _a(Mapping, none=True)},
+    _FINGERPRINT: {"fingerprint": _a(Mapping, none=True), "order": _a(str, none=True)},
     f"{_TOKENIZER}:TextTokenizer": {
         "vocab_size": _from(1), "encode_document": _anything, "decode": _a(str),
         "marks": _marks, "begin_ids": _anything, "end_ids": _anything,

@@ -1,4 +1,8 @@
-"""A dataset whose documents can be fetched by index, shuffled anew for each epoch."""
+"""A dataset whose documents can be fetched by index, shuffled anew for each epoch.
+
+The order is computed (:class:`~titan_core.api.data.permutation.Permutation`), so that opening a dataset, and resuming in it,
+cost the same for any number of documents.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,21 @@ import hashlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy
-from numpy import int64
-from numpy.typing import NDArray
 
 from titan_core.api.data.dataset import Document, DocumentShard, State
+from titan_core.api.data.permutation import Permutation
 
 _WHOLE = 4 << 20
 """Maximum total bytes of files to be hashed completely."""
 _SAMPLES, _SAMPLE = 64, 16 << 10
 """For larger files: the number of samples, evenly spaced from the first byte to the last, and the bytes in each."""
+ORDER: Final = "documents, version 2"
+"""The order of :class:`ShuffledDocuments`. Version 1, which had no name, stored a permutation that numpy drew."""
+_BLOCK: Final = 4096
+"""Number of a shard's next positions whose documents are computed together: one by one takes a hundred times as long."""
 
 
 class RandomAccess(Protocol):
@@ -37,7 +44,6 @@ class ShuffledDocuments:
         self._documents = documents
         self._seed = seed
         self._files = files
-        self._order: tuple[int, NDArray[int64]] | None = None
 
     @property
     def num_documents(self) -> int:
@@ -49,16 +55,16 @@ class ShuffledDocuments:
         """See :class:`~titan_core.api.DocumentSource`."""
         return fingerprint_files(self._files) if self._files else None
 
+    @property
+    def order(self) -> str:
+        """See :class:`~titan_core.api.DocumentSource`."""
+        return ORDER
+
     def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
         """Return every ``count``-th document of the epoch's order, starting at ``index``."""
-        return _IndexedShard(self._documents, self._epoch_order(epoch)[index::count])
-
-    def _epoch_order(self, epoch: int) -> NDArray[int64]:
-        """Return the order of an epoch. It is cached, because all logical shards of a rank use the same order."""
-        if self._order is None or self._order[0] != epoch:
-            generator = numpy.random.Generator(numpy.random.Philox(key=[self._seed, epoch]))
-            self._order = (epoch, generator.permutation(len(self._documents)))
-        return self._order[1]
+        size = len(self._documents)
+        order = Permutation(size, (self._seed, epoch)) if size else None
+        return _IndexedShard(self._documents, order, range(index, size, count))
 
 
 def fingerprint_files(files: Sequence[Path]) -> dict[str, Any]:
@@ -92,19 +98,33 @@ def _read(files: Sequence[Path], sizes: Sequence[int], start: int, length: int) 
 
 
 class _IndexedShard:
-    def __init__(self, documents: RandomAccess, indices: NDArray[int64]) -> None:
-        self._documents = documents
-        self._indices = indices
+    def __init__(self, documents: RandomAccess, order: Permutation | None, positions: range) -> None:
+        """
+        Args:
+            order: of all documents; ``None`` if there are none.
+            positions: the shard's positions in it.
+        """
+        self._documents, self._order, self._positions = documents, order, positions
         self._next = 0
+        self._block: tuple[int, list[int]] | None = None  # its number, and the documents at its positions
 
     def __iter__(self) -> _IndexedShard:
         return self
 
     def __next__(self) -> Document:
-        if self._next >= len(self._indices):
+        if self._next >= len(self._positions):
             raise StopIteration
+        index = self._document_at(self._next)
         self._next += 1  # also after a corrupt record
-        return self._documents.text(int(self._indices[self._next - 1]))
+        return self._documents.text(index)
+
+    def _document_at(self, place: int) -> int:
+        number, within = divmod(place, _BLOCK)
+        if self._block is None or self._block[0] != number:
+            assert self._order is not None
+            block = self._positions[number * _BLOCK : (number + 1) * _BLOCK]
+            self._block = number, self._order(numpy.arange(block.start, block.stop, block.step)).tolist()
+        return self._block[1][within]
 
     def state_dict(self) -> State:
         return {"next": self._next}
