@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from titan_core.toolkit.atomic_write import atomic_write
+from titan_core.toolkit.cache_folder import cache_folder
 from titan_models_hf.config import HFArgs
 from titan_models_hf.facts import Facts
 
@@ -32,7 +32,7 @@ def facts_of(args: HFArgs) -> Facts:
 @lru_cache(maxsize=16)
 def _facts_of(text: str) -> Facts:
     architecture, config = json.loads(text)
-    file = _folder() / f"{_key(text)}.json"
+    file = cache_folder("models-hf") / f"{_key(text)}.json"
     try:
         return Facts.model_validate_json(file.read_bytes())
     except OSError:
@@ -48,10 +48,6 @@ def _facts_of(text: str) -> Facts:
     except OSError as error:
         log.warning("%s: not written, so the next start derives the model again: %s", file, error)
     return facts
-
-
-def _folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "titan" / "models-hf"
 
 
 @lru_cache(maxsize=1)
