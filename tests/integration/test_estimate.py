@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.fake_cuda import FakeCuda
+from harness.hf_families import settings as settings_of
 from harness.jobs import make_job
 
 pytest.importorskip("titan_simulate")
@@ -92,6 +93,19 @@ def test_a_window_shortens_attention(fake_cuda: FakeCuda) -> None:
     )
     visible = 512 / 2048 * (1 - 511 / 4096) / 0.5
     assert some["attention"] == pytest.approx(all_pairs["attention"] * (1 + visible) / 2, rel=0.01)
+
+
+FAMILIES = ("gemma2", "gemma3", "gpt_oss", "granite", "mistral")
+"""Capped scores, windows of some layers, sinks, a scale, and windows of all layers."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_of_transformers_have_an_estimate(fake_cuda: FakeCuda, tmp_path: Path, family: str) -> None:
+    pytest.importorskip("titan_models_hf")
+    one_device = {**settings_of(family, "one", None, tmp_path), "job.device": "cuda"}
+    make_job("hf_debug", one_device, missing_ok=True)  # derived where no device is simulated, as `titan estimate` does
+    found = fake_cuda.call(estimated, one_device, 1, recipe="hf_debug")
+    assert found.seconds["attention"] > 0 and found.memory["parameters"] > 0
 
 
 def test_accumulation_takes_longer_and_no_more_memory(fake_cuda: FakeCuda) -> None:

@@ -106,6 +106,25 @@ def test_documents_need_no_dense_mask(fake_cuda: FakeCuda, case: str) -> None:
     assert not [shape for shape in shapes if shape[-2:] in ((queries, 512), (512, queries))]
 
 
+OPTIONS = {
+    "one device": (1, {}),
+    "documents": (1, {**DOCUMENTS, AC: "selective"}),
+    "TP 2": (2, {TP: 2, AC: "full"}),
+    "CP 2": (2, {CP: 2}),
+    "CP 2 by heads, documents": (2, {CP: 2, HEADS: 2, AC: "selective", **DOCUMENTS}),
+    "CP 4, 2 by heads": (4, {CP: 4, HEADS: 2}),
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_windows_capped_scores_and_sinks_train(fake_cuda: FakeCuda, case: str) -> None:
+    ranks, overrides = OPTIONS[case]
+    args = str(TINY["model.args"]).replace("}", ", window = 100, softcap = 20.0, sinks = true}")
+    found = fake_cuda.train("tiny", {**TINY, "model.args": args, **overrides}, ranks, rank=ranks - 1)
+    attended = {one.operator for phase in found.steps[-1].phases for one in phase.peak.allocations}
+    assert any("flex_attention" in operator for operator in attended)
+
+
 def kernel_faults(name: str, dtype: torch.dtype) -> list[str]:
     """Return which results of a kernel have unexpected shapes or types."""
     kernel = AttentionKernel(name)

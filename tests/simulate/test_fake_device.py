@@ -204,3 +204,27 @@ def test_attention_with_fewer_key_heads_needs_as_many_operations(fake_cuda: Fake
     assert (
         fake_cuda.call(operations_of_attention, 2) == fake_cuda.call(operations_of_attention, 8) == 4 * 2 * 8 * 128**2 * 64
     )
+
+
+def operations_of_capped_attention(softcap: float | None) -> tuple[int, int]:
+    """Return the operations counted forward, and forward and backward, of two equal layers."""
+    from harness.fake_cuda import fake_devices
+    from titan_core.api import CausalAttention
+
+    with fake_devices() as observation:
+        attention = CausalAttention(softcap=softcap, window=128, sinks=True)
+        q, k = (torch.empty(2, heads, 512, 64, device="cuda", requires_grad=True) for heads in (4, 2))
+        sinks = torch.empty(4, device="cuda", requires_grad=True)
+        result = attention(attention(q, k, k, sinks=sinks), k, k, sinks=sinks)
+        forward = sum(observation.take()[3].values())
+        result.sum().backward()
+        assert q.grad is not None and k.grad is not None and sinks.grad is not None
+        assert (q.grad.shape, k.grad.shape, sinks.grad.shape) == (q.shape, k.shape, sinks.shape)
+        return forward, forward + sum(observation.take()[3].values())
+
+
+def test_capped_scores_have_a_gradient(fake_cuda: FakeCuda) -> None:
+    """FlexAttention traces the function of the scores to find it: operators that this device has seen, and that are no
+    work."""
+    capped = fake_cuda.call(operations_of_capped_attention, 50.0)
+    assert capped == fake_cuda.call(operations_of_capped_attention, None) and 0 < 3 * capped[0] < capped[1]

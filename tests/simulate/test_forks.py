@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 import pytest
 
 from harness import PATIENCE
+from harness.fake_cuda import FakeCuda
 
 pytest.importorskip("titan_simulate")
 
@@ -148,3 +149,21 @@ def test_progress_is_what_the_command_has_reported_last() -> None:
     finally:
         command_fork._follow = original
     assert shown == ["working: 2 of 2"]
+
+
+DESCRIBES = """
+import sys
+from titan_simulate.engine import stub_libraries
+from titan_simulate.engine.forks import describe_first
+def assemble():
+    import torch
+    return torch.ones(2) @ torch.ones(2)
+describe_first(assemble)
+assert "torch" not in sys.modules
+stub_libraries.load()
+"""
+
+
+def test_a_model_may_compute_to_describe_itself(fake_cuda: FakeCuda) -> None:
+    ended = subprocess.run([sys.executable, "-c", DESCRIBES], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")

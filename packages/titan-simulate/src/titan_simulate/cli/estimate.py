@@ -16,6 +16,7 @@ from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_core.toolkit.text import print_json, print_table
 from titan_simulate.engine import stub_libraries
 from titan_simulate.engine.command_fork import Report, print_from_fork
+from titan_simulate.engine.forks import describe_first
 from titan_simulate.hardware.machine import HEADROOM, Machine
 from titan_simulate.hardware.read import machine_argument, read_machine
 
@@ -39,7 +40,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(context: CommandContext) -> int:
     """Estimate a step and print it."""
     machine = read_machine(context.arguments.device)
-    _job(context, ())  # mistakes in the config, before torch is imported
     return print_from_fork(partial(_estimated, context, machine), "estimating")
 
 
@@ -49,6 +49,7 @@ def _job(context: CommandContext, more: Sequence[Override]) -> AssembledJob:
 
 def _estimated(context: CommandContext, machine: Machine, report: Report) -> int:
     options = context.arguments
+    describe_first(lambda: _job(context, ()))
     gc.disable()  # imports and traces make millions of objects and no garbage, and this process ends with the estimate
     stub_libraries.load()
     from titan_simulate.estimate.estimate import estimate

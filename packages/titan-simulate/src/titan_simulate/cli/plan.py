@@ -21,10 +21,11 @@ from titan_core.toolkit.sections import JobSection, TrainingSection
 from titan_core.toolkit.text import print_json, print_table, show_bytes
 from titan_simulate.engine import stub_libraries
 from titan_simulate.engine.command_fork import Report, print_from_fork
+from titan_simulate.engine.forks import call_in_fork, describe_first
 from titan_simulate.hardware.machine import HEADROOM, Machine
 from titan_simulate.hardware.read import machine_argument, read_machine
 from titan_simulate.plan.arithmetic import GIB
-from titan_simulate.plan.candidates import GLOBAL_BATCH, Candidate, JobOf, Space
+from titan_simulate.plan.candidates import GLOBAL_BATCH, Candidate, Space
 from titan_simulate.plan.model_sizes import sizes_of
 from titan_simulate.plan.search import INTERRUPTED, TIME_LIMIT, Finalist, Plan, Search, describe, short
 
@@ -72,11 +73,17 @@ def run(context: CommandContext) -> int:
     machine = whole.model_copy(update={"memory_gib": whole.memory_gib * (1.0 - options.headroom)})
     if options.out is not None and os.path.lexists(options.out):
         raise UserError.one(f"--out {options.out}", "already exists", "name a new file")
-    config = context.config()
+    return print_from_fork(partial(_searched, context, machine), "planning")
+
+
+def _searched(context: CommandContext, machine: Machine, report: Report) -> int:
+    options, config = context.arguments, context.config()
 
     def job_of(more: Sequence[Override]) -> AssembledJob:
         return context.job(options.gpus, more, missing_ok=True)
 
+    describe_first(lambda: _recipe_job(context, job_of, options.gpus))
+    stub_libraries.load()
     given, job = _recipe_job(context, job_of, options.gpus)
     global_batch = job.batch.global_size if given is not None else config.section(TrainingSection).global_batch_size
     fixed = config.overridden - {dim.degree_key for dim in job.mesh.dims if config.value(dim.degree_key) == -1}
@@ -84,27 +91,13 @@ def run(context: CommandContext) -> int:
     if next(space.meshes(()), None) is None:
         why = "no mesh has this number of ranks with the degrees that are fixed, and this model and global batch"
         raise UserError.one(f"--gpus {options.gpus}", why, "change it, or fix fewer degrees")
-    search = partial(_searched, context, machine, space, job_of, given, job)
-    return print_from_fork(search, "planning")
-
-
-def _searched(
-    context: CommandContext,
-    machine: Machine,
-    space: Space,
-    job_of: JobOf,
-    given: AssembledJob | None,
-    job: AssembledJob,
-    report: Report,
-) -> int:
-    options = context.arguments
     report("importing torch")
-    stub_libraries.load()
     logging.getLogger("titan_core").setLevel(logging.ERROR)  # each finalist would log the same notes
     from titan_simulate.estimate.estimate import estimate
     from titan_simulate.plan.shapes import shapes_of
 
-    shapes = shapes_of(job.family.define, job.model_args)
+    # In a fork: what a model imports to build itself may use the device.
+    shapes = call_in_fork(partial(shapes_of, job.family.define, job.model_args))
     sizes = sizes_of(job.model, shapes.parameters, shapes.modules, job.batch.seq_len)
 
     def estimated(overrides: Sequence[Override]) -> Estimate:

@@ -77,10 +77,7 @@ def simulate_ranks(context: CommandContext, steps: int, strict: bool, show: Show
     """
     from titan_simulate.engine.command_fork import print_from_fork
 
-    options = context.arguments
-    job = _job(context, {})  # mistakes in the config, before torch is imported
-    ranks = first_of_each_stage(job.mesh) if options.rank == STAGES else [options.rank or 0]
-    return print_from_fork(partial(_simulated, context, job, ranks, steps, strict, show), "simulating")
+    return print_from_fork(partial(_simulated, context, steps, strict, show), "simulating")
 
 
 def _job(context: CommandContext, settings: Mapping[str, str]) -> AssembledJob:
@@ -88,12 +85,14 @@ def _job(context: CommandContext, settings: Mapping[str, str]) -> AssembledJob:
     return context.job(context.arguments.world_size, more, missing_ok=True)
 
 
-def _simulated(
-    context: CommandContext, job: AssembledJob, ranks: Sequence[int], steps: int, strict: bool, show: Show, report: Report
-) -> int:
+def _simulated(context: CommandContext, steps: int, strict: bool, show: Show, report: Report) -> int:
     """Simulate each rank in a fork of this process, which imports torch once."""
-    from titan_simulate.engine import forks
+    from titan_simulate.engine import forks, stub_libraries
 
+    forks.describe_first(lambda: _job(context, {}))
+    stub_libraries.load()
+    job, chosen = _job(context, {}), context.arguments.rank
+    ranks = first_of_each_stage(job.mesh) if chosen == STAGES else [chosen or 0]
     report("importing torch")
     forks.load()
     found = forks.call_in_forks(

@@ -7,7 +7,8 @@ device, or make one, only compute shapes. The exception are tensors that the hos
 Every operator passes through :class:`FakeDevice`, a dispatch mode, and takes the first of these ways that applies::
 
     left to others    tensors of a subclass, such as DTensor, call this mode again with what they consist of; what torch
-                      computes in a fake mode of its own, to find shapes, is no work of the job
+                      computes in a fake mode of its own, to find shapes, or traces, such as the gradient of a function of
+                      FlexAttention's scores, is no work of the job
     remembered        it ran before with arguments of these shapes (operator_cache.py)
     real              it has nothing to do with the device; of pinned memory only the fact is kept
     composed          a custom operator that is made of others: those come here in its place
@@ -25,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from titan_core.api import UserError
@@ -81,7 +83,7 @@ class FakeDevice(DispatchMode):
             return device_of(args[0])
         if any(kind is not FakeTensor and hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a subclass that consists of other tensors
-        if in_foreign_fake_mode():
+        if in_foreign_fake_mode() or get_proxy_mode() is not None:
             return operator(*args, **keywords)
         keyed = self._cache.key(operator, args, keywords)
         found = None if keyed is None else self._cache.found.get(keyed[0])

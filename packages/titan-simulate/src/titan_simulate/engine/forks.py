@@ -52,6 +52,20 @@ def call_in_fork(function: Callable[[], T]) -> T:
     return call_in_forks([function])[0]
 
 
+def describe_first(assemble: Callable[[], object]) -> None:
+    """Assemble a job in a fork of this process. To describe itself, a model may import torch and compute with it (those of
+    transformers do, until this machine has derived them once), which a process that shall simulate cannot have done.
+
+    Raises:
+        UserError: the job is not valid.
+    """
+
+    def assembled() -> None:
+        assemble()
+
+    call_in_fork(assembled)
+
+
 def call_in_forks(
     functions: Sequence[Callable[[], T]], at_once: int = 1, done: Callable[[int], None] = lambda number: None
 ) -> list[T]:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gc
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import flex_attention
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -118,12 +123,35 @@ def _no_compiler() -> Iterator[None]:
     def as_it_is(model: Any = None, **options: Any) -> Any:
         return (lambda function: function) if model is None else model
 
-    compiling = torch.compile
+    compiling, attending = torch.compile, flex_attention.flex_attention
+
+    @wraps(attending)
+    def attending_uncompiled(
+        query: Tensor, key: Tensor, value: Tensor, score_mod: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        return attending(query, key, value, score_mod and _apart(score_mod), *args, **kwargs)
+
     setattr(torch, "compile", as_it_is)  # noqa: B010 (mypy: a function)
+    setattr(flex_attention, "flex_attention", attending_uncompiled)  # noqa: B010
     try:
-        yield
+        with warnings.catch_warnings():
+            # True of what runs here, and not of the job: nothing is materialised.
+            warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+            yield
     finally:
         setattr(torch, "compile", compiling)  # noqa: B010
+        setattr(flex_attention, "flex_attention", attending)  # noqa: B010
+
+
+def _apart(score_mod: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return ``score_mod`` as the compiler would see it, outside of the region in which it is called: FlexAttention
+    differentiates it at once, for which a checkpoint would recompute the region."""
+
+    def modify(*args: Any) -> Tensor:
+        with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+            return score_mod(*args)
+
+    return modify
 
 
 @dataclass(eq=False)  # the plugin manager hashes observers
