@@ -174,7 +174,7 @@ MUTANTS = (
     Mutant("keys-before-the-sequence", "core/api/model/dense_attention.py", " & (starts + others >= 0)", "", (VARIANTS,)),
     Mutant("cache-keeps-one-less", "core/api/model/decoding.py", "positions > ends - slots", "positions > ends - slots + 1", (VARIANTS,)),
     Mutant("cap-is-a-clamp", "core/api/model/dense_attention.py", "softcap * torch.tanh(scores / softcap)", "scores.clamp(-softcap, softcap)", (VARIANTS,)),
-    Mutant("mask-made-again", "core/api/parallel/microbatch.py", " and self.document_mask is None", "", (BLOCKS,)),
+    Mutant("mask-made-again", "core/api/parallel/microbatch.py", "if self.masks:", "if False:", (BLOCKS,)),
     Mutant("whole-sequences-not-causal", ATTENTION, "is_causal=True, scale", "is_causal=False, scale", (ORACLE,)),
     Mutant("first-batch-transform-alone", PART, "            batch = transform(batch)\n", "            return transform(batch)\n", (MODEL,)),
     Mutant("positions-dropped", PART, '"positions": batch.positions, ', "", (MODEL,)),

@@ -14,7 +14,6 @@ from titan_core.api import Batch, CausalAttention, Microbatch, ModelLayout, Mode
 from titan_core.api.model import attention_mask
 from titan_core.api.model.attention import flex_attend
 from titan_core.api.model.attention_mask import block_mask, document_mask
-from titan_core.api.parallel import microbatch
 from titan_core.model.next_token import NextToken
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -100,7 +99,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         masks.append(block_mask(documents, columns, window))
         return masks[-1]
 
-    monkeypatch.setattr(microbatch, "document_mask", make)
     monkeypatch.setattr(attention_mask, "document_mask", make)
     yield masks
     torch.compiler.reset()

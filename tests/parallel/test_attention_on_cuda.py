@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.fake_cuda import FakeCuda
+from harness.fake_cuda import FakeCuda, train_simulated
 from harness.quick import rows
 from titan_parallel.torch_private import AttentionKernel, attention_kernel
 
@@ -123,6 +123,50 @@ def test_windows_capped_scores_and_sinks_train(fake_cuda: FakeCuda, case: str) -
     found = fake_cuda.train("tiny", {**TINY, "model.args": args, **overrides}, ranks, rank=ranks - 1)
     attended = {one.operator for phase in found.steps[-1].phases for one in phase.peak.allocations}
     assert any("flex_attention" in operator for operator in attended)
+
+
+def masks_made(overrides: dict[str, object], ranks: int) -> int:
+    """Return how many masks the last rank makes for each microbatch."""
+    from titan_core.api.model import attention_mask
+
+    made = []
+    make = attention_mask.block_mask
+
+    def counted(*args: Any) -> Any:
+        made.append(args)
+        return make(*args)
+
+    attention_mask.block_mask = counted
+    found = train_simulated("tiny", overrides, ranks, ranks - 1, True, "NVIDIA H100 80GB HBM3")
+    microbatches = len(found.steps) * 2
+    assert len(made) % microbatches == 0
+    return len(made) // microbatches
+
+
+MASKS = {
+    "one device": 2,
+    "documents": 2,
+    "TP 2": 2,
+    # Of the window, one for each of the rank's two chunks.
+    "CP 2": 3,
+    "CP 2, documents": 3,
+    "CP 2 by heads, documents": 2,
+    "CP 2 by heads": 2,
+    "CP 4, 2 by heads": 3,
+}
+CP_OPTIONS = {
+    **OPTIONS,
+    "CP 2, documents": (2, {CP: 2, AC: "full", **DOCUMENTS}),
+    "CP 2 by heads": (2, {CP: 2, HEADS: 2}),
+}
+
+
+@pytest.mark.parametrize("case", MASKS)
+def test_masks_are_made_once_for_a_microbatch_and_distinct_window(fake_cuda: FakeCuda, case: str) -> None:
+    """Whatever the number of layers, and whether they are recomputed."""
+    ranks, overrides = CP_OPTIONS[case]
+    args = str(TINY["model.args"]).replace("n_layers = 2", "n_layers = 6").replace("}", ", window = 100, softcap = 20.0}")
+    assert fake_cuda.call(masks_made, {**TINY, "model.args": args, **overrides}, ranks) == MASKS[case]
 
 
 def kernel_faults(name: str, dtype: torch.dtype) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +16,13 @@ from harness.jobs import RunRecord, make_job
 from harness.meshes import CP, DR, FAST, HEADS, PP, SCHEDULE, TP, require_equal, run_in
 from harness.objectives import first_step
 from harness.quick import rows
-from titan_core.api import Batch, UserError
-from titan_core.api.model.attention_mask import block_mask
-from titan_core.api.parallel import microbatch
+from titan_core.api import Batch, Microbatch, UserError, current_microbatch
+from titan_core.api.model import attention, attention_mask
 from titan_core.api.parallel.model_part import arguments_of
 from titan_core.api.training.batch import IGNORE
 from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts
+from titan_parallel import divided_masks
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +88,27 @@ def test_training_and_validation_equal_those_of_one_device(
 
 def run_with_flex(directory: str, overrides: dict[str, object]) -> RunRecord:
     """Train with FlexAttention, as on GPUs, but uncompiled: then it has a backward on CPUs, which torch refuses to use."""
+    making: list[Microbatch] = []
+    make = Microbatch.make_document_mask
+
+    def make_blocks(microbatch: Microbatch, *args: Any) -> None:
+        making.append(microbatch)
+        make(microbatch, *args)
+        making.pop()
+
+    def uses_block_masks(device: torch.device) -> bool:
+        return bool(making) or current_microbatch() is not None  # not in trials of layers, which know no FlexAttention
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(microbatch, "document_mask", block_mask)
+        patch.setattr(Microbatch, "make_document_mask", make_blocks)
+        for module in (attention_mask, attention, divided_masks):
+            patch.setattr(module, "uses_block_masks", uses_block_masks)
         patch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
         patch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", False)
         return run_in(directory, overrides)
 
 
+WINDOWS = {"model.args": "{dim = 32, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 64, window = 10, softcap = 4.0}"}
 FLEX_CASES: dict[str, tuple[int, dict[str, object]]] = {
     "one device": (1, {}),
     "TP 2, full": (2, {TP: 2, "activation_checkpoint.mode": "full"}),
@@ -102,14 +117,19 @@ FLEX_CASES: dict[str, tuple[int, dict[str, object]]] = {
     "CP 2x2 by rings and heads": (4, {CP: 4, HEADS: 2}),
     "CP 4, selective": (4, {CP: 4, "activation_checkpoint.mode": "selective"}),
     "PP 2, ZBVZeroBubble, selective": (2, {PP: 2, SCHEDULE: "ZBVZeroBubble", "activation_checkpoint.mode": "selective"}),
+    "windows, CP 2": (2, {CP: 2, **WINDOWS}),
+    "windows without documents, CP 2": (2, {CP: 2, "data.document_mask": "false", **WINDOWS}),
+    "windows without documents, CP 2x2 by rings and heads": (4, {CP: 4, HEADS: 2, "data.document_mask": "false", **WINDOWS}),
+    "windows without documents, CP 2 by heads": (2, {CP: 2, HEADS: 2, "data.document_mask": "false", **WINDOWS}),
 }
 
 
-@pytest.mark.parametrize("case", rows(FLEX_CASES, ("CP 2", "CP 2x2 by rings and heads")))
+@pytest.mark.parametrize("case", rows(FLEX_CASES, ("CP 2", "windows without documents, CP 2x2 by rings and heads")))
 def test_flex_attention_equals_the_dense_mask(gloo: GlooPool, data: dict[str, object], tmp_path: Path, case: str) -> None:
     ranks, overrides = FLEX_CASES[case]
     short = {**data, "training.steps": 1, "training.global_batch_size": 4, "validation.enable": "false"}
-    dense = gloo.run(1, run_in, str(tmp_path), short)[0]
+    same = {key: value for key, value in overrides.items() if key in ("model.args", "data.document_mask")}
+    dense = gloo.run(1, run_in, str(tmp_path), {**short, **same})[0]
     require_equal(gloo.run(ranks, run_with_flex, str(tmp_path), {**short, **overrides}), dense)
 
 

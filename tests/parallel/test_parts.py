@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness.jobs import make_job
-from titan_core.api import Batch, ModelLayout, ModelPart, SequenceShare, UserError, Vocabulary
+from titan_core.api import Batch, ModelLayout, ModelPart, UserError, Vocabulary
 from titan_core.model.next_token import NextToken
 from titan_core.model.part_guard import PartGuard
 from titan_core.plugins.registry import Components
@@ -160,7 +160,7 @@ SETTINGS: dict[str, Any] = {
     "parameters_on": torch.device("cpu"),
     "saved_operators": (torch.ops.aten.max.default,),
     "slots": {"tests.notes": {"embed": "first", "head": "last"}},
-    "attention_share": SequenceShare(SimpleNamespace(), ((0, 1),)),
+    "attention_masks": lambda batch, mixers: {},
     "copies": {"head.weight": "embed.weight"},
     "after_evaluation": (lambda: None,),
     "wrapped_objectives": (NextToken(),),

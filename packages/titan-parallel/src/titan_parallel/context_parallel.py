@@ -31,6 +31,7 @@ from titan_core.api import (
 )
 from titan_core.toolkit.models import attend, with_positions
 from titan_parallel.config import HEADS, ContextParallelKeys
+from titan_parallel.divided_masks import DividedMasks
 from titan_parallel.gathered_attention import attend_gathered
 from titan_parallel.head_exchange import HeadExchange
 from titan_parallel.mixers_by_heads import attention_by_heads, mixer_by_heads
@@ -56,7 +57,8 @@ def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> Mod
     exchange, ring = None, share
     if HEADS.name in context.mesh:
         exchange, rings = HeadExchange(Ranks(context.mesh[HEADS.name])), context.mesh[HEADS.remainder]
-        part.attention_share = ring = SequenceShare(rings, head_and_tail(rings.size()))
+        ring = SequenceShare(rings, head_and_tail(rings.size()))
+    part.attention_masks = DividedMasks(ring, size)
     passed = context.section.context_parallel_rotate_method == "alltoall"
     # One object for each kind: the compiler compares them, and one graph serves all blocks of a kind.
     attention = {mixer: DividedAttention(ring, mixer, passed) for _, _, mixer in mixers if mixer.kind == CAUSAL_ATTENTION}

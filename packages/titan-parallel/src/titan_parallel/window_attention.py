@@ -60,13 +60,14 @@ def attend_within_window(
         rows = _Send.apply(sent.movedim(2, 0).contiguous(), list(halo.received), counts, share.mesh.get_group().group_name)
         others = rows.movedim(0, 2).split((k.shape[-1], v.shape[-1]), -1)
     results = []
-    for queries, pieces, first in zip(q.split(length, 2), halo.keys, halo.first, strict=True):
+    parts = zip(q.split(length, 2), halo.keys, halo.first, strict=True)
+    for chunk, (queries, pieces, first) in enumerate(parts):
         keys, values = (
             torch.cat([(mine if is_own else received)[:, :, start:stop] for is_own, (start, stop) in pieces], 2)
             for mine, received in zip(own, others, strict=True)
         )
         seen = None if documents is None else documents[:, first : first + keys.shape[2]]
-        results.append(attend(queries, keys, values, documents=seen, window=window, **options))
+        results.append(attend(queries, keys, values, documents=seen, window=window, chunk=chunk, **options))
     return torch.cat(results, 2)
 
 

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from titan_core.api.model.attention import attend as attend
+from titan_core.api.model.attention_mask import (
+    attention_masks as attention_masks,
+    document_mask as document_mask,
+    mask_name as mask_name,
+    uses_block_masks as uses_block_masks,
+)
 from titan_core.api.model.random_streams import divide_streams as divide_streams
 from titan_core.api.observe.deferred_reports import finite as finite, in_flight as in_flight
 from titan_core.api.parallel.microbatch import (

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from titan_core.api.model.attention_mask import attention_mask
+from titan_core.api.model.attention_mask import attention_mask, mask_name, uses_block_masks
 from titan_core.api.model.decoding import current_decoding
 from titan_core.api.model.dense_attention import attend_densely, attend_in_bands
 from titan_core.api.parallel.microbatch import current_microbatch
@@ -90,6 +90,7 @@ def attend(
     softcap: float | None = None,
     scale: float | None = None,
     sinks: Tensor | None = None,
+    chunk: int | None = None,
 ) -> Tensor:
     """Compute the attention of :class:`CausalAttention`, by the mask of the current microbatch if it has one for these
     positions.
@@ -106,15 +107,17 @@ def attend(
         softcap: cap of the scores.
         scale: factor of the scores.
         sinks: score of each head's sink, ``[heads]``.
+        chunk: which chunk of a rank's positions the queries are, if its masks are made by chunk.
     """
+    of_chunk = None if chunk is None else mask_name(window, chunk)
     if window is not None and window >= k.shape[2]:
         window = None
     plain = documents is None and window is None and softcap is None and sinks is None
     if plain and columns is None and q.shape[2] == k.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-    if window is not None and columns is None and q.device.type != "cuda":
+    if window is not None and columns is None and not uses_block_masks(q.device):
         return attend_in_bands(q, k, v, window, documents=documents, softcap=softcap, scale=scale, sinks=sinks)
-    mask = _mask_of_microbatch(q, k, documents, window)
+    mask = _mask_of_microbatch(q, k, documents, of_chunk or mask_name(window))
     if mask is None:
         mask = attention_mask(q, k, documents=documents, columns=columns, window=window)
     if isinstance(mask, Tensor):
@@ -122,11 +125,11 @@ def attend(
     return flex_attend(q, k, v, mask, softcap=softcap, scale=scale, sinks=sinks)
 
 
-def _mask_of_microbatch(q: Tensor, k: Tensor, documents: Tensor | None, window: int | None) -> Tensor | BlockMask | None:
+def _mask_of_microbatch(q: Tensor, k: Tensor, documents: Tensor | None, name: str) -> Tensor | BlockMask | None:
     microbatch = current_microbatch()
     if microbatch is None or (documents is None) != (microbatch.batch.documents is None):
         return None
-    mask = microbatch.document_mask if window is None else microbatch.window_masks.get(window)
+    mask = microbatch.masks.get(name)
     return mask if mask is not None and tuple(mask.shape[-2:]) == (q.shape[2], k.shape[2]) else None
 
 

@@ -1,23 +1,68 @@
 """Which keys each query attends to: those at or before its position, in its document, within a window.
 
 All attention modules of a microbatch share their masks, made before its forward pass
-(:attr:`~titan_core.api.Microbatch.document_mask`). On CUDA devices they are block masks of FlexAttention (He et al., arXiv
+(:attr:`~titan_core.api.Microbatch.masks`). On CUDA devices they are block masks of FlexAttention (He et al., arXiv
 2412.05496), which skips blocks that are masked completely. FlexAttention has no backward on CPUs, where a mask is a dense
 tensor.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from titan_core.api.model.layout_rules import Mixer
+from titan_core.api.training.batch import Batch
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 _BLOCK = 128
 """Queries, and keys, of a block of FlexAttention."""
+
+
+def uses_block_masks(device: torch.device) -> bool:
+    """Whether masks on ``device`` are those of FlexAttention, and windows are masks rather than bands."""
+    return device.type == "cuda"
+
+
+def mask_name(window: int | None, chunk: int | None = None) -> str:
+    """Return the name of a mask among those of a microbatch.
+
+    Args:
+        window: number of positions that a query sees; ``None``: all before it.
+        chunk: the chunk of a rank's positions whose queries it has; ``None``: all of them.
+    """
+    of_window = "all" if window is None else f"window {window}"
+    return of_window if chunk is None else f"{of_window}, chunk {chunk}"
+
+
+def attention_masks(
+    batch: Batch, mixers: Iterable[Mixer], columns: Tensor | None = None, length: int | None = None
+) -> dict[str, Tensor | BlockMask]:
+    """Return the masks, by name, of causal attention to whole sequences. Windows have none on CPUs, which compute them in
+    bands.
+
+    Args:
+        batch: gives documents and device.
+        mixers: what attends. Without options, and without documents, it needs no mask.
+        columns: index in its sequence of each query, ``[batch or 1, queries]``; ``None``: all positions, in order.
+        length: positions of a whole sequence; ``None``: those of the batch's tokens.
+    """
+    documents, tokens = batch.documents, batch.tokens
+    length = tokens.shape[1] if length is None else length
+    names: dict[str, int | None] = {} if documents is None else {mask_name(None): None}
+    for mixer in mixers:
+        window = mixer.window if mixer.window is not None and mixer.window < length else None
+        needed = mixer.softcap is not None or mixer.sinks if window is None else uses_block_masks(tokens.device)
+        if needed:
+            names[mask_name(window)] = window
+    if names and documents is None:
+        documents = tokens.new_zeros(1, length).expand(tokens.shape[0], -1)
+    return {name: document_mask(documents, columns, window) for name, window in names.items() if documents is not None}
 
 
 def attention_mask(
@@ -54,7 +99,7 @@ def document_mask(documents: Tensor, columns: Tensor | None = None, window: int 
     Returns:
         A block mask, or a boolean tensor ``[batch, 1, queries, seq]``.
     """
-    if documents.device.type == "cuda":
+    if uses_block_masks(documents.device):
         return block_mask(documents, columns, window)
     order, own = _orders(documents, columns)
     distance = own[:, :, None] - order[:, None, :]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from titan_core.api.model.attention_mask import document_mask
+from titan_core.api.model.attention_mask import attention_masks, mask_name
+from titan_core.api.model.layout_rules import Mixer
 from titan_core.api.training.batch import Batch
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-    from titan_core.api.model.sequence_share import SequenceShare
+    MakeMasks = Callable[[Batch, Iterable[Mixer]], Mapping[str, Tensor | BlockMask]]
 
 
 @dataclass
@@ -78,10 +79,10 @@ class Microbatch:
     """Cached token words of random modules, by first column and number of columns."""
 
     document_mask: Tensor | BlockMask | None = field(init=False, repr=False, compare=False, default=None)
-    """The mask that all causal attention within documents uses (:mod:`titan_core.api.model.attention_mask`); ``None`` before
+    """The mask that causal attention within documents uses (:mod:`titan_core.api.model.attention_mask`); ``None`` before
     :meth:`make_document_mask`. A compiled block takes it as an input."""
-    window_masks: dict[int, Tensor | BlockMask] = field(init=False, repr=False, compare=False, default_factory=dict)
-    """The same of attention within a window, by the window's positions. CUDA only: CPUs compute windows in bands."""
+    masks: dict[str, Tensor | BlockMask] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """All masks of causal attention, by name (:func:`titan_core.api.model.attention_mask.mask_name`)."""
 
     def __post_init__(self) -> None:
         digest = hashlib.sha256(f"{self.seed}:{self.step}".encode()).digest()
@@ -90,25 +91,20 @@ class Microbatch:
         key = torch.full((), value, dtype=torch.int64, device=self.batch.tokens.device)
         object.__setattr__(self, "key", key)
 
-    def make_document_mask(self, windows: Iterable[int] = (), queries: SequenceShare | None = None) -> None:
-        """Make :attr:`document_mask`, once, if the batch has documents, and :attr:`window_masks`.
+    def make_document_mask(self, mixers: Iterable[Mixer] = (), make: MakeMasks | None = None) -> None:
+        """Make :attr:`masks`, once, and :attr:`document_mask`, if the batch has documents.
 
         Args:
-            windows: windows of attention, in positions.
-            queries: the positions whose queries attention computes; ``None``: those of the batch.
+            mixers: the causal attention of the model.
+            make: see :attr:`~titan_core.api.ModelPart.attention_masks`.
         """
-        tokens, documents, columns = self.batch.tokens, self.batch.documents, self.batch.columns
-        if queries is not None and documents is not None:
-            columns = queries.take(torch.arange(documents.shape[1], device=documents.device).expand_as(documents), 1)
-        if documents is not None and self.document_mask is None:
-            object.__setattr__(self, "document_mask", document_mask(documents, columns))
-        # Without documents, the keys that a rank's columns may see are not known here.
-        if tokens.device.type != "cuda" or (documents is None and columns is not None):
+        if self.masks:
             return
-        whole = torch.zeros_like(tokens) if documents is None else documents
-        for window in windows:
-            if window < whole.shape[1] and window not in self.window_masks:
-                self.window_masks[window] = document_mask(whole, columns, window)
+        self.masks.update(
+            attention_masks(self.batch, mixers, self.batch.columns) if make is None else make(self.batch, mixers)
+        )
+        if self.batch.documents is not None:
+            object.__setattr__(self, "document_mask", self.masks.get(mask_name(None)))
 
 
 # Not a context variable: autograd runs the backward pass of a CUDA device in its own thread, which would not see it.

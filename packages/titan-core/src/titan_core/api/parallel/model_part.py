@@ -6,19 +6,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from titan_core.api.model.layout import ModelLayout
-from titan_core.api.model.layout_rules import CAUSAL_ATTENTION
-from titan_core.api.model.sequence_share import SequenceShare
+from titan_core.api.model.layout_rules import CAUSAL_ATTENTION, Mixer
 from titan_core.api.parallel.microbatch import Microbatch, microbatch_scope
 from titan_core.api.parallel.slot import Slot
 from titan_core.api.training.batch import Batch
 from titan_core.api.training.objective import ObjectiveFunction
 from titan_core.api.training.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 T = TypeVar("T")
 
@@ -57,9 +59,9 @@ class ModelPart:
     """The objectives that :attr:`objective` wraps, innermost first."""
     auxiliary_losses: tuple[str, ...] = ()
     """Names of the losses that modules add (:mod:`titan_core.api.model.auxiliary_loss`)."""
-    attention_share: SequenceShare | None = None
-    """The positions whose queries causal attention computes on this rank, if they are not those of the batch: ranks that
-    divide the heads attend from all of their positions. Masks of documents are made for them."""
+    attention_masks: Callable[[Batch, Iterable[Mixer]], Mapping[str, Tensor | BlockMask]] | None = None
+    """Makes the masks of a microbatch, by name, for causal attention that a transform has divided; receives the microbatch's
+    batch and the attention's layout. ``None``: attention is that of the batch's positions to whole sequences."""
     copies: Mapping[str, str] = field(default_factory=dict)
     """Parameters of this part that are copies of another part's, by name -> name of the original. The transform that made
     them keeps them equal to it whenever the part computes, and adds their gradients to the original's. Only the original is
@@ -113,8 +115,7 @@ class ModelPart:
         """
         attention = [mixer for mixer in self.layout.mixers.values() if mixer.kind == CAUSAL_ATTENTION]
         if attention:
-            windows = {mixer.window for mixer in attention if mixer.window is not None}
-            microbatch.make_document_mask(windows, self.attention_share)
+            microbatch.make_document_mask(attention, self.attention_masks)
         self.batch = microbatch.batch
         try:
             with microbatch_scope(microbatch):
