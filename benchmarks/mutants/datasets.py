@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from benchmarks.mutants.mutant import Mutant
 
-TOKENIZED, SPLITS, DATASETS, CHAT, MARKS, COMPRESSED = (
+TOKENIZED, SPLITS, DATASETS, CHAT, MARKS, COMPRESSED, FOREIGN, CSV = (
     "tests/data/test_tokenized.py",
     "tests/data/test_splits.py",
     "tests/data/test_datasets.py",
     "tests/data/test_chat.py",
     "tests/data/test_document_marks.py",
     "tests/data/test_compressed.py",
+    "tests/data/test_foreign_tokens.py",
+    "tests/data/test_csv_files.py",
 )
 
 MUTANTS = (
@@ -29,8 +31,14 @@ MUTANTS = (
     Mutant("files-outside-splits-are-training", "data/splits.py", 'return None if others else "train"', 'return "train"', (SPLITS,)),
     Mutant("two-keywords-name-a-split", "data/splits.py", "        if len(splits) == 1:\n", "        if splits:\n", (SPLITS,)),
     Mutant("caches-are-data", "data/splits.py", "if (names := parts[file.parent]) is None or file.name in names]", "]", (SPLITS, DATASETS)),
-    Mutant("pieces-cut-lines", "data/text_files.py", "            stream.readline()\n", "", (DATASETS,)),
-    Mutant("pieces-lose-the-rest", "data/text_files.py", "    if cuts[-1] < size:\n", "    if False:\n", (DATASETS,)),
+    Mutant("pieces-cut-lines", "data/text_files.py", "_CUTS = (re.compile(rb\"\\n\"), ", "_CUTS = (", (DATASETS,)),
+    Mutant("pieces-lose-the-rest", "data/text_files.py", "end = size - first if last else", "end = self._size if last else", (DATASETS,)),
+    Mutant("each-piece-begins-a-text", "data/text_files.py", "begins=piece == 0", "begins=True", (DATASETS,)),
+    Mutant("records-end-between-quotes", "data/csv_files.py", "(inside % 2 == 0)", "(inside >= 0)", (CSV,)),
+    Mutant("megatron-documents-of-one-sequence", "data/foreign/megatron.py", "int(bounds[document + 1])", "int(bounds[document]) + 1", (FOREIGN,)),
+    Mutant("flat-documents-twice", "data/foreign/flat_tokens.py", "self.first_end(tokens, at - 1)", "self.first_end(tokens, at)", (FOREIGN,)),
+    Mutant("foreign-ids-unchecked", "data/foreign/documents.py", "        if self.vocab_size is not None:\n", "        if False:\n", (FOREIGN,)),
+    Mutant("tools-left-out", "data/chat/tools.py", "    for number in calls:\n", "    for number in ():\n", (CHAT,)),
     Mutant("prompts-are-trained-on", "data/chat/tokens.py", "[number % 2 for number in range(len(pieces))]", "[1 for number in range(len(pieces))]", (CHAT,)),
     Mutant("answers-of-other-messages", "data/chat/tokens.py", "[by_index[index] for index in chat.trained]", "list(full.assistant)", (CHAT,)),
     Mutant("changed-renderings-accepted", "data/chat/tokens.py", "if not full.text.startswith(after):", "if False:", (CHAT,)),

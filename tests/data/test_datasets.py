@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
-from titan_core.api import CorruptRecord, DatasetContext, RecordFormat, Ref, UserError
+from titan_core.api import CorruptRecord, DatasetContext, RecordFormat, Ref, TextPart, UserError
 from titan_core.api.data.dataset import FormatSpec
+from titan_core.data.byte_tokenizer import ByteTokenizer
 from titan_core.data.stdlib import open_stdlib
 from titan_core.plugins.registry import Components
+from titan_core.toolkit.tokenizers import encode_text
 from titan_data.huggingface import StreamedDocuments, open_local
 from titan_data.local_files import check_files
 from titan_data.records import reads_text
-from titan_data.text_files import PIECE, open_text
+from titan_data.text_files import PIECE, TextPieces, open_text
 
 
 def request(name: str, path: Path | None, field: str = "text") -> DatasetContext[None]:
@@ -36,9 +38,62 @@ def test_text_files_are_cut_at_line_ends_without_loss(tmp_path: Path) -> None:
     (tmp_path / "b.md").write_text("no newline at the end")
     (tmp_path / "c.bin").write_text("not text")
     pieces = list(open_text(request("text", tmp_path)).shard(0, 1, 0))
-    assert len(pieces) == 2 + len(lines.encode()) // PIECE
+    assert len(pieces) == 2 + (len(lines.encode()) - 4096) // PIECE
     assert sum(map(len, pieces)) == len(lines) + 21
     assert all(piece.endswith("\n") for piece in pieces if "line" in piece and piece != "no newline at the end")
+    assert sum(piece.begins for piece in pieces) == sum(piece.ends for piece in pieces) == 2
+    assert all(piece.begins == (piece[:6] in ("line 0", "no new")) for piece in pieces)
+
+
+TEXTS = {
+    "lines": "".join(f"line {number} ü\n" for number in range(500)),
+    "one line": "word ü " * 700,
+    "no spaces": "äöü中🙂x" * 500,
+    "long characters": "🙂" * 400,
+    "a short one": "abc",
+}
+
+
+@pytest.mark.parametrize("count", [1, 3, 64])
+@pytest.mark.parametrize("size", [16, 100, 512, 1 << 20])
+@pytest.mark.parametrize("kind", TEXTS)
+def test_pieces_of_any_size_are_the_whole_text(tmp_path: Path, kind: str, size: int, count: int) -> None:
+    file, text = tmp_path / "a.txt", TEXTS[kind]
+    file.write_text(text)
+    pieces = TextPieces([file], [file], [file.stat().st_size], size)
+    parts = [pieces.text(index) for index in range(len(pieces))]
+    assert "".join(parts) == text
+    assert [part.begins for part in parts] == [True] + [False] * (len(parts) - 1)
+    assert [part.ends for part in parts] == [False] * (len(parts) - 1) + [True]
+    shards = [list(open_text(request("text", file)).shard(index, count, 0)) for index in range(count)]
+    assert sum(len(part) for shard in shards for part in shard) == len(text)
+    if len(text.encode()) >= 16 * (count + 1):
+        assert all(shards)
+
+
+def test_only_the_whole_text_begins_and_ends(tmp_path: Path) -> None:
+    from harness.letters import BYTE
+
+    text = "".join(f"line {number}\n" for number in range(9000))
+    (tmp_path / "a.txt").write_text(text)
+    parts = list(open_text(request("text", tmp_path)).shard(0, 1, 0))
+    assert len(parts) > 2
+    ids = [list(encode_text(BYTE, part)) for part in parts]
+    assert sum(256 in one for one in ids) == sum(257 in one for one in ids) == 1
+    whole = [one for _, one in sorted(zip((text.index(part) for part in parts), ids, strict=True))]
+    assert list(itertools.chain(*whole)) == BYTE.encode_document(text).tolist()
+
+
+def test_a_tokenizer_that_does_not_say_what_begins_a_text_marks_each_part() -> None:
+    class Doubled(ByteTokenizer):
+        def marks(self) -> None:
+            return None
+
+    part = TextPart("a", begins=False, ends=False)
+    assert list(encode_text(Doubled(), part)) == [256, 97, 257]
+    assert list(encode_text(ByteTokenizer(), part)) == [97]
+    assert list(encode_text(ByteTokenizer(), TextPart("a", begins=True, ends=False))) == [256, 97]
+    assert list(encode_text(ByteTokenizer(), "a")) == [256, 97, 257]
 
 
 def test_bytes_that_are_not_text_are_reported_with_their_place(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ ENDINGS = {
     "json": (".jsonl", ".json", ".ndjson"),
     "parquet": (".parquet",),
     "arrow": (".arrow", ".feather"),
+    "csv": (".csv", ".tsv"),
     "text": (".txt", ".text", ".md"),
 }
 

@@ -35,6 +35,13 @@ def titan_datasets() -> list[Dataset]:
             )
         ),
         Dataset(
+            name="csv",
+            summary="local CSV and TSV files",
+            build=Ref("titan_data.csv_files:open_csv"),
+            check=Ref("titan_data.csv_files:check_csv"),
+            splits=True,
+        ),
+        Dataset(
             name="tokenized",
             summary="token ids on disk, memory-mapped (`titan data tokenize`)",
             build=Ref("titan_data.tokenized:open_tokenized"),
@@ -56,7 +63,7 @@ def titan_datasets() -> list[Dataset]:
         ),
         Dataset(
             name="chat",
-            summary="chats, or prompts and completions, for fine-tuning: JSON, Parquet, Arrow or the hub",
+            summary="chats, or prompts and completions, for fine-tuning: JSON, Parquet, Arrow, CSV or the hub",
             config=ChatSection,
             build=Ref("titan_data.chat.source:open_chats"),
             check=Ref("titan_data.chat.source:check_chats"),

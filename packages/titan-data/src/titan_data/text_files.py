@@ -1,65 +1,138 @@
-"""Local plain text. Files are cut at line ends into pieces of about 32 KiB, and each piece is a document, so that one large
-file can feed any number of logical shards."""
+"""Local plain text. A file is one text; long ones are cut into pieces, so that a book can feed any number of logical shards.
+
+Where pieces begin follows from their numbers: at the first line end after a multiple of their size, or else at a space, or
+between two characters. Nothing but the sizes of the files is read or held to find them.
+"""
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
+from typing import Any, Final
 
-from titan_core.api import CorruptRecord, DatasetContext, DocumentSource, ShuffledDocuments
+from titan_core.api import (
+    CorruptRecord,
+    DatasetContext,
+    DocumentShard,
+    DocumentSource,
+    ShuffledDocuments,
+    TextPart,
+    UserError,
+)
 from titan_data.compressed import decompressed
-from titan_data.local_files import ENDINGS, find_files
+from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files
 
-PIECE = 32 * 1024
+PIECE: Final = 32 * 1024
+"""Size of the pieces in bytes, if there are enough of them for all logical shards."""
+SMALLEST: Final = 16
+_SEARCHED = 4096
+_CUTS = (re.compile(rb"\n"), re.compile(rb"[ \t]"), re.compile(rb"(?s).(?=[^\x80-\xbf])"))
+"""Where a piece may end, from the best: after a line, after a space, between two characters."""
 
 
 class TextPieces:
     """Byte ranges of text files."""
 
-    def __init__(self, files: Sequence[Path], shown: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Path], shown: Sequence[Path], sizes: Sequence[int], size: int) -> None:
         """
         Args:
             shown: names of the files in error messages. A decompressed copy has the name of the original.
+            sizes: of the files, in bytes.
+            size: of the pieces, in bytes.
         """
-        named = zip(files, shown, strict=True)
-        self._pieces = [(file, name, start, end) for file, name in named for start, end in _pieces(file)]
+        self._files, self._shown, self._sizes, self._size = files, shown, sizes, size
+        self._upto = list(accumulate(_num_pieces(of_file, size) for of_file in sizes))
 
     def __len__(self) -> int:
-        return len(self._pieces)
+        return self._upto[-1] if self._upto else 0
 
-    def text(self, index: int) -> str:
+    def text(self, index: int) -> TextPart:
         """Return the text of piece ``index``.
 
         Raises:
             CorruptRecord: its bytes are not UTF-8.
         """
-        file, name, start, end = self._pieces[index]
-        with file.open("rb") as stream:
-            stream.seek(start)
-            content = stream.read(end - start)
+        number = bisect_right(self._upto, index)
+        piece = index - (self._upto[number - 1] if number else 0)
+        size = self._sizes[number]
+        with self._files[number].open("rb") as stream:
+            first = piece * self._size
+            stream.seek(first)
+            content = stream.read(self._size + _searched(self._size))
+        begin = self._cut(content, 0) if piece else 0
+        last = index + 1 == self._upto[number]
+        end = size - first if last else self._cut(content, self._size)
         try:
-            return content.decode("utf-8")
+            text = content[begin:end].decode("utf-8")
         except UnicodeDecodeError as error:
-            why = f"not UTF-8 text: {error.reason} at byte {start + error.start}"
-            raise CorruptRecord(str(name), why, "convert the file to UTF-8") from None
+            why = f"not UTF-8 text: {error.reason} at byte {first + begin + error.start}"
+            raise CorruptRecord(str(self._shown[number]), why, "convert the file to UTF-8") from None
+        return TextPart(text, begins=piece == 0, ends=last)
+
+    def _cut(self, content: bytes, at: int) -> int:
+        """Return where a piece ends whose size ends at ``at``: at most as many bytes later as a piece has."""
+        upto = at + _searched(self._size)
+        for cut in _CUTS:
+            if found := cut.search(content, at, upto):
+                return found.end()
+        return upto
+
+
+def _searched(size: int) -> int:
+    """Return within how many bytes a piece of ``size`` bytes is cut."""
+    return min(size, _SEARCHED)
+
+
+def _num_pieces(of_file: int, size: int) -> int:
+    """Return the number of pieces in a file of ``of_file`` bytes. None begins so close to its end that nothing may be
+    left."""
+    return max(-(-(of_file - _searched(size)) // size), 1 if of_file else 0)
+
+
+class TextFiles:
+    """Text files, in pieces whose size depends on the number of logical shards, so that each of these has some."""
+
+    num_documents = None
+
+    def __init__(self, files: Sequence[Path], shown: Sequence[Path], seed: int) -> None:
+        """``shown``: see :class:`TextPieces`."""
+        self._files, self._shown, self._seed = files, shown, seed
+        self._sizes = [file.stat().st_size for file in files]
+        self._sources: dict[int, ShuffledDocuments] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(self._sizes)
+
+    @cached_property
+    def fingerprint(self) -> dict[str, Any] | None:
+        """See :class:`~titan_core.api.DocumentSource`."""
+        return ShuffledDocuments(TextPieces((), (), (), PIECE), self._seed, self._files).fingerprint
+
+    def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
+        """See :class:`~titan_core.api.DocumentSource`."""
+        size = PIECE
+        while size > SMALLEST and sum(_num_pieces(of_file, size) for of_file in self._sizes) < count:
+            size //= 2
+        if size not in self._sources:
+            pieces = TextPieces(self._files, self._shown, self._sizes, size)
+            self._sources[size] = ShuffledDocuments(pieces, self._seed)
+        return self._sources[size].shard(index, count, epoch)
 
 
 def open_text(context: DatasetContext[None]) -> DocumentSource:
-    """Open the text files at ``training.dataset_path``."""
+    """Open the text files at ``training.dataset_path``.
+
+    Raises:
+        UserError: there is none, or all are empty.
+    """
     files = find_files(context, ENDINGS["text"])
-    plain = decompressed(files)
-    return ShuffledDocuments(TextPieces(plain, files), context.seed, plain)
-
-
-def _pieces(file: Path) -> list[tuple[int, int]]:
-    size = file.stat().st_size
-    cuts = [0]
-    with file.open("rb") as stream:
-        while size - cuts[-1] > PIECE:
-            stream.seek(cuts[-1] + PIECE)
-            stream.readline()
-            cuts.append(stream.tell())
-    if cuts[-1] < size:
-        cuts.append(size)
-    return list(pairwise(cuts))
+    source = TextFiles(decompressed(files), files, context.seed)
+    if not source.bytes:
+        raise UserError.one(context.where, EMPTY, EMPTY_FIX)
+    return source

@@ -22,7 +22,7 @@ import numpy
 
 from titan_core.api import DatasetContext, DocumentSource, TextTokenizer, UserError, WeightedTokens
 from titan_core.toolkit.reading import DatasetSpec, DocumentReader, StreamSpec
-from titan_core.toolkit.tokenizers import token_ids
+from titan_core.toolkit.tokenizers import encode_text, token_ids
 from titan_data.engines import Engine
 from titan_data.tokenized import ENDS, INDEX, Part, TokenizedIndex, token_dtype
 
@@ -161,7 +161,7 @@ class PartTask:
                     if isinstance(document, WeightedTokens):
                         why = "its documents have token weights, which a tokenised dataset cannot store"
                         raise UserError.one(f"dataset {self.dataset.name!r}", why, "train on the dataset itself")
-                    tokens = tokenizer.encode_document(document) if isinstance(document, str) else document
+                    tokens = encode_text(tokenizer, document) if isinstance(document, str) else document
                     file.write(token_ids(tokens, vocab_size).astype(self.dtype).tobytes())
                     written += len(tokens)
                     ends.append(written)

@@ -68,7 +68,8 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
     "data": {
         "data.components": "Dataset RecordFormat Tokenizer ModelHub",
         "data.dataset": (
-            "DatasetContext DocumentSource DocumentShard Document WeightedTokens ExtraField CorruptRecord ExcludedRecord"
+            "DatasetContext DocumentSource DocumentShard Document TextPart WeightedTokens ExtraField CorruptRecord"
+            " ExcludedRecord"
         ),
         "data.shuffled": "ShuffledDocuments",
         "data.tokenizer": "TokenizerContext TextTokenizer ChatTokenizer RenderedChat",

@@ -10,7 +10,7 @@ import numpy
 from numpy.typing import NDArray
 
 from titan_core.api import Document, DocumentShard, DocumentSource, ExtraField, TextTokenizer, UserError, WeightedTokens
-from titan_core.api.data.dataset import OnEnd, State
+from titan_core.api.data.dataset import OnEnd, State, encode_text
 from titan_core.api.data.tokenizer import token_ids
 from titan_core.api.plugins.ref import CodeOrigin
 from titan_core.data.buffered_shuffle import BufferedShuffle
@@ -213,7 +213,7 @@ class TokenStream:
                         f"its parts, {document.parts}, must be whole and have its {len(ids)} tokens between them"
                     )
                 return ids, weights, checked_extras(document.extras, self._fields, len(ids))
-            tokens = self._tokenizer.encode_document(document) if isinstance(document, str) else document
+            tokens = encode_text(self._tokenizer, document) if isinstance(document, str) else document
             return token_ids(tokens, self._vocab_size), None, checked_extras({}, self._fields, 0)
         except ValueError as error:
             origin = self._origins[isinstance(document, str)]

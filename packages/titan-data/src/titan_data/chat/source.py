@@ -27,7 +27,7 @@ from titan_data.records import check_format, converted
 
 log = logging.getLogger(__name__)
 
-_FORMS = ("json", "parquet", "arrow")
+_FORMS = ("json", "parquet", "arrow", "csv")
 _MOST_LOGGED = 20
 _TEMPLATE_FIX = (
     "use the tokenizer of an instruction-tuned model, write a chat_template.jinja beside tokenizer.json, or, for prompts "
@@ -96,10 +96,13 @@ def open_chats(context: DatasetContext[ChatSection]) -> DocumentSource:
     Raises:
         UserError: it cannot be opened, or the tokenizer has no chat template.
     """
+    from titan_data.csv_files import open_csv_files
     from titan_data.huggingface import open_files, stream_hub
 
     read = ChatReader(context)
     form = form_of(context, _FORMS, f"with the fields {FIELDS}")
+    if form == "csv":
+        return open_csv_files(context, read)
     return stream_hub(context, read) if form is None else open_files(context, form, read)
 
 

@@ -13,6 +13,7 @@ A ``Dataset`` (hook ``titan_datasets``) opens a source of documents, in logical 
 * ``DocumentSource``: what ``Dataset.build`` returns: documents in logical shards
 * ``DocumentShard``: a logical shard: an iterator of documents whose position can be saved
 * ``Document``: a text, token ids, or ids with weights
+* ``TextPart``: a part of a longer text, which begins or ends where the text does only
 * ``WeightedTokens``: token ids, some of which may have no loss
 * ``ExtraField``: the form of a named tensor that a dataset fills in each batch
 * ``CorruptRecord``: raise it for a record that holds no document
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         DocumentSource as DocumentSource,
         ExcludedRecord as ExcludedRecord,
         ExtraField as ExtraField,
+        TextPart as TextPart,
         WeightedTokens as WeightedTokens,
     )
     from titan_core.api.data.shuffled import ShuffledDocuments as ShuffledDocuments

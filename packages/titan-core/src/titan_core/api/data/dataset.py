@@ -65,8 +65,36 @@ class WeightedTokens:
     *shape]``, or ``[*shape]`` if there is one value for each document."""
 
 
+class TextPart(str):
+    """A part of a longer text, such as a piece of a book: only the tokens that mark the text's begin and end are where the
+    text itself begins and ends."""
+
+    __slots__ = ("begins", "ends")
+    begins: bool
+    """Whether the text begins with this part."""
+    ends: bool
+    """Whether the text ends with this part."""
+
+    def __new__(cls, text: str, *, begins: bool, ends: bool) -> TextPart:
+        """See the attributes."""
+        part = super().__new__(cls, text)
+        part.begins, part.ends = begins, ends
+        return part
+
+
+def encode_text(tokenizer: TextTokenizer, text: str) -> list[int] | NDArray[Any]:
+    """Return the ids of a text, with the tokens that mark its begin and end. Those of a :class:`TextPart` mark it only where
+    the whole text begins or ends; a tokenizer that does not say which tokens these are (:meth:`TextTokenizer.marks`) marks
+    each part."""
+    ids = tokenizer.encode_document(text)
+    if not isinstance(text, TextPart) or (text.begins and text.ends):
+        return ids
+    begin, end = tokenizer.marks() or ((), ())
+    return ids[0 if text.begins else len(begin) : len(ids) - (0 if text.ends else len(end))]
+
+
 Document: TypeAlias = "str | NDArray[Any] | WeightedTokens"
-"""A text, or token ids if the dataset is pre-tokenised."""
+"""A text, or a :class:`TextPart`; token ids if the dataset is pre-tokenised."""
 
 ALL_SPLITS = "all"
 
