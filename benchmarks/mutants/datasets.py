@@ -36,7 +36,7 @@ MUTANTS = (
     Mutant("each-piece-begins-a-text", "data/text_files.py", "begins=piece == 0", "begins=True", (DATASETS,)),
     Mutant("records-end-between-quotes", "data/csv_files.py", "(inside % 2 == 0)", "(inside >= 0)", (CSV,)),
     Mutant("megatron-documents-of-one-sequence", "data/foreign/megatron.py", "int(bounds[document + 1])", "int(bounds[document]) + 1", (FOREIGN,)),
-    Mutant("flat-documents-twice", "data/foreign/flat_tokens.py", "self.first_end(tokens, at - 1)", "self.first_end(tokens, at)", (FOREIGN,)),
+    Mutant("flat-documents-begin-with-an-end", "data/foreign/flat_tokens.py", "else found + 1", "else found", (FOREIGN,)),
     Mutant("foreign-ids-unchecked", "data/foreign/documents.py", "        if self.vocab_size is not None:\n", "        if False:\n", (FOREIGN,)),
     Mutant("tools-left-out", "data/chat/tools.py", "    for number in calls:\n", "    for number in ():\n", (CHAT,)),
     Mutant("prompts-are-trained-on", "data/chat/tokens.py", "[number % 2 for number in range(len(pieces))]", "[1 for number in range(len(pieces))]", (CHAT,)),
