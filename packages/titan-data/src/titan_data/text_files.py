@@ -112,17 +112,26 @@ class TextFiles:
     @cached_property
     def fingerprint(self) -> dict[str, Any] | None:
         """See :class:`~titan_core.api.DocumentSource`."""
-        return ShuffledDocuments(TextPieces((), (), (), PIECE), self._seed, self._files).fingerprint
+        return self._shuffled(PIECE).fingerprint
+
+    @property
+    def order(self) -> str:
+        """See :class:`~titan_core.api.DocumentSource`."""
+        return f"pieces of texts, {self._shuffled(PIECE).order}"
 
     def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
         """See :class:`~titan_core.api.DocumentSource`."""
         size = PIECE
         while size > SMALLEST and sum(_num_pieces(of_file, size) for of_file in self._sizes) < count:
             size //= 2
+        return self._shuffled(size).shard(index, count, epoch)
+
+    def _shuffled(self, size: int) -> ShuffledDocuments:
+        """Return pieces of ``size`` bytes."""
         if size not in self._sources:
             pieces = TextPieces(self._files, self._shown, self._sizes, size)
-            self._sources[size] = ShuffledDocuments(pieces, self._seed)
-        return self._sources[size].shard(index, count, epoch)
+            self._sources[size] = ShuffledDocuments(pieces, self._seed, self._files)
+        return self._sources[size]
 
 
 def open_text(context: DatasetContext[None]) -> DocumentSource:

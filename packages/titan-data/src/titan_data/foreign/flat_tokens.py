@@ -130,6 +130,11 @@ class FlatDocuments:
         """See :class:`~titan_core.api.DocumentSource`."""
         return self._shuffled.fingerprint
 
+    @property
+    def order(self) -> str:
+        """See :class:`~titan_core.api.DocumentSource`."""
+        return f"pieces of {PIECE} tokens, {self._shuffled.order}"
+
     def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
         """See :class:`~titan_core.api.DocumentSource`."""
         return _Documents(self._shuffled.shard(index, count, epoch), self._pieces)
