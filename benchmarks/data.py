@@ -21,6 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 import tiktoken
+from data_growth import growth
 
 from titan_core.api import DatasetContext, TokenizerContext
 from titan_core.config.load import load_config
@@ -97,7 +98,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--copies", type=int, default=4, help="copies of the corpus in the tokenised dataset")
+    parser.add_argument("--growth", action="store_true", help="measure what opening a dataset costs as it grows instead")
+    parser.add_argument("--gigabytes", type=float, nargs="*", default=[1, 10], help="of JSON lines, with --growth")
     arguments = parser.parse_args()
+    if arguments.growth:
+        growth((1_000_000, 400_000_000, 10_000_000_000), arguments.gigabytes, arguments.rounds)
+        return
     folder = Path(tempfile.mkdtemp(dir="."))
     source = open_stdlib(DatasetContext("stdlib", None, "text", 0, "", section=None))
     texts = [str(text) for text in source.shard(0, 1, 0)]

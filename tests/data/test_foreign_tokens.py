@@ -22,7 +22,6 @@ from titan_core.api import CorruptRecord, DatasetContext, ExcludedRecord, UserEr
 from titan_core.cli.main import main
 from titan_data.foreign import datatrove, flat_tokens, input_ids, mds, megatron
 from titan_data.foreign.config import FlatTokensSection, InputIdsSection, MdsSection
-from titan_data.foreign.documents import OPEN, MappedFiles
 
 FILES = Path(__file__).parent / "foreign"
 TEXTS: list[str] = json.loads((FILES / "texts.json").read_text())
@@ -149,17 +148,6 @@ def test_a_stream_without_ends_is_cut_into_pieces(tmp_path: Path) -> None:
     pieces = sorted(ids_of(document) for document in source.shard(0, 1, 0))
     assert [*chain.from_iterable(pieces)] == list(range(200))
     assert len(pieces) == 4
-
-
-def test_a_bounded_number_of_files_is_mapped(tmp_path: Path) -> None:
-    maps, arrays = MappedFiles(), []
-    for number in range(OPEN + 50):
-        file = tmp_path / f"{number}"
-        file.write_bytes(bytes([number % 256]))
-        arrays.append(maps.array(file, "|u1"))
-        assert maps.array(file, "|u1") is arrays[-1]
-    assert [int(array[0]) for array in arrays] == [number % 256 for number in range(OPEN + 50)]
-    assert len(maps._maps) == OPEN
 
 
 def records(folder: Path, rows: list[dict[str, Any]], ending: str) -> Path:

@@ -8,7 +8,7 @@ document (int64). All numbers are little-endian.
 from __future__ import annotations
 
 import json
-import mmap
+import os
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from titan_core.api import CorruptRecord, DatasetContext, DocumentSource, Problem, ShuffledDocuments, UserError
 from titan_core.toolkit.atomic_write import atomic_write
 from titan_core.toolkit.tokenizers import token_ids
+from titan_data.mapped_files import MappedFiles, detached
 
 FORMAT = 1
 INDEX = "tokenized.json"
@@ -123,17 +124,15 @@ class MappedTokens:
             UserError: the index of a part does not match its data.
         """
         self._vocab_size = vocab_size
-        self._files = [folder / part.name for part in index.parts if part.documents]
-        self._parts = [
-            (_mapped(folder / f"{part.name}.bin", index.dtype), _mapped(folder / f"{part.name}.idx", ENDS.str))
-            for part in index.parts
-            if part.documents
-        ]
-        self._upto = list(accumulate(part.documents for part in index.parts if part.documents))
-        for file, (tokens, ends) in zip(self._files, self._parts, strict=True):
-            if ends[-1] != len(tokens) or ends[0] < 0:
-                why = f"the last document ends at token {ends[-1]:,}, but the data has {len(tokens):,} tokens"
-                raise UserError.one(f"{file}.idx", f"{why}: the index does not match the data", _REPAIR)
+        parts = [part for part in index.parts if part.documents]
+        self._files = [(folder / f"{part.name}.bin", folder / f"{part.name}.idx") for part in parts]
+        self._dtype, self._maps = index.dtype, MappedFiles()
+        self._upto = list(accumulate(part.documents for part in parts))
+        for (_, file), part in zip(self._files, parts, strict=True):
+            first, last = _first_and_last(file)
+            if last != part.tokens or first < 0:
+                why = f"the last document ends at token {last:,}, but the data has {part.tokens:,} tokens"
+                raise UserError.one(str(file), f"{why}: the index does not match the data", _REPAIR)
 
     def __len__(self) -> int:
         return self._upto[-1] if self._upto else 0
@@ -146,12 +145,13 @@ class MappedTokens:
             UserError: the entry of the document in the index is damaged.
         """
         number = bisect_right(self._upto, index)
-        tokens, ends = self._parts[number]
+        data, file = self._files[number]
+        tokens, ends = self._maps.array(data, self._dtype), self._maps.array(file, ENDS.str)
         place = index - (self._upto[number - 1] if number else 0)
         begin, end = (int(ends[place - 1]) if place else 0), int(ends[place])
         if not 0 <= begin <= end <= len(tokens):
             raise UserError.one(
-                f"{self._files[number]}.idx",
+                str(file),
                 f"document {place} begins at token {begin:,} and ends at {end:,} of {len(tokens):,}: the index is damaged",
                 _REPAIR,
             )
@@ -160,9 +160,9 @@ class MappedTokens:
             try:
                 token_ids(document, self._vocab_size)
             except ValueError as error:
-                where = f"{self._files[number]}.bin, document {place}"
+                where = f"{data}, document {place}"
                 raise CorruptRecord(where, f"{error}: the file is damaged", _REPAIR) from None
-        return document
+        return detached(document)
 
 
 def open_tokenized(context: DatasetContext[None]) -> DocumentSource:
@@ -197,6 +197,9 @@ def check_tokenized(context: DatasetContext[None]) -> list[Problem]:
     return []
 
 
-def _mapped(file: Path, dtype: str) -> NDArray[Any]:
+def _first_and_last(file: Path) -> tuple[int, int]:
+    """Return the first and the last end of a document in an index."""
     with file.open("rb") as stream:
-        return numpy.frombuffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), dtype)
+        first = stream.read(ENDS.itemsize)
+        stream.seek(-ENDS.itemsize, os.SEEK_END)
+        return int(numpy.frombuffer(first, ENDS)[0]), int(numpy.frombuffer(stream.read(), ENDS)[0])

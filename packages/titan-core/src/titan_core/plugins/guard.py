@@ -19,6 +19,7 @@ from titan_core.toolkit.errors import (
     PluginFailure,
     exit_status,
 )
+from titan_core.toolkit.open_files import is_too_many_files, too_many_files
 from titan_core.toolkit.reading import is_transient
 
 ResultCheck = Callable[[CodeOrigin, Any], Any]
@@ -139,5 +140,7 @@ class Origin:
         return exit_status(error) in NOT_ABOUT_CODE
 
     def _raised(self, what: str, error: BaseException) -> NoReturn:
+        if is_too_many_files(error):  # says something about the machine, not about the plugin
+            raise too_many_files(f"{self}: {what}") from error
         message = " ".join(str(error).split())
         raise self.failure(f"{what} raised {type(error).__name__}{': ' + message if message else ''}") from error

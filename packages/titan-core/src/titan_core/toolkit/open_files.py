@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import suppress
 
 from titan_core.api import UserError
@@ -9,6 +10,22 @@ from titan_core.api import UserError
 _SPARE = 64
 """Files that a process opens in any case: libraries, logs, data, checkpoints."""
 _ENOUGH = 65536
+
+
+def is_too_many_files(error: BaseException) -> bool:
+    """Whether ``error`` says that this process, or the machine, may not open another file."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def too_many_files(where: str) -> UserError:
+    """Return the error that reports it.
+
+    Args:
+        where: what would have opened the file.
+    """
+    why = "this process has as many files open as it may, or the machine as many as its kernel allows"
+    fix = f"raise the limit (`ulimit -n {_ENOUGH}`), or run fewer processes"
+    return UserError.one(where, why, fix)
 
 
 def allow_open_files(connections: int) -> None:

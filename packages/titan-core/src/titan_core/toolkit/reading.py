@@ -15,6 +15,7 @@ from titan_core.api.data.dataset import (
     StepRows as StepRows,
     StreamSpec as StreamSpec,
 )
+from titan_core.toolkit.open_files import is_too_many_files
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class DocumentReader:
 
 def is_transient(error: Exception) -> bool:
     """Whether a retry may succeed: true for network and disk errors, but not for a missing file."""
-    if isinstance(error, (UserError, *_PERMANENT)):
+    if isinstance(error, (UserError, *_PERMANENT)) or is_too_many_files(error):
         return False
     origins = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
     return isinstance(error, OSError) or not origins.isdisjoint(_NETWORK_LIBRARIES)

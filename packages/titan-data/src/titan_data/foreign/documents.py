@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -23,9 +21,8 @@ from titan_core.api import (
     WeightedTokens,
 )
 from titan_core.toolkit.tokenizers import token_ids
+from titan_data.mapped_files import MappedFiles as MappedFiles, detached, mapped as mapped
 
-OPEN: Final = 128
-"""Maximum number of files that are mapped at the same time."""
 _SAMPLED, _SAMPLE = 16, 1 << 12
 """Number of documents, and of tokens in each, whose ids are checked when a dataset is opened."""
 UNRECORDED: Final = "the files do not record their tokenizer: the text below shows whether it is the recipe's"
@@ -78,7 +75,9 @@ class CheckedDocuments:
                 token_ids(ids, self.vocab_size)
             except ValueError as error:
                 raise CorruptRecord(place, str(error), TOKENIZER_FIX) from None
-        return document
+        if isinstance(document, WeightedTokens):
+            return replace(document, ids=detached(document.ids))
+        return detached(document)
 
     def check_sample(self) -> None:
         """Check the ids of some documents between the first and the last.
@@ -127,47 +126,6 @@ def check_documents(context: DatasetContext[Any], opened: Opener) -> list[Proble
     except OSError as error:
         return [Problem(context.where, f"cannot be read: {error.strerror or error}", "check its permissions")]
     return []
-
-
-class MappedFiles:
-    """Files as arrays in memory maps. At most :data:`OPEN` are mapped at once, whatever the number of files; arrays that are
-    in use keep their map."""
-
-    def __init__(self) -> None:
-        self._maps: OrderedDict[tuple[Path, str], NDArray[Any]] = OrderedDict()
-
-    def array(self, file: Path, dtype: str, skip: int = 0) -> NDArray[Any]:
-        """Return the contents of ``file`` after ``skip`` bytes, read-only.
-
-        Raises:
-            OSError: it cannot be opened.
-        """
-        key = (file, f"{skip}{dtype}")
-        found = self._maps.get(key)
-        if found is None:
-            found = mapped(file, dtype, skip)
-            self._maps[key] = found
-            if len(self._maps) > OPEN:
-                self._maps.popitem(last=False)
-        else:
-            self._maps.move_to_end(key)
-        return found
-
-
-def mapped(file: Path, dtype: str, skip: int = 0) -> NDArray[Any]:
-    """Return the contents of ``file`` after ``skip`` bytes as an array in a memory map; bytes at the end that are no whole
-    item are left out.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
-    with file.open("rb") as stream:
-        size = file.stat().st_size
-        count = max(size - skip, 0) // numpy.dtype(dtype).itemsize
-        if not count:  # an empty file cannot be mapped
-            return numpy.empty(0, dtype)
-        content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    return numpy.frombuffer(content, dtype, count, skip)
 
 
 def needed_path(context: DatasetContext[Any], what: str) -> Path:

@@ -1,0 +1,112 @@
+"""Files in memory maps, of which a process keeps a bounded number, whatever the number of files.
+
+A map in Python holds a file open, and so does every array in it. Documents that outlive the next read are therefore copied
+once there are more files than maps (:func:`detached`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import resource
+import threading
+import weakref
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy
+from numpy.typing import NDArray
+
+MOST: Final = 256
+"""Maximum number of maps; fewer if the process may not open four times as many files."""
+_numbers = itertools.count()
+
+
+class _Pool:
+    """The maps of this process that were used last, of all datasets."""
+
+    def __init__(self) -> None:
+        self._maps: OrderedDict[tuple[int, Path], mmap.mmap | bytes] = OrderedDict()
+        self._lock = threading.RLock()  # reentrant, because a garbage collection may call forget() anywhere
+        self.full = False
+        """Whether there were ever more files than maps."""
+
+    def content(self, key: tuple[int, Path]) -> mmap.mmap | bytes:
+        with self._lock:
+            found = self._maps.get(key)
+            if found is not None:
+                self._maps.move_to_end(key)
+                return found
+            self._maps[key] = found = _map(key[1])
+            if len(self._maps) > _most():
+                self.full = True
+                self._maps.popitem(last=False)  # closed with the last array in it
+            return found
+
+    def forget(self, number: int) -> None:
+        with self._lock:
+            for key in [key for key in self._maps if key[0] == number]:
+                del self._maps[key]
+
+
+_pool = _Pool()
+
+
+class MappedFiles:
+    """The files of an opened dataset."""
+
+    def __init__(self) -> None:
+        self._number = next(_numbers)  # another dataset may have found other contents under the same name
+        weakref.finalize(self, _pool.forget, self._number)
+
+    def content(self, file: Path) -> mmap.mmap | bytes:
+        """Return the contents of ``file``.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        return _pool.content((self._number, file))
+
+    def array(self, file: Path, dtype: str, skip: int = 0) -> NDArray[Any]:
+        """Return the contents of ``file`` after ``skip`` bytes, read-only; bytes at the end that are no whole item are left
+        out. The caller keeps neither it nor parts of it that are not :func:`detached`.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        return _array(self.content(file), dtype, skip)
+
+
+def mapped(file: Path, dtype: str, skip: int = 0) -> NDArray[Any]:
+    """Return what :meth:`MappedFiles.array` returns, in a map of its own.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    return _array(_map(file), dtype, skip)
+
+
+def detached(array: NDArray[Any]) -> NDArray[Any]:
+    """Return ``array``, part of a map, for keeping: a copy, unless all files of the process can be mapped at once."""
+    if not _pool.full:
+        return array
+    copy = array.copy()
+    copy.setflags(write=False)
+    return copy
+
+
+def _array(content: mmap.mmap | bytes, dtype: str, skip: int) -> NDArray[Any]:
+    count = max(len(content) - skip, 0) // numpy.dtype(dtype).itemsize
+    return numpy.frombuffer(content, dtype, count, skip) if count else numpy.empty(0, dtype)
+
+
+def _map(file: Path) -> mmap.mmap | bytes:
+    with file.open("rb") as stream:
+        empty = stream.seek(0, 2) == 0  # cannot be mapped
+        return b"" if empty else mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _most() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST if soft == resource.RLIM_INFINITY else max(8, min(MOST, soft // 4))
