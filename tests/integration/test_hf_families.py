@@ -42,6 +42,7 @@ CELLS = [
             ("qwen3_next", "fsdp2", False),
             ("falcon_h1", "tp2", False),
             ("falcon_h1", "cp2", False),
+            ("falcon_h1", "pp2", False),
             ("gpt_oss", "cp2 by heads", True),
             ("gemma2", "cp2x2 by both", True),
             ("deepseek_v3", "cp4 by heads", False),

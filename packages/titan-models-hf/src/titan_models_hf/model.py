@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
 
 from titan_core.api import CausalAttention, matches
+from titan_core.toolkit.models import PrunedModule
 from titan_models_hf import mixers, transformers_private as library
 from titan_models_hf.cache import facts_of
 from titan_models_hf.config import HFArgs
@@ -35,6 +37,10 @@ def build(args: HFArgs) -> nn.Module:
         scale = attention.key_width**-0.5 if attention.scale is None else attention.scale
         call = mixers.Call(scale, attention.window, attention.softcap, attention.sinks)
         modules[name].titan_call = call
+    if (items := facts.results.get(f"{facts.blocks}.0")) is not None:
+        blocks: Any = modules[facts.blocks]
+        kind: Any = type(blocks)
+        blocks.__class__ = _calling_for_tuples(kind, items)
     cls: Any = type(model)
     model.__class__ = _decoder(cls)
     library.use_attention(model, library.EAGER if facts.eager else mixers.NAME)
@@ -82,6 +88,28 @@ def _return_first(module: Any, items: int) -> None:
         return (output, *more)
 
     vars(module)["_titan_last_hook"] = module.register_forward_hook(as_tuple).id
+
+
+@cache
+def _calling_for_tuples(base: Any, items: int) -> type:
+    """Return a subclass of the list class ``base`` whose blocks return tuples to a loop over it, also those in whose place a
+    pipeline stage has a module that returns its input."""
+
+    def iterate(self: Any) -> Iterator[Any]:
+        for block in base.__iter__(self):
+            yield _Tupled(block, items) if isinstance(block, PrunedModule) else block
+
+    return type(base.__name__, (base,), {"__iter__": iterate})
+
+
+class _Tupled:
+    """A block of another stage."""
+
+    def __init__(self, block: PrunedModule, items: int) -> None:
+        self._block, self._more = block, (None,) * (items - 1)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> tuple[Any, ...]:
+        return (self._block(*arguments, **keywords), *self._more)
 
 
 @cache
