@@ -13,7 +13,7 @@ import pytest
 
 from titan_core.api import CorruptRecord, DatasetContext, UserError
 from titan_data import csv_files
-from titan_data.csv_files import check_csv, open_csv, record_bounds
+from titan_data.csv_files import check_csv, open_csv
 
 
 def request(path: Path, field: str = "text") -> DatasetContext[None]:
@@ -111,7 +111,3 @@ def test_files_without_records_are_refused(tmp_path: Path, content: str) -> None
     (tmp_path / "a.csv").write_text(content)
     with pytest.raises(UserError, match="the dataset is empty"):
         open_csv(request(tmp_path))
-
-
-def test_bounds_of_nothing() -> None:
-    assert [list(bounds) for bounds in record_bounds(b"")] == [[], []]

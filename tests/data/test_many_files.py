@@ -32,6 +32,27 @@ for index in range(4):
 print(json.dumps([document.tolist() for document in kept]))
 """
 
+LINES = """
+import json, resource, sys
+from pathlib import Path
+from titan_core.api import DatasetContext
+from titan_data.huggingface import open_local
+resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))
+source = open_local(DatasetContext("json", sys.argv[1], "text", 3, "here", section=None))
+print(json.dumps([text for index in range(4) for text in source.shard(index, 4, 0)]))
+"""
+
+
+def test_many_small_files_of_json_lines_are_read_under_a_low_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TITAN_CACHE_DIR", str(tmp_path / "cache"))
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number in range(FILES):
+        (folder / f"{number:05d}.jsonl").write_text(f'{{"text": "{number}"}}\n')
+    for _ in range(2):  # the second start finds the index
+        assert sorted(map(int, _under_limit(LINES, folder))) == list(range(FILES))  # type: ignore[call-overload]
+    assert len(list((tmp_path / "cache" / "file-index").iterdir())) == 1, "one index for all of them"
+
 
 def test_a_tokenised_dataset_of_many_parts_is_read_under_a_low_limit(tmp_path: Path) -> None:
     parts = []

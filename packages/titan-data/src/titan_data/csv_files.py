@@ -1,14 +1,11 @@
-"""Local CSV and TSV files, whose first record names the columns (RFC 4180). A record is fetched through an index of record
-ends that is built when the files are opened: a line end between quotes is part of a value."""
+"""Local CSV and TSV files, whose first record names the columns (RFC 4180). A record is fetched through an index of records
+(:mod:`titan_data.file_index`): a line end between quotes is part of a value."""
 
 from __future__ import annotations
 
 import csv
 import io
-import mmap
-from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +14,9 @@ from numpy.typing import NDArray
 
 from titan_core.api import CorruptRecord, DatasetContext, Document, DocumentSource, Problem, ShuffledDocuments, UserError
 from titan_data.compressed import decompressed
+from titan_data.file_index import FileIndex
 from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files, plain_suffix
+from titan_data.mapped_files import MappedFiles
 from titan_data.records import FIELD_FIX, Reader, check_format, missing_field, reads_text
 
 _CHUNK = 1 << 24
@@ -39,21 +38,17 @@ class CsvRecords:
             UserError: a file is not UTF-8, or its header does not name the columns.
         """
         csv.field_size_limit(_LONGEST)  # of the process; the default stops at 128 KiB, and documents are longer
-        self._read, self._shown = read, shown
-        self._contents = [_mapped(file) for file in files]
+        self._files, self._read, self._shown = files, read, shown
         self._separators = [separator_of(file) for file in shown]
-        self._bounds = [record_bounds(content) for content in self._contents]
+        self._index, self._maps = FileIndex(files, "records of CSV, version 1", scan_records), MappedFiles()
         self.columns = [
-            header(content[starts[0] : ends[0]], separator, file) if len(starts) else []
-            for content, (starts, ends), separator, file in zip(
-                self._contents, self._bounds, self._separators, shown, strict=True
-            )
+            header(self._content(number, 0), self._separators[number], shown[number]) if self._index.extra[number] else []
+            for number in range(len(files))
         ]
         """The names of the columns of each file."""
-        self._upto = list(accumulate(max(len(starts) - 1, 0) for starts, _ in self._bounds))
 
     def __len__(self) -> int:
-        return self._upto[-1] if self._upto else 0
+        return len(self._index)
 
     def text(self, index: int) -> Document:
         """Return the document in record ``index``.
@@ -61,16 +56,20 @@ class CsvRecords:
         Raises:
             CorruptRecord: it has another number of values than columns, is not UTF-8, or has no document.
         """
-        number = bisect_right(self._upto, index)
-        starts, ends = self._bounds[number]
-        record = 1 + index - (self._upto[number - 1] if number else 0)
+        number, place_in_file = self._index.locate(index)
+        record = 1 + place_in_file
         place = f"{self._shown[number]}, record {record}"
         columns = self.columns[number]
-        values = _values(self._contents[number][starts[record] : ends[record]], self._separators[number], place)
+        values = _values(self._content(number, record), self._separators[number], place)
         if len(values) != len(columns):
             why = f"has {len(values)} values, but the header names {len(columns)} columns"
             raise CorruptRecord(place, why, "put values with separators or line ends between quotes")
         return self._read(dict(zip(columns, values, strict=True)), place)
+
+    def _content(self, file: int, record: int) -> bytes:
+        """Return the bytes of a record of a file; the first is the header."""
+        start, end = self._index.values(file, 2 * record, 2 * record + 2).tolist()
+        return self._maps.content(self._files[file])[start:end]
 
 
 def separator_of(file: Path) -> str:
@@ -97,21 +96,41 @@ def header(content: bytes, separator: str, file: Path) -> list[str]:
     return names
 
 
-def record_bounds(content: mmap.mmap | bytes) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the first bytes and the end bytes of the records, without their line ends."""
-    found, quotes = [], 0
-    for at in range(0, len(content), _CHUNK):
-        chunk = numpy.frombuffer(content[at : at + _CHUNK], numpy.uint8)
-        inside = quotes + numpy.cumsum(chunk == ord('"'), dtype=numpy.int64)  # odd between quotes; doubled quotes cancel out
-        found.append(numpy.flatnonzero((chunk == ord("\n")) & (inside % 2 == 0)) + at)
-        quotes = int(inside[-1]) % 2
-    ends = numpy.concatenate([*found, [len(content)]]).astype(numpy.int64)
-    starts = numpy.concatenate([[0], ends[:-1] + 1])
-    data = numpy.frombuffer(content, numpy.uint8)
-    returned = (ends > starts) & (data[numpy.maximum(ends - 1, 0)] == ord("\r")) if len(data) else ends > starts
-    ends = ends - returned  # a line end may be two characters
-    filled = ends > starts
-    return starts[filled], ends[filled]
+def scan_records(file: Path) -> Generator[NDArray[numpy.int64], None, tuple[int, int]]:
+    """Yield the first byte and the end byte of each record of ``file``, without its line end; return the number of records
+    without the header, and with it."""
+    first = quotes = start = records = 0
+    before = 0  # the last byte of the chunk before
+    with file.open("rb", buffering=0) as stream:
+        while content := stream.read(_CHUNK):
+            chunk = numpy.frombuffer(content, numpy.uint8)
+            inside = quotes + numpy.cumsum(
+                chunk == ord('"'), dtype=numpy.int64
+            )  # odd between quotes; doubled ones cancel out
+            quotes = int(inside[-1]) % 2
+            ends = numpy.flatnonzero((chunk == ord("\n")) & (inside % 2 == 0))
+            returned = numpy.where(ends > 0, chunk[ends - 1], before) == ord("\r")  # a line end may be two characters
+            bounds = _filled(start, ends + first, returned)
+            start = int(ends[-1]) + first + 1 if len(ends) else start
+            first, before = first + len(content), int(chunk[-1])
+            records += len(bounds) // 2
+            yield bounds
+    rest = _filled(start, numpy.array([first]), numpy.array([before == ord("\r")]))
+    yield rest
+    records += len(rest) // 2
+    return max(records - 1, 0), records
+
+
+def _filled(start: int, ends: NDArray[Any], returned: NDArray[Any]) -> NDArray[numpy.int64]:
+    """Return the first and the end byte of each record that is not empty, alternately.
+
+    Args:
+        start: first byte of the first record.
+        ends: places of the line ends, which are one byte longer to the left where ``returned``.
+    """
+    starts = numpy.concatenate([[start], ends[:-1] + 1])[: len(ends)]
+    bounds = numpy.stack([starts, ends - returned], axis=1).astype(numpy.int64)
+    return bounds[bounds[:, 1] > bounds[:, 0]].reshape(-1)
 
 
 def _values(content: bytes, separator: str, place: str) -> list[str]:
@@ -125,12 +144,6 @@ def _values(content: bytes, separator: str, place: str) -> list[str]:
         fix = "double the quotes in a value between quotes, and close each"
         raise CorruptRecord(place, f"not a record of CSV: {error}", fix) from None
     return rows[0] if rows else []
-
-
-def _mapped(file: Path) -> mmap.mmap | bytes:
-    with file.open("rb") as stream:
-        # An empty file cannot be mapped.
-        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if file.stat().st_size else b""
 
 
 def open_csv_files(context: DatasetContext[Any], read: Reader, field: str | None = None) -> DocumentSource:

@@ -24,7 +24,7 @@ from titan_core.toolkit.reading import State, is_transient
 from titan_core.toolkit.text import shorten
 from titan_data.compressed import decompressed
 from titan_data.json_lines import JsonRecords
-from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files, holds_lines, require_hub_name
+from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files, require_hub_name
 from titan_data.records import FIELD_FIX, Reader, missing_field, reads_text
 
 PRESETS = {
@@ -56,8 +56,7 @@ def open_files(context: DatasetContext[Any], form: str, read: Reader, field: str
     """
     files = find_files(context, ENDINGS[form])
     plain = decompressed(files)
-    if form == "json" and all(map(holds_lines, plain)):
-        lines = JsonRecords(plain, files, read)
+    if form == "json" and (lines := JsonRecords(plain, files, read)).are_lines:
         if len(lines) == 0:
             raise UserError.one(context.where, EMPTY, EMPTY_FIX)
         return ShuffledDocuments(lines, context.seed, plain)

@@ -1,24 +1,27 @@
-"""Local JSON lines, one document per line, fetched through an index of line ends that is built when the files are opened."""
+"""Local JSON lines, one document per line, fetched through an index of line starts (:mod:`titan_data.file_index`)."""
 
 from __future__ import annotations
 
 import json
-import mmap
-from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.api import CorruptRecord, Document
+from titan_core.api import CorruptRecord, Document, UserError
+from titan_data.file_index import FileIndex
+from titan_data.local_files import begins_lines
+from titan_data.mapped_files import MappedFiles
 from titan_data.records import Reader
 
-_CHUNK = 1 << 24
+_CHUNK: Final = 1 << 24
 _WHITESPACE = numpy.frombuffer(b" \t\n\r\x0b\x0c", numpy.uint8)
 """What :meth:`bytes.strip` removes."""
+_NEWLINE: Final = ord("\n")
+_NO_LINES: Final = -1
+"""Instead of the number of blank lines: the file has no lines, but an array or indented objects."""
 
 
 class JsonRecords:
@@ -29,27 +32,41 @@ class JsonRecords:
         Args:
             shown: names of the files in error messages. A decompressed copy has the name of the original.
         """
-        self._read = read
-        self._files = [(_mapped(file), name) for file, name in zip(files, shown, strict=True)]
-        self._lines = [_lines_of(content) for content, _ in self._files]
-        self._ends = list(accumulate(len(starts) for _, starts, _ in self._lines))
+        self._files, self._shown, self._read = files, shown, read
+        self._index, self._maps = FileIndex(files, "lines of JSON, version 1", _scan), MappedFiles()
+
+    @property
+    def are_lines(self) -> bool:
+        """Whether each file contains one record per line, not one array or indented objects."""
+        return not (self._index.extra == _NO_LINES).any()
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return len(self._index)
 
     def text(self, index: int) -> Document:
         """Return the document in record ``index``.
 
         Raises:
             CorruptRecord: the line is not a JSON object with a document.
+            UserError: the file has changed since its lines were located.
         """
-        number = bisect_right(self._ends, index)
-        numbers, starts, ends = self._lines[number]
-        line = index - (self._ends[number] - len(starts))
-        mapped, shown = self._files[number]
-        content = mapped[starts[line] : ends[line]]
-        place = f"{shown}:{numbers[line] + 1}"
-        return self._read(_record(content, place), place)
+        file, record = self._index.locate(index)
+        start = int(self._index.values(file, record, record + 1)[0])
+        content = self._maps.content(self._files[file])
+        if start >= len(content) or (start and content[start - 1] != _NEWLINE):
+            why = "has changed since its lines were located, when the job started"
+            raise UserError.one(
+                str(self._shown[file]), why, "restart the job, and do not write to the files of a running one"
+            )
+        end = content.find(b"\n", start)
+        place = f"{self._shown[file]}:{record + 1 + self._blank_before(file, record)}"
+        return self._read(_record(content[start : end if end >= 0 else len(content)], place), place)
+
+    def _blank_before(self, file: int, record: int) -> int:
+        """Return the number of blank lines before a record."""
+        if not self._index.extra[file]:
+            return 0
+        return int(numpy.searchsorted(self._index.values(file, self._index.documents(file)), record, "right"))
 
 
 def _record(content: bytes, place: str) -> Any:
@@ -62,24 +79,53 @@ def _record(content: bytes, place: str) -> Any:
         raise CorruptRecord(place, f"not a JSON record: {error}", "each line must be one JSON object") from None
 
 
-def _mapped(file: Path) -> mmap.mmap | bytes:
-    with file.open("rb") as stream:
-        # An empty file cannot be mapped.
-        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if file.stat().st_size else b""
+def _scan(file: Path) -> Generator[NDArray[numpy.int64], None, tuple[int, int]]:
+    """Yield the first byte of each line of ``file`` that is not blank, and then, for each blank line, the number of those
+    before it. Return the numbers of both; see :data:`_NO_LINES`."""
+    blank: list[NDArray[Any]] = []
+    records = first = 0
+    with file.open("rb", buffering=0) as stream:
+        rest = b""
+        while True:
+            read = stream.read(_CHUNK)
+            cut = read.rfind(b"\n") + 1
+            if read and not cut:  # a line that is longer
+                rest += read
+                continue
+            lines, rest = (rest + read[:cut] if rest else read[:cut]), read[cut:]
+            if not read:  # the last line may lack its end
+                lines, rest = lines + rest, b""
+            starts, ends = _lines_of(lines)
+            filled = _filled(lines, starts, ends)
+            if not records and filled.any():
+                line = int(filled.argmax())
+                if not begins_lines(lines[starts[line] : ends[line]]):
+                    return 0, _NO_LINES
+            blank.append(records + numpy.cumsum(filled, dtype=numpy.int64)[~filled])
+            records += int(filled.sum())
+            yield starts[filled] + first
+            first += len(lines)
+            if not read:
+                break
+    blanks = numpy.concatenate(blank)
+    yield blanks.astype(numpy.int64)
+    return records, len(blanks)
 
 
-def _lines_of(content: mmap.mmap | bytes) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return the numbers, first bytes and end bytes of the lines that are not blank."""
-    breaks = []
-    for at in range(0, len(content), _CHUNK):
-        breaks.append(numpy.flatnonzero(numpy.frombuffer(content[at : at + _CHUNK], numpy.uint8) == ord("\n")) + at)
-    ends = numpy.concatenate([*breaks, [len(content)]]).astype(numpy.int64)
-    starts = numpy.concatenate([[0], ends[:-1] + 1])
+def _lines_of(content: bytes) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
+    """Return the first and end bytes of all lines. The last need not end with a line break."""
+    ends = numpy.flatnonzero(numpy.frombuffer(content, numpy.uint8) == _NEWLINE).astype(numpy.int64)
+    if content and not content.endswith(b"\n"):
+        ends = numpy.append(ends, len(content))
+    return numpy.concatenate([[0], ends[:-1] + 1])[: len(ends)].astype(numpy.int64), ends
+
+
+def _filled(content: bytes, starts: NDArray[numpy.int64], ends: NDArray[numpy.int64]) -> NDArray[numpy.bool_]:
+    """Return which lines are not blank."""
     filled = ends > starts
     # Only a line that begins with whitespace can be blank. There are few of them: check their contents.
     candidates = numpy.flatnonzero(filled)
-    if len(candidates):
-        firsts = numpy.frombuffer(content, numpy.uint8)[starts[candidates]]
-        for line in candidates[numpy.isin(firsts, _WHITESPACE)]:
-            filled[line] = bool(content[starts[line] : ends[line]].strip())
-    return numpy.flatnonzero(filled), starts[filled], ends[filled]
+    firsts = numpy.frombuffer(content, numpy.uint8)[starts[candidates]]
+    for line in candidates[numpy.isin(firsts, _WHITESPACE)]:
+        filled[line] = bool(content[starts[line] : ends[line]].strip())
+    return filled

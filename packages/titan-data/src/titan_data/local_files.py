@@ -117,12 +117,9 @@ def require_hub_name(name: str, context: DatasetContext[Any]) -> None:
         raise UserError.one(context.where, why, "set training.dataset to the form of the files, or rename the folder")
 
 
-def holds_lines(file: Path) -> bool:
-    """Whether a JSON file contains one record per line, not one array or indented objects."""
-    return _begins_lines(first_line(file)[1])
-
-
-def _begins_lines(line: bytes) -> bool:
+def begins_lines(line: bytes) -> bool:
+    """Whether a JSON file whose first line that is not blank is ``line`` contains one record per line, not one array or
+    indented objects."""
     return not (line.lstrip().startswith(b"[") or line.strip() == b"{")
 
 
@@ -150,7 +147,7 @@ def first_record(context: DatasetContext[Any]) -> tuple[Any, str] | None:
         number, line = first_line(file)
         if not line:
             continue
-        if not _begins_lines(line):
+        if not begins_lines(line):
             return None
         place = f"{file}:{number}"
         try:
@@ -230,7 +227,7 @@ def _check_json(files: list[Path], context: DatasetContext[Any]) -> Iterator[Pro
         number, line = first_line(file)
         if not line:
             continue
-        if not _begins_lines(line) or context.skip_corrupt:
+        if not begins_lines(line) or context.skip_corrupt:
             return
         try:
             record = json.loads(line)

@@ -7,8 +7,10 @@ cost the same for any number of documents.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -78,22 +80,22 @@ def fingerprint_files(files: Sequence[Path]) -> dict[str, Any]:
         for file in files:
             digest.update(file.read_bytes())
     else:
+        upto = list(accumulate(sizes))
         for number in range(_SAMPLES):
-            digest.update(_read(files, sizes, number * (total - _SAMPLE) // (_SAMPLES - 1), _SAMPLE))
+            digest.update(_read(files, upto, number * (total - _SAMPLE) // (_SAMPLES - 1), _SAMPLE))
     return {"files": len(files), "bytes": total, "sample": digest.hexdigest()[:32]}
 
 
-def _read(files: Sequence[Path], sizes: Sequence[int], start: int, length: int) -> bytes:
-    """Read from the concatenation of the files."""
+def _read(files: Sequence[Path], upto: Sequence[int], start: int, length: int) -> bytes:
+    """Read from the concatenation of the files, which end at ``upto``."""
     parts = []
-    for file, size in zip(files, sizes, strict=True):
-        if start < size and length > 0:
-            with file.open("rb") as stream:
-                stream.seek(start)
-                parts.append(stream.read(length))
-            length -= len(parts[-1])
-            start = size
-        start -= size
+    number = bisect_right(upto, start)
+    while length > 0 and number < len(files):
+        with files[number].open("rb") as stream:
+            stream.seek(start - (upto[number - 1] if number else 0))
+            parts.append(stream.read(min(length, upto[number] - start)))
+        length -= len(parts[-1])
+        start, number = upto[number], number + 1
     return b"".join(parts)
 
 
