@@ -14,12 +14,20 @@ IDENTITY = "tests/core/test_stream_identity.py"
 READING = "tests/core/test_reading.py"
 SHUFFLING = "tests/core/test_shuffling.py"
 PERMUTATION = "tests/core/test_permutation.py"
+PACKING = "tests/core/test_best_fit.py"
 
 LOADER, TOKENS, SHARDS = "core/data/loader.py", "core/data/tokens.py", "core/data/shards.py"
+BEST_FIT = "core/data/best_fit.py"
 SHUFFLED, BUFFERED, MIXTURE = "core/api/data/shuffled.py", "core/data/buffered_shuffle.py", "core/data/mixture.py"
 
 MUTANTS = (
     Mutant("other-shuffle-buffers-accepted", "core/data/streams.py", '        "data.shuffle_buffer": spec.shuffle_buffer,\n', "", (IDENTITY,)),
+    Mutant("first-fit", BEST_FIT, "at = bisect_left(free, (sizes[number], -1))", "at = next((at for at, (left, _) in enumerate(sorted(free, key=lambda one: one[1])) if left >= sizes[number]), len(free))", (PACKING,)),
+    Mutant("blocks-begin-where-the-last-did", BEST_FIT, "self._next = PackedBlock(self._epoch, self._shard.state_dict())", "self._next = PackedBlock(self._epoch, self._document_state)", (PACKING,)),
+    Mutant("an-epoch-of-the-shards-end-is-empty", BEST_FIT, "self._tokens_read = int(state", "self._tokens_read = 0 * int(state", (PACKING,)),
+    Mutant("blocks-of-other-documents-accepted", BEST_FIT, "if not accepted and restored[\"digest\"]", "if False and restored[\"digest\"]", (PACKING,)),
+    Mutant("other-packings-accepted", "core/data/streams.py", "if spec.packing_window else None", "if False else None", (PACKING,)),
+    Mutant("cut-documents-uncounted", TOKENS, "self.cut += len(piece) < len(self._document)", "self.cut += len(piece) > len(self._document)", (PACKING,)),
     Mutant("other-weights-accepted", "core/data/streams.py", '            f"dataset.{number}.weight": dataset.weight,\n', "", (IDENTITY,)),
     Mutant("other-seeds-accepted", "core/data/streams.py", '        "training.seed": spec.seed,\n', "", (IDENTITY,)),
     Mutant("other-numbers-of-shards-accepted", "core/data/streams.py", '        "data.logical_shards": spec.plan.logical_shards,\n', "", (IDENTITY,)),

@@ -164,6 +164,10 @@ def test_data_inspect_shows_documents_and_shares(folder: Path, capfd: pytest.Cap
     from_json = [sequence for sequence in shown["sequences"] if sequence["dataset"] == "json"]
     assert bytes(from_json[0]["pieces"][0][1:-1]).decode().startswith("document ")
     assert {len(piece) for sequence in from_json for piece in sequence["pieces"][:-1]} <= {12, 13}
+    assert shown["packed"]["packing"] == "concatenate" and shown["packed"]["padding"] == 0 < shown["packed"]["cut"] < 1
+    assert main([*arguments, "--data.packing", "best_fit", "--data.packing_window", "8"]) == 0
+    out = capfd.readouterr().out
+    assert "packing best_fit: " in out and "documents are cut, and " in out and "] padding" in out
     assert main(arguments) == 0
     out = capfd.readouterr().out
     line = "257 tokens of 'json', pieces of 21 documents, attention within each document"

@@ -9,7 +9,8 @@ import numpy
 from numpy.typing import NDArray
 
 from titan_core.api import DocumentSource, TextTokenizer
-from titan_core.api.data.dataset import State, StepRows, StreamSpec
+from titan_core.api.data.dataset import DatasetSpec, State, StepRows, StreamSpec
+from titan_core.data.best_fit import BestFitStream
 from titan_core.data.buffered_shuffle import ShuffledStream
 from titan_core.data.extras import rows_of
 from titan_core.data.mixture import Mixture
@@ -35,17 +36,7 @@ class LogicalShard:
         self._index, self._per_step = index, plan.global_size // plan.logical_shards
         self._global_size, self._length = plan.global_size, plan.seq_len + 1
         self._streams = [
-            TokenStream(
-                source,
-                tokenizer,
-                index,
-                plan.logical_shards,
-                spec.on_end,
-                dataset.name,
-                reader,
-                (dataset.build.origin, spec.tokenizer.origin),
-                dataset.extras,
-            )
+            _stream(spec, source, tokenizer, index, dataset, reader)
             for dataset, source, reader in zip(spec.datasets, sources, readers, strict=True)
         ]
         self._taken = 0
@@ -54,6 +45,16 @@ class LogicalShard:
     def epoch(self) -> int:
         """Number of times that every dataset was read to its end."""
         return min(stream.epoch for stream in self._streams)
+
+    @property
+    def documents(self) -> int:
+        """Number of documents in the windows so far."""
+        return sum(stream.documents for stream in self._streams)
+
+    @property
+    def cut(self) -> int:
+        """Number of documents of which no window has all tokens."""
+        return sum(stream.cut for stream in self._streams)
 
     def take(self) -> tuple[Window, int] | None:
         """Return the next window and the number of its dataset, or ``None`` at the end of the data."""
@@ -116,6 +117,8 @@ class ShardGroup:
             corrupt=sum(reader.corrupt for reader in self._readers),
             empty=sum(reader.empty for reader in self._readers),
             ended=not any(window.pieces for window, _ in taken),
+            documents=sum(shard.documents for shard in self._shards.values()),
+            cut=sum(shard.cut for shard in self._shards.values()),
             extras={
                 name: rows_of(extra, name, [window for window, _ in taken], self._length)
                 for name, extra in self._extras.items()
@@ -135,6 +138,22 @@ class ShardGroup:
         """Resume from positions that :meth:`positions` returned, in any process."""
         for index, shard in self._shards.items():
             shard.load_state_dict(positions[str(index)])
+
+
+def _stream(
+    spec: StreamSpec,
+    source: DocumentSource,
+    tokenizer: TextTokenizer,
+    index: int,
+    dataset: DatasetSpec,
+    reader: DocumentReader,
+) -> TokenStream:
+    """Return the sequences of logical shard ``index`` of a dataset."""
+    count, origins = spec.plan.logical_shards, (dataset.build.origin, spec.tokenizer.origin)
+    arguments = (source, tokenizer, index, count, spec.on_end, dataset.name, reader, origins, dataset.extras)
+    if not spec.packing_window:
+        return TokenStream(*arguments)
+    return BestFitStream(*arguments, window=spec.packing_window, key=(spec.seed, index, count))
 
 
 def _weights(windows: Sequence[Window], shape: tuple[int, ...]) -> NDArray[Any] | None:

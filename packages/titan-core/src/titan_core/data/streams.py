@@ -32,6 +32,8 @@ def stream_identity(spec: StreamSpec, sources: Sequence[DocumentSource], tokeniz
         "model.tokenizer": tokenizer.fingerprint(),
         "training.seed": spec.seed,
         "data.shuffle_buffer": spec.shuffle_buffer,
+        # None, as in the positions of versions that always concatenated.
+        "data.packing": f"best_fit, {spec.packing_window} documents" if spec.packing_window else None,
     }
     for number, (dataset, source) in enumerate(zip(spec.datasets, sources, strict=True)):
         found = getattr(source, "fingerprint", None)  # streams have none, and third-party sources may have none

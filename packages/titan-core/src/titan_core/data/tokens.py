@@ -61,6 +61,8 @@ class TokenStream:
         self._reader = reader
         self._origins = origins
         self._vocab_size = tokenizer.vocab_size
+        self.documents = self.cut = 0
+        """Number of documents in the sequences so far, and of those that no sequence has as a whole."""
         self._nothing = numpy.asarray(tokenizer.encode_document(""))
         self._start_epoch(epoch=0)
         self._position = self._position_now()
@@ -93,6 +95,9 @@ class TokenStream:
         used = slice(self._used, min(self._used + count, len(self._document)))
         piece, weights = self._document[used], self._weights
         if len(piece):
+            if self._used == 0:
+                self.documents += 1
+                self.cut += len(piece) < len(self._document) and not self._parts
             window.pieces.append(piece)
             window.weights.append(None if weights is None else weights[used])
             fields = self._fields

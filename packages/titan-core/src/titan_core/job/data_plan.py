@@ -102,6 +102,7 @@ def plan_stream(config: Config, tokenizer: Tokenizer, batch: BatchPlan, datasets
         data.on_end,
         ReadPolicy(data.on_corrupt, data.retries, data.retry_seconds),
         data.shuffle_buffer,
+        data.packing_window if data.packing == "best_fit" else 0,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -51,13 +51,21 @@ def run(context: CommandContext) -> int:
         print(f"{_plan(job)}\n", flush=True)  # before the data, which may take a while to open
     datasets = job.data.datasets
     descriptions = [] if job.missing else list(_descriptions(context, job))
-    sequences, tokens, count, notes = _read(context, job, arguments.sequences)
+    read, notes = _read(context, job, arguments.sequences)
+    sequences, tokens = read.sequences[: arguments.sequences], read.tokens
     total = sum(tokens.values())
+    packed = {
+        "packing": job.config.section(DataSection).packing,
+        "documents": read.documents,
+        "cut": read.cut / max(read.documents, 1),
+        "padding": 1 - total / max(len(read.sequences) * (job.data.plan.seq_len + 1), 1),
+    }
     shares = {dataset.name: tokens[dataset.name] / max(total, 1) for dataset in datasets}
     if arguments.json:
         shown = [vars(sequence) for sequence in sequences]
         described = {name: [line for of, line in descriptions if of == name] for name, _ in descriptions}
-        print_json({"datasets": described, "sequences": shown, "shares": shares, "tokens": dict(tokens), "notes": notes})
+        counts = {"shares": shares, "tokens": dict(tokens), "packed": packed}
+        print_json({"datasets": described, "sequences": shown, **counts, "notes": notes})
         return 0
     for dataset, line in descriptions:
         print(f"{dataset}: {line}")
@@ -75,7 +83,9 @@ def run(context: CommandContext) -> int:
     for sequence in sequences:
         _print(sequence, job, arguments.full)
     weights = sum(dataset.weight for dataset in datasets)
-    print(f"in {total:,} tokens, {count:,} sequences:")
+    cut, padding = f"{packed['cut']:.1%} of {read.documents:,} documents are cut", f"{packed['padding']:.2%}"
+    print(f"packing {packed['packing']}: {cut}, and {padding} of the sequences is padding")
+    print(f"in {total:,} tokens, {len(read.sequences):,} sequences:")
     print_table(
         ("dataset", "weight", "share", "tokens"),
         [(dataset.name, f"{dataset.weight / weights:.4f}", f"{shares[dataset.name]:.4f}", f"{tokens[dataset.name]:,}")
@@ -105,7 +115,18 @@ def _descriptions(context: CommandContext, job: AssembledJob) -> Iterator[tuple[
             yield from ((dataset.name, line) for line in describe.load()(dataset.context))
 
 
-def _read(context: CommandContext, job: AssembledJob, count: int) -> tuple[list[_Sequence], Counter[str], int, list[str]]:
+@dataclass
+class _Read:
+    """The first global batches."""
+
+    sequences: list[_Sequence] = field(default_factory=list)
+    tokens: Counter[str] = field(default_factory=Counter)
+    """Number of tokens of each dataset."""
+    documents: int = 0
+    cut: int = 0
+
+
+def _read(context: CommandContext, job: AssembledJob, count: int) -> tuple[_Read, list[str]]:
     """Return the result of :func:`_first`, and a note for each thing that this machine lacks. Then there is no sequence.
 
     Raises:
@@ -114,26 +135,26 @@ def _read(context: CommandContext, job: AssembledJob, count: int) -> tuple[list[
     missing = job.missing
     if not missing:
         try:
-            return *_first(job, context.read_data(job), count), []
+            return _first(job, context.read_data(job), count), []
         except UserError as error:
             if not all(problem.missing for problem in error.problems):
                 raise
             missing = error.problems
-    return [], Counter(), 0, [note_of(problem) for problem in missing]
+    return _Read(), [note_of(problem) for problem in missing]
 
 
-def _first(job: AssembledJob, batches: Iterator[StepRows], count: int) -> tuple[list[_Sequence], Counter[str], int]:
-    """Return the first ``count`` sequences, the number of tokens of each dataset in their global batches, and the number of
-    sequences there."""
-    sequences: list[_Sequence] = []
-    tokens: Counter[str] = Counter()
-    while len(sequences) < count and (rows := next(batches, None)) is not None:
+def _first(job: AssembledJob, batches: Iterator[StepRows], count: int) -> _Read:
+    """Return as many global batches as have ``count`` sequences."""
+    read = _Read()
+    while len(read.sequences) < count and (rows := next(batches, None)) is not None:
         for number, (lengths, dataset) in enumerate(zip(rows.lengths, rows.datasets, strict=True)):
             name = job.data.datasets[dataset].name
-            tokens[name] += sum(lengths)
+            read.tokens[name] += sum(lengths)
             weights = None if rows.weights is None else _cut(rows.weights[number].tolist(), lengths)
-            sequences.append(_Sequence(len(sequences), name, _cut(rows.tokens[number].tolist(), lengths), weights))
-    return sequences[:count], tokens, len(sequences)
+            pieces = _cut(rows.tokens[number].tolist(), lengths)
+            read.sequences.append(_Sequence(len(read.sequences), name, pieces, weights))
+        read.documents, read.cut = rows.documents, rows.cut
+    return read
 
 
 def _cut(row: list[Any], lengths: list[int]) -> list[list[Any]]:

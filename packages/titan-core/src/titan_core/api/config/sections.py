@@ -156,8 +156,8 @@ class DataSection(Section):
     section: ClassVar[str] = "data"
     # Keys that determine the token stream are compared when the positions in it are restored.
     may_change: ClassVar[tuple[str, ...]] = (
-        "text_field", "format", "mixture", "on_end", "logical_shards", "shuffle_buffer", "num_workers", "prefetch",
-        "on_corrupt", "retries", "retry_seconds",
+        "text_field", "format", "mixture", "on_end", "logical_shards", "shuffle_buffer", "packing", "packing_window",
+        "num_workers", "prefetch", "on_corrupt", "retries", "retry_seconds",
     )  # fmt: skip
 
     text_field: str = Field(default="text", min_length=1)
@@ -179,6 +179,13 @@ class DataSection(Section):
     shuffle_buffer: Documents = Field(default=0, ge=0)
     """Shuffle a streamed dataset within a buffer of this many documents per logical shard; 0 keeps its order. Local files
     are always shuffled completely, in a new order each epoch."""
+    packing: Literal["concatenate", "best_fit"] = "concatenate"
+    """How documents become sequences: in a row, cut wherever a sequence ends, without padding; or packed by best fit, so
+    that only documents that are longer than a sequence are cut, with a little padding (`titan data inspect` shows how
+    much)."""
+    packing_window: Documents = Field(default=1024, gt=0)
+    """Number of documents of a logical shard that "best_fit" packs together. Each shard keeps up to twice as many in memory;
+    fewer need more padding."""
     num_workers: Processes = Field(default=0, ge=0)
     """Processes per rank that read and tokenise; 0 uses a background thread."""
     prefetch: FewSteps = Field(default=2, ge=1)

@@ -242,6 +242,8 @@ class StreamSpec:
     policy: ReadPolicy = field(default_factory=ReadPolicy)
     shuffle_buffer: int = 0
     """Number of documents in the shuffle buffer of a streamed dataset."""
+    packing_window: int = 0
+    """Number of documents that are packed together by best fit; 0: documents are concatenated and cut into sequences."""
 
     @property
     def extras(self) -> dict[str, ExtraField]:
@@ -271,5 +273,9 @@ class StepRows:
     """Number of documents skipped so far because they are empty or the dataset's settings exclude them."""
     ended: bool
     """Whether the data has ended, so that these rows are empty."""
+    documents: int = 0
+    """Number of documents in the rows so far."""
+    cut: int = 0
+    """Number of those of which no row has all tokens."""
     extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """Extra tensors by name: ``[rows, seq_len + 1, *shape]``, or ``[rows, *shape]`` if they have a value for each row."""

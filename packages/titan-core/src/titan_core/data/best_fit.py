@@ -1,0 +1,216 @@
+"""Packing that cuts fewer documents (``data.packing = "best_fit"``). Free of torch.
+
+Best-fit decreasing, within a window of documents: documents that are longer than a sequence are cut into whole sequences and
+a rest; then each piece, from the longest to the shortest, goes to the sequence with the least room that suffices, or begins
+another.
+
+Source: Ding et al., Fewer Truncations Improve Language Modeling, arXiv 2404.10830, section 3, which packs a whole corpus.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from titan_core.api import WeightedTokens
+from titan_core.api.data.dataset import State
+from titan_core.data.tokens import TokenStream
+from titan_core.data.window import Window
+from titan_core.data.witness import ACCEPTED, Late, Witness, computed, joined
+
+Piece = tuple[int, int, int]
+"""A document's number in its block, and the range of its tokens."""
+
+
+@dataclass(frozen=True)
+class PackedDocument:
+    """A document of a block."""
+
+    ids: NDArray[Any]
+    weights: NDArray[Any] | None
+    extras: Mapping[str, NDArray[Any]]
+    parts: tuple[int, ...]
+    whole: bool
+    witness: Witness
+
+
+@dataclass
+class PackedBlock:
+    """Successive documents of a logical shard, which are packed together."""
+
+    epoch: int
+    """Where it begins."""
+    begin: State
+    documents: list[PackedDocument] = field(default_factory=list)
+    tokens: int = 0
+    sequences: list[list[Piece]] = field(default_factory=list)
+    """Filled when all documents are read."""
+
+
+def best_fit(sizes: Sequence[int], room: int) -> list[list[int]]:
+    """Return the numbers of the pieces in each sequence, in no particular order.
+
+    Args:
+        sizes: of the pieces, at most ``room`` each.
+        room: size of a sequence.
+    """
+    sequences: list[list[int]] = []
+    free: list[tuple[int, int]] = []  # room and number of each sequence that is not full, in order of room
+    for number in sorted(range(len(sizes)), key=lambda one: -sizes[one]):
+        at = bisect_left(free, (sizes[number], -1))
+        if at < len(free):
+            left, sequence = free.pop(at)
+            sequences[sequence].append(number)
+        else:
+            left, sequence = room, len(sequences)
+            sequences.append([number])
+        if left > sizes[number]:
+            insort(free, (left - sizes[number], sequence))
+    return sequences
+
+
+class BestFitStream(TokenStream):
+    """A stream of sequences that are packed by best fit.
+
+    The documents are read in blocks of ``window`` (of fewer long ones: a block is full when it could fill as many
+    sequences). Each block is packed by itself, and while its sequences are returned the next one is read, a share for each
+    sequence.
+
+    The state is where the block begins, the number of its sequences that were returned, and a digest of the block. The block
+    is read and packed again after a restore.
+    """
+
+    def __init__(self, *arguments: Any, window: int, key: tuple[int, ...]) -> None:
+        """
+        Args:
+            arguments: those of :class:`~titan_core.data.tokens.TokenStream`.
+            window: number of documents in a block.
+            key: seeds the order of a block's sequences.
+        """
+        self._window, self._key = window, key
+        self._block: PackedBlock | None = None
+        self._restored: State | None = None  # until it is checked
+        self._given, self._ended = 0, False
+        super().__init__(*arguments)
+        self._next = PackedBlock(self._epoch, self._document_state)
+
+    @property
+    def epoch(self) -> int:
+        """Number of times that the shard was read to its end before the current block."""
+        return self._next.epoch if self._block is None else self._block.epoch
+
+    def take(self, length: int) -> Window | None:
+        """Return the next sequence, of at most ``length`` tokens; ``None`` at the end of the shard, unless it is
+        repeated."""
+        while self._block is None or self._given == len(self._block.sequences):
+            if not self._begin_block(length):
+                return None
+        window = self._window_of(self._block, self._given)
+        self._given += 1
+        self._read_up_to(ceil(self._window * self._given / len(self._block.sequences)), length)
+        self._position = self._position_now()
+        return window
+
+    def load_state_dict(self, state: State) -> None:
+        """See :class:`~titan_core.data.tokens.TokenStream`."""
+        state = computed(state)
+        self._start_epoch(state["epoch"])
+        # A block may begin where an epoch ends: that nothing is read there does not mean that the shard is empty.
+        self._tokens_read = int(state["document"] != computed(self._shard.state_dict()))
+        self._shard.load_state_dict(state["document"])
+        self._document_state, self._position = state["document"], state
+        self._block, self._given, self._ended = None, 0, False
+        self._next = PackedBlock(state["epoch"], state["document"])
+        self._restored = state if state["used"] or state["digest"] is not None else None
+
+    def _begin_block(self, length: int) -> bool:
+        """Make the next block the current one; return ``False`` if there is none.
+
+        Raises:
+            UserError: another block is there than when the position was saved.
+        """
+        self._read_up_to(self._window, length)
+        block = self._next
+        block.sequences = self._packed(block.documents, length)
+        restored, self._restored = self._restored, None
+        accepted = restored is not None and restored["digest"] == ACCEPTED
+        if block.sequences:
+            self._block, self._given = block, 0
+            self._next = PackedBlock(self._epoch, self._shard.state_dict())
+        if restored is None or (accepted and not block.sequences):
+            return bool(block.sequences)
+        used, found = int(restored["used"]), len(block.sequences)
+        if not found:
+            raise self._displaced(restored, "the data ends before it")
+        self._given = min(used, found) if accepted else used
+        if used > found and not accepted:
+            raise self._displaced(restored, f"the documents there fill {found} sequences, but {used} of them were used")
+        if not accepted and restored["digest"] and computed(self._digest()) != restored["digest"]:
+            why = f"the {len(block.documents)} documents there are not those that were packed together"
+            raise self._displaced(restored, why)
+        return True
+
+    def _read_up_to(self, documents: int, length: int) -> None:
+        """Read the next block until it has ``documents``, or is full."""
+        block = self._next
+        while len(block.documents) < documents and block.tokens < self._window * length and not self._ended:
+            self._ended = not self._read_document()
+            if self._ended or not len(self._document):  # a new epoch has begun
+                continue
+            if self._whole:
+                self._require_to_fit(length)
+            tokens, weights = self._document, self._weights
+            content = tokens if weights is None else WeightedTokens(tokens, weights, self._whole, self._parts, self._extras)
+            witness = Witness(content)
+            block.documents.append(PackedDocument(tokens, weights, self._extras, self._parts, self._whole, witness))
+            block.tokens += len(tokens)
+            self._used = len(tokens)
+
+    def _packed(self, documents: Sequence[PackedDocument], length: int) -> list[list[Piece]]:
+        pieces = [
+            (number, start, min(start + length, len(document.ids)))
+            for number, document in enumerate(documents)
+            for start in range(0, len(document.ids), length)
+        ]
+        if self._alone:
+            packed = [[number] for number in range(len(pieces))]
+        else:
+            packed = best_fit([end - start for _, start, end in pieces], length)
+        sequences = [sorted(pieces[number] for number in numbers) for numbers in packed]
+        self.documents += len(documents)
+        self.cut += sum(not document.whole and len(document.ids) > length for document in documents)
+        # As packed, sequences of long documents come first.
+        order = numpy.random.default_rng([*self._key, len(sequences)]).permutation(len(sequences))
+        return [sequences[number] for number in order]
+
+    def _window_of(self, block: PackedBlock, sequence: int) -> Window:
+        window = Window([])
+        for number, start, end in block.sequences[sequence]:
+            document = block.documents[number]
+            for size in document.parts or (end - start,):
+                used = slice(start, start + size)
+                window.pieces.append(document.ids[used])
+                window.weights.append(None if document.weights is None else document.weights[used])
+                extras = {name: one[used] if self._fields[name].sequence else one for name, one in document.extras.items()}
+                window.extras.append(extras)
+                start += size
+        return window
+
+    def _position_now(self) -> State:
+        block = self._block
+        if block is None:
+            return {"epoch": self._epoch, "document": self._document_state, "used": 0, "digest": None}
+        return {"epoch": block.epoch, "document": block.begin, "used": self._given, "digest": self._digest()}
+
+    def _digest(self) -> Late[str] | None:
+        """Return a digest of the current block and of how much of it is used."""
+        block, used = self._block, f"{self._given}".encode()
+        if block is None:
+            return None
+        return Late(lambda: joined((*(document.witness.get() for document in block.documents), used)))
