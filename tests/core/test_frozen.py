@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -127,3 +128,34 @@ def test_the_keys_of_a_frozen_model_replace_those_of_the_trained_one() -> None:
     assert (other.value("model.name"), other.value("model.args"), other.value("model.tokenizer")) == ("noisy", {}, "byte")
     with pytest.raises(UserError, match=r"model\.colour"):
         frozen_config(job.config, {"model.colour": "red"}, job.registry)  # type: ignore[arg-type]
+
+
+class Ordered(Distance):
+    """Keeps the order in which the models compute."""
+
+    order: ClassVar[list[str]] = []
+
+    def of_frozen(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Mapping[str, Tensor]:
+        self.order.append("frozen")
+        return super().of_frozen(logits, batch, vocabulary)
+
+    def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
+        self.order.append("trained")
+        return super().__call__(logits, batch, vocabulary)
+
+
+def test_results_are_computed_microbatch_by_microbatch(in_tmp: Path) -> None:
+    """Memory holds the results of one microbatch, not those of the step."""
+    Ordered.order.clear()
+    job = job_with("Ordered")
+    assert job.batch.microbatches == 2
+    run_job(replace(job, config=job.config.changed({"training.steps": 1})))
+    assert [kind for kind, _ in itertools.groupby(Ordered.order)] == ["frozen", "trained"] * 2
+
+
+def test_its_forward_pass_and_its_weights_are_counted() -> None:
+    job = job_with("Distance")
+    assert job.frozen is not None
+    alone = replace(job, frozen=None)
+    assert job.flops_per_token == pytest.approx(alone.flops_per_token * 4 / 3)
+    assert alone.flops_per_token == job.model.flops_per_token(job.batch.seq_len)

@@ -28,6 +28,13 @@ def test_one_device_holds_every_parameter_and_adam_two_values_more() -> None:
     assert found.block_inputs == layout.num_blocks * batch.local_size * batch.seq_len * layout.dim * 4
 
 
+def test_a_frozen_model_has_weights_only() -> None:
+    job = make_job("tiny", {})
+    alone, both = least_state(job), least_state(replace(job, frozen=job))
+    assert both.parameters == 2 * alone.parameters
+    assert (both.gradients, both.optimizer_state) == (alone.gradients, alone.optimizer_state)
+
+
 def test_the_state_of_an_unknown_optimizer_counts_as_nothing() -> None:
     job = make_job("tiny", {})
     assert least_state(replace(job, optimizer=replace(job.optimizer, name="odd"))).optimizer_state == 0

@@ -31,7 +31,7 @@ class Mfu:
         others = flops_by_type(run.parts, run.world)
         self._devices = run.world.size
         if run.world.rank == 0:
-            flops = self._facts.model.flops_per_token(self._facts.batch.seq_len)
+            flops = self._facts.flops_per_token
             dtype = getattr(torch, self._facts.section(TrainingSection).mixed_precision_param)
             self._ideal = ideal_time_per_token(flops, dtype, others, run.world.device)
             slow = slow_precision(run.world.device, self._facts.section(TrainingSection))

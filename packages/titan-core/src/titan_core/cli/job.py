@@ -67,7 +67,7 @@ def describe(job: AssembledJob) -> dict[str, Any]:
         "model": {
             "name": job.name,
             "parameters": job.model.num_params,
-            "flops_per_token": job.model.flops_per_token(batch.seq_len),
+            "flops_per_token": job.flops_per_token,
         },
         "batch": asdict(batch),
         "components": components,

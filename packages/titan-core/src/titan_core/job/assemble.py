@@ -172,7 +172,7 @@ def _with_frozen(job: AssembledJob, objective: Objective, registry: Components) 
     config = frozen_config(job.config, objective.frozen.load()(objective.context(job)), registry)
     family, args = pick_model(config, registry)
     frozen = replace(job, config=config, family=family, model_args=args, model=define_model(family, args))
-    note = f"objective {objective.name!r} compares with a frozen model ({frozen.name}), which estimates do not count"
+    note = f"objective {objective.name!r} compares with a frozen model ({frozen.name}), which each step computes too"
     return replace(require_frozen(job, frozen), notes=(*job.notes, note))
 
 

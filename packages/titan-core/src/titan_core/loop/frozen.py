@@ -23,6 +23,7 @@ from titan_core.api import (
     Vocabulary,
     World,
 )
+from titan_core.api.parallel.step import GradientAccumulation
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.loop.build import build_step_runner
 from titan_core.loop.stored_models import load_pretrained
@@ -43,7 +44,8 @@ def with_frozen_model(job: AssembledJob, world: World, runner: StepRunner, parts
 
 
 class WithFrozenModel:
-    """A step runner that computes the frozen model first, for all microbatches of the step."""
+    """A step runner that computes the frozen model first: for each microbatch, so that memory holds the results of one, or
+    for all of those that a pipeline computes together."""
 
     def __init__(self, job: AssembledJob, world: World, runner: StepRunner, trained: ModelPart) -> None:
         """
@@ -63,11 +65,17 @@ class WithFrozenModel:
 
     def __call__(self, inputs: StepInput) -> Tensor:
         """See :class:`~titan_core.api.StepRunner`."""
-        return self._runner(self._completed(inputs))
+        return torch.stack([self._runner(self._completed(one)) for one in self._apart(inputs)]).sum()
 
     def evaluate(self, inputs: StepInput) -> Tensor:
         """See :class:`~titan_core.api.StepRunner`."""
-        return self._runner.evaluate(self._completed(inputs))
+        return torch.stack([self._runner.evaluate(self._completed(one)) for one in self._apart(inputs)]).sum()
+
+    def _apart(self, inputs: StepInput) -> list[StepInput]:
+        """Return the inputs of the parts of a step that the runner may compute one after the other: gradients add up."""
+        if not isinstance(self._runner, GradientAccumulation):
+            return [inputs]
+        return [replace(inputs, batches=[batch]) for batch in inputs.batches]
 
     def _completed(self, inputs: StepInput) -> StepInput:
         """Return ``inputs`` with the results of the frozen model, on the ranks that compute the loss."""

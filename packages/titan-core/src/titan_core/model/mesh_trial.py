@@ -32,6 +32,7 @@ from titan_core.api import (
     MeshPlan,
     MeshView,
     ModelPart,
+    Objective,
     ObjectiveFunction,
     Phase,
     Problem,
@@ -109,6 +110,12 @@ def try_division(model: nn.Module, job: AssembledJob, world: World, loss_in_head
         gc.collect()  # hooks make cycles of modules, which hold weights and gradients
         if world.device.type == "cuda":
             torch.cuda.empty_cache()
+    if _replaced(job.objective) and world.rank == 0:
+        log.info(
+            "the division of the model is tried with the loss of the next token, not with objective %r, whose extra tensors "
+            "have no values before the first step",
+            job.objective.name,
+        )
     if isinstance(problems, str):
         log.warning("%s: the undivided model raised %s", _NOT_TRIED, problems)
     elif problems:
@@ -296,10 +303,16 @@ class _OneDevice:
 
 
 def _part(copy: nn.Module, job: AssembledJob, small: Job, mesh: JobMesh, device: torch.device) -> ModelPart:
-    objective: ObjectiveFunction = NextToken()  # extra tensors have values that only their dataset knows
-    if not (job.objective.extras or job.objective.frozen):
+    objective: ObjectiveFunction = NextToken()
+    if not _replaced(job.objective):
         objective = job.objective.build.load()(job.objective.training_context(small, mesh, device))
     return ModelPart(deepcopy(copy), small.model.layout, objective)
+
+
+def _replaced(objective: Objective) -> bool:
+    """Whether the trial computes the loss of the next token in place of that of ``objective``, which needs values that only
+    its dataset, or a frozen model, has. The gradients of any loss show whether the model is divided correctly."""
+    return bool(objective.extras) or objective.frozen is not None
 
 
 def _apply(transform: Transform, context: Any, part: ModelPart) -> Sequence[ModelPart]:

@@ -39,10 +39,9 @@ class MetricsReporter:
     @hookimpl
     def titan_train_start(self, run: Run) -> None:
         """Start the clock."""
-        batch = self._job.batch
         self._steps = run.steps
         if self._world.rank == 0:
-            self._flops_per_token = self._job.model.flops_per_token(batch.seq_len)
+            self._flops_per_token = self._job.flops_per_token
         self._begin_window()
 
     @hookimpl(trylast=True)

@@ -85,7 +85,9 @@ def load_nothing(context: object) -> None:
 
 
 def with_simulated_weights(job: AssembledJob) -> AssembledJob:
-    """Return ``job`` without the weights that it starts from, which may be on another machine."""
+    """Return ``job`` without the weights that it, or its frozen model, starts from, which may be on another machine."""
+    if job.frozen is not None:
+        job = replace(job, frozen=with_simulated_weights(job.frozen))
     path = job.config.section(ModelSection).from_pretrained
     if path is None:
         return job

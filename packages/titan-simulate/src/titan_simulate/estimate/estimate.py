@@ -274,7 +274,7 @@ def _combined(
     step = first.seconds if pipeline is None else pipeline.seconds + max(one.sections[ONCE] for one in found.values())
     batch, size = job.batch, job.mesh.world_size
     tokens = batch.tokens_per_step / step / size
-    flops = job.model.flops_per_token(batch.seq_len)
+    flops = job.flops_per_token
     memory = dict.fromkeys(_KINDS.values(), 0.0)
     for owner, count in worst.owners.items():
         memory[_KINDS[owner]] += count / GIB

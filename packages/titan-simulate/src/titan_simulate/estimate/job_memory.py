@@ -49,7 +49,8 @@ class LeastState:
 def least_state(job: AssembledJob) -> LeastState:
     """Return the least memory of the state of ``job``."""
     parameters = FP32 * math.ceil(job.model.num_params / holders(job))
-    return LeastState(parameters, parameters, STATES.get(job.optimizer.name, 0) * parameters, _block_inputs(job))
+    frozen = 0 if job.frozen is None else FP32 * math.ceil(job.frozen.model.num_params / holders(job))
+    return LeastState(parameters + frozen, parameters, STATES.get(job.optimizer.name, 0) * parameters, _block_inputs(job))
 
 
 def holders(job: Job) -> int:

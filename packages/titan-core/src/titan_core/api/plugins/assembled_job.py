@@ -52,6 +52,12 @@ class AssembledJob(Job):
     """Files that the job needs and that are not on this machine. Always empty for a job that trains; others may have been
     assembled without these files (``missing_ok`` of :meth:`titan_core.api.CommandContext.job`)."""
 
+    @property
+    def flops_per_token(self) -> float:
+        """See :attr:`~titan_core.api.Job.flops_per_token`. The frozen model runs forward only, which is a third."""
+        of_frozen = 0.0 if self.frozen is None else self.frozen.flops_per_token / 3.0
+        return self.model.flops_per_token(self.batch.seq_len) + of_frozen
+
     def plugin_versions(self) -> list[dict[str, str]]:
         """Return name, distribution and version of every plugin that took part in assembling the job."""
         return self.registry.versions()

@@ -55,6 +55,11 @@ class Job:
         """``training.seed``."""
         return self.config.section(TrainingSection).seed
 
+    @property
+    def flops_per_token(self) -> float:
+        """Floating-point operations of the training of a token, forward and backward."""
+        return self.model.flops_per_token(self.batch.seq_len)
+
     def section(self, cls: type[S]) -> S:
         """Return the config section of class ``cls``."""
         return self.config.section(cls)
