@@ -55,7 +55,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("count", [1, 3, 64])
-@pytest.mark.parametrize("size", [16, 100, 512, 1 << 20])
+@pytest.mark.parametrize("size", [8, 16, 100, 512, 1 << 20])
 @pytest.mark.parametrize("kind", TEXTS)
 def test_pieces_of_any_size_are_the_whole_text(tmp_path: Path, kind: str, size: int, count: int) -> None:
     file, text = tmp_path / "a.txt", TEXTS[kind]
@@ -67,7 +67,7 @@ def test_pieces_of_any_size_are_the_whole_text(tmp_path: Path, kind: str, size: 
     assert [part.ends for part in parts] == [False] * (len(parts) - 1) + [True]
     shards = [list(open_text(request("text", file)).shard(index, count, 0)) for index in range(count)]
     assert sum(len(part) for shard in shards for part in shard) == len(text)
-    if len(text.encode()) >= 16 * (count + 1):
+    if len(text.encode()) >= 8 * (count + 1):
         assert all(shards)
 
 
@@ -131,6 +131,25 @@ def test_local_records(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatc
     documents = open_local(request(kind, path, "body"))
     assert documents.num_documents == 10
     assert sorted(text for index in range(3) for text in documents.shard(index, 3, 0)) == sorted(texts)
+
+
+def test_parquet_files_may_have_other_columns_and_one_without_the_field_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    tables: list[dict[str, Any]] = [{"text": ["a"], "n": [1]}, {"url": ["u"], "text": ["b"]}, {"n": ["x"], "text": ["c"]}]
+    for number, columns in enumerate(tables):
+        pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / f"{number}.parquet")
+    assert check_files(request("parquet", tmp_path)) == []
+    assert sorted(open_local(request("parquet", tmp_path)).shard(0, 1, 0)) == ["a", "b", "c"]
+    pyarrow.parquet.write_table(pyarrow.table({"body": ["d"]}), tmp_path / "9.parquet")
+    (problem,) = check_files(request("parquet", tmp_path))
+    assert str(problem).startswith(f"{tmp_path}/9.parquet: no field 'text' (fields: body)")
+    with pytest.raises(UserError, match=r"9\.parquet: no field 'text' \(fields: body\)"):
+        open_local(request("parquet", tmp_path))
 
 
 @pytest.mark.parametrize("files", [1, 2, 3, 8])

@@ -7,9 +7,12 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow
+import pyarrow.parquet
 
 from titan_core.api import (
     CorruptRecord,
@@ -62,8 +65,13 @@ def open_files(context: DatasetContext[Any], form: str, read: Reader, field: str
         return ShuffledDocuments(lines, context.seed, plain)
     datasets.disable_progress_bars()
     try:
-        table = datasets.load_dataset(form, data_files=[glob.escape(str(file)) for file in plain], split="train")
+        # Files may differ in columns that are not read.
+        columns = {"columns": [field]} if form == "parquet" and field is not None else {}
+        names = [glob.escape(str(file)) for file in plain]
+        table = datasets.load_dataset(form, data_files=names, split="train", **columns)
     except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
+        if columns:
+            _require_column(files, field or "")
         cause = error.__cause__ or error
         raise UserError.one(context.where, f"cannot be read as {form}: {cause}", "fix the file") from error
     if len(table) == 0:
@@ -72,6 +80,20 @@ def open_files(context: DatasetContext[Any], form: str, read: Reader, field: str
         raise UserError.one(context.where, missing_field(field, table.column_names), FIELD_FIX)
     rows = _Rows(table if field is None else table.select_columns([field]), context.path, read)
     return ShuffledDocuments(rows, context.seed, plain)
+
+
+def _require_column(files: Iterable[Path], field: str) -> None:
+    """
+    Raises:
+        UserError: a Parquet file has no column ``field``.
+    """
+    for file in files:
+        try:
+            names = pyarrow.parquet.read_schema(file).names
+        except (pyarrow.ArrowException, OSError) as error:
+            raise UserError.one(str(file), f"not a Parquet file: {error}", "check the path") from None
+        if field not in names:
+            raise UserError.one(str(file), missing_field(field, names), FIELD_FIX)
 
 
 class _Rows:

@@ -28,7 +28,7 @@ from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files
 
 PIECE: Final = 32 * 1024
 """Size of the pieces in bytes, if there are enough of them for all logical shards."""
-SMALLEST: Final = 16
+SMALLEST: Final = 8
 _SEARCHED = 4096
 _CUTS = (re.compile(rb"\n"), re.compile(rb"[ \t]"), re.compile(rb"(?s).(?=[^\x80-\xbf])"))
 """Where a piece may end, from the best: after a line, after a space, between two characters."""
