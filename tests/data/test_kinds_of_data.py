@@ -147,6 +147,7 @@ def tokenised(folder: Path) -> dict[str, object]:
     return {"training.dataset": "tokenized", "training.dataset_path": "tokens"}
 
 
+ANSWER = {"role": "assistant", "content": "b"}
 CALL = {
     "role": "assistant",
     "content": "",
