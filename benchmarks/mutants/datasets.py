@@ -26,7 +26,7 @@ MUTANTS = (
     Mutant("truncated-parts-accepted", "data/tokenized.py", "            if size != expected:\n", "            if size is None:\n", (TOKENIZED,)),
     Mutant("parts-anywhere", "data/tokenized.py", " or Path(part.name).name != part.name:", ":", (TOKENIZED,)),
     Mutant("another-tokenisation-resumed", "data/tokenize.py", "            if differ:\n", "            if False:\n", (TOKENIZED,)),
-    Mutant("parts-depend-on-the-seed", "data/tokenize.py", "replace(dataset.context, seed=0)", "dataset.context", (TOKENIZED,)),
+    Mutant("parts-depend-on-the-seed", "data/tokenize.py", "replace(dataset.context, seed=0, shuffle=\"documents\")", "dataset.context", (TOKENIZED,)),
     Mutant("test-is-not-validation", "data/splits.py", 'return "test" if names == ["test"] else "validation"', 'return "validation"', (SPLITS,)),
     Mutant("files-outside-splits-are-training", "data/splits.py", 'return None if others else "train"', 'return "train"', (SPLITS,)),
     Mutant("two-keywords-name-a-split", "data/splits.py", "        if len(splits) == 1:\n", "        if splits:\n", (SPLITS,)),

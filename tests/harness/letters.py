@@ -7,8 +7,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import numpy
-
 from titan_core.api import BatchPlan, CorruptRecord, DatasetContext, DocumentSource, Ref, ShuffledDocuments, TokenizerContext
 from titan_core.api.data.dataset import DatasetSpec, ReadPolicy, StreamSpec
 from titan_core.data.byte_tokenizer import ByteTokenizer
@@ -39,9 +37,7 @@ class Stream:
         self.letters = letters
 
     def shard(self, index: int, count: int, epoch: int) -> Any:
-        ordered = ShuffledDocuments(self.letters, 0)
-        ordered._order = (epoch, numpy.arange(len(self.letters)))
-        return ordered.shard(index, count, epoch)
+        return ShuffledDocuments(self.letters, 0, shuffle="none").shard(index, count, epoch)
 
 
 def open_letters(context: DatasetContext[None]) -> DocumentSource:
@@ -49,7 +45,7 @@ def open_letters(context: DatasetContext[None]) -> DocumentSource:
     # Each dataset of a mixture has its own alphabet.
     first = 33 if context.name == "letters" else 33 + 90
     letters = Letters([length for length in re.split("[,/]", lengths) if length], first)
-    return Stream(letters) if kind == "stream" else ShuffledDocuments(letters, context.seed)
+    return Stream(letters) if kind == "stream" else ShuffledDocuments(letters, context.seed, shuffle=context.shuffle)
 
 
 def letters(lengths: str, name: str = "letters", weight: float = 1.0, seed: int = 0) -> DatasetSpec:

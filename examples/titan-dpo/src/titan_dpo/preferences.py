@@ -46,4 +46,4 @@ class Preferences:
 
 def build(context: DatasetContext[None]) -> DocumentSource:
     documents = Preferences(context)
-    return ShuffledDocuments(documents, context.seed, files=[documents.path])
+    return ShuffledDocuments(documents, context.seed, files=[documents.path], shuffle=context.shuffle)

@@ -163,7 +163,7 @@ def open_csv_files(context: DatasetContext[Any], read: Reader, field: str | None
             raise UserError.one(str(file), missing_field(field, columns), FIELD_FIX)
     if len(records) == 0:
         raise UserError.one(context.where, EMPTY, EMPTY_FIX)
-    return ShuffledDocuments(records, context.seed, plain)
+    return ShuffledDocuments(records, context.seed, plain, context.shuffle)
 
 
 def open_csv(context: DatasetContext[None]) -> DocumentSource:

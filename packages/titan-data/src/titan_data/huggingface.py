@@ -62,7 +62,7 @@ def open_files(context: DatasetContext[Any], form: str, read: Reader, field: str
     if form == "json" and (lines := JsonRecords(plain, files, read)).are_lines:
         if len(lines) == 0:
             raise UserError.one(context.where, EMPTY, EMPTY_FIX)
-        return ShuffledDocuments(lines, context.seed, plain)
+        return ShuffledDocuments(lines, context.seed, plain, context.shuffle)
     datasets.disable_progress_bars()
     try:
         # Files may differ in columns that are not read.
@@ -79,7 +79,7 @@ def open_files(context: DatasetContext[Any], form: str, read: Reader, field: str
     if field is not None and field not in table.column_names:
         raise UserError.one(context.where, missing_field(field, table.column_names), FIELD_FIX)
     rows = _Rows(table if field is None else table.select_columns([field]), context.path, read)
-    return ShuffledDocuments(rows, context.seed, plain)
+    return ShuffledDocuments(rows, context.seed, plain, context.shuffle)
 
 
 def _require_column(files: Iterable[Path], field: str) -> None:

@@ -62,6 +62,17 @@ class JsonRecords:
         place = f"{self._shown[file]}:{record + 1 + self._blank_before(file, record)}"
         return self._read(_record(content[start : end if end >= 0 else len(content)], place), place)
 
+    def read_ahead(self, first: int, last: int) -> None:
+        """Start reading records ``first`` to ``last`` (exclusive)."""
+        while first < last:
+            file, record = self._index.locate(first)
+            of_file = self._index.documents(file)
+            upto = min(record + last - first, of_file)
+            starts = self._index.values(file, record, min(upto + 1, of_file))
+            end = int(starts[-1]) if upto < of_file else len(self._maps.content(self._files[file]))
+            self._maps.read_ahead(self._files[file], int(starts[0]), end)
+            first += upto - record
+
     def _blank_before(self, file: int, record: int) -> int:
         """Return the number of blank lines before a record."""
         if not self._index.extra[file]:

@@ -77,6 +77,17 @@ class MappedFiles:
         """
         return _array(self.content(file), dtype, skip)
 
+    def read_ahead(self, file: Path, first: int, last: int) -> None:
+        """Start reading bytes ``first`` to ``last`` (exclusive) of ``file`` in large requests, and do not wait.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        content = self.content(file)
+        if last > first and isinstance(content, mmap.mmap):
+            start = first // mmap.PAGESIZE * mmap.PAGESIZE
+            content.madvise(mmap.MADV_WILLNEED, start, min(last, len(content)) - start)
+
 
 def mapped(file: Path, dtype: str, skip: int = 0) -> NDArray[Any]:
     """Return what :meth:`MappedFiles.array` returns, in a map of its own.

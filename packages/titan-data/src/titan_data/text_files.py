@@ -23,6 +23,7 @@ from titan_core.api import (
     TextPart,
     UserError,
 )
+from titan_core.toolkit.reading import Shuffle
 from titan_data.compressed import decompressed
 from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files
 
@@ -98,9 +99,9 @@ class TextFiles:
 
     num_documents = None
 
-    def __init__(self, files: Sequence[Path], shown: Sequence[Path], seed: int) -> None:
+    def __init__(self, files: Sequence[Path], shown: Sequence[Path], seed: int, shuffle: Shuffle = "documents") -> None:
         """``shown``: see :class:`TextPieces`."""
-        self._files, self._shown, self._seed = files, shown, seed
+        self._files, self._shown, self._seed, self._shuffle = files, shown, seed, shuffle
         self._sizes = [file.stat().st_size for file in files]
         self._sources: dict[int, ShuffledDocuments] = {}
 
@@ -130,7 +131,7 @@ class TextFiles:
         """Return pieces of ``size`` bytes."""
         if size not in self._sources:
             pieces = TextPieces(self._files, self._shown, self._sizes, size)
-            self._sources[size] = ShuffledDocuments(pieces, self._seed, self._files)
+            self._sources[size] = ShuffledDocuments(pieces, self._seed, self._files, self._shuffle)
         return self._sources[size]
 
 
@@ -141,7 +142,7 @@ def open_text(context: DatasetContext[None]) -> DocumentSource:
         UserError: there is none, or all are empty.
     """
     files = find_files(context, ENDINGS["text"])
-    source = TextFiles(decompressed(files), files, context.seed)
+    source = TextFiles(decompressed(files), files, context.seed, context.shuffle)
     if not source.bytes:
         raise UserError.one(context.where, EMPTY, EMPTY_FIX)
     return source

@@ -59,7 +59,7 @@ def tokenize(
     """
     tokenizer = spec.tokenizer.load()(spec.tokenizer_context)
     # The assignment of documents to parts must not depend on the seed of a job.
-    dataset = replace(dataset, context=replace(dataset.context, seed=0))
+    dataset = replace(dataset, context=replace(dataset.context, seed=0, shuffle="documents"))
     source = dataset.build.load()(dataset.context)
     if source.num_documents is not None:
         parts = max(1, min(parts, source.num_documents))

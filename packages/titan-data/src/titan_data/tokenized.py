@@ -164,6 +164,18 @@ class MappedTokens:
                 raise CorruptRecord(where, f"{error}: the file is damaged", _REPAIR) from None
         return detached(document)
 
+    def read_ahead(self, first: int, last: int) -> None:
+        """Start reading documents ``first`` to ``last`` (exclusive)."""
+        while first < last:
+            number = bisect_right(self._upto, first)
+            data, file = self._files[number]
+            ends, before = self._maps.array(file, ENDS.str), self._upto[number - 1] if number else 0
+            upto = min(last, self._upto[number])
+            begin = int(ends[first - before - 1]) if first > before else 0
+            size = numpy.dtype(self._dtype).itemsize
+            self._maps.read_ahead(data, max(begin, 0) * size, int(ends[upto - before - 1]) * size)
+            first = upto
+
 
 def open_tokenized(context: DatasetContext[None]) -> DocumentSource:
     """Open the tokenised dataset at ``training.dataset_path``.
@@ -177,7 +189,7 @@ def open_tokenized(context: DatasetContext[None]) -> DocumentSource:
     folder = Path(context.path or "").expanduser()
     index = read_index(folder)
     files = [folder / (part.name + ending) for part in index.parts for ending in (".bin", ".idx")]
-    return ShuffledDocuments(MappedTokens(folder, index, context.vocab_size), context.seed, files)
+    return ShuffledDocuments(MappedTokens(folder, index, context.vocab_size), context.seed, files, context.shuffle)
 
 
 def check_tokenized(context: DatasetContext[None]) -> list[Problem]:

@@ -39,7 +39,7 @@ def open_stdlib(context: DatasetContext[None]) -> DocumentSource:
     from titan_core.api import ShuffledDocuments  # needs numpy; the check below does not
 
     library = StandardLibrary(_root())
-    return ShuffledDocuments(library, context.seed, library.files)
+    return ShuffledDocuments(library, context.seed, library.files, context.shuffle)
 
 
 def check_stdlib(context: DatasetContext[None]) -> list[Problem]:

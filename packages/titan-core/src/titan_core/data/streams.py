@@ -88,7 +88,13 @@ def stream_changes(
         else:
             where = f"{where} = {value!r}"
             why = f"was {old!r} when the position in the data was saved, so the position is meaningless"
-        fix = "resume with the version of Titan that saved it" if aspect == "order" else "restore the old value"
+        fix = "restore the old value"
+        if aspect == "order":
+            fix = (
+                "restore data.shuffle"
+                if old and spec.shuffle not in old
+                else "resume with the version of Titan that saved it"
+            )
         problem = Problem(where, why, f"{fix}, or start a new run")
         refused.append(RefusedChange(name, problem, allowable=not fixed))
     return refused, accepted
@@ -112,7 +118,8 @@ def open_sources(spec: StreamSpec) -> list[DocumentSource]:
     """Open every dataset of ``spec``.
 
     Raises:
-        UserError: a dataset cannot be opened, or has fewer documents than logical shards.
+        UserError: a dataset cannot be opened, has fewer documents than logical shards, or does not have the order of
+            ``data.shuffle``.
     """
     sources = [dataset.build.load()(dataset.context) for dataset in spec.datasets]
     shards = spec.plan.logical_shards
@@ -124,6 +131,16 @@ def open_sources(spec: StreamSpec) -> list[DocumentSource]:
         )
         for dataset, source in zip(spec.datasets, sources, strict=True)
         if source.num_documents is not None and source.num_documents < shards and dataset.weight and spec.on_end != "once"
+    ]
+    problems += [
+        Problem(
+            f"data.shuffle = {spec.shuffle!r}",
+            f"dataset {dataset.name!r} has no such order"
+            + (": it is a stream" if source.num_documents is None else " (its plugin does not use DatasetContext.shuffle)"),
+            "remove it" + (", or set data.shuffle_buffer" if source.num_documents is None else ""),
+        )
+        for dataset, source in zip(spec.datasets, sources, strict=True)
+        if spec.shuffle != "documents" and f"{spec.shuffle}, version" not in (getattr(source, "order", None) or "")
     ]
     if problems:
         raise UserError(*problems)

@@ -101,6 +101,7 @@ def plan_stream(config: Config, tokenizer: Tokenizer, batch: BatchPlan, datasets
         config.section(TrainingSection).seed,
         data.on_end,
         ReadPolicy(data.on_corrupt, data.retries, data.retry_seconds),
+        data.shuffle,
         data.shuffle_buffer,
         data.packing_window if data.packing == "best_fit" else 0,
     )
@@ -153,6 +154,7 @@ def _pick(
         skip_corrupt=data.on_corrupt == "skip",
         tokenizer=tokenizer.fingerprint() if tokenizer is not None and dataset.holds_tokens else "",
         vocab_size=tokenizer.vocab_size if tokenizer is not None and dataset.holds_tokens else None,
+        shuffle=data.shuffle,
     )
     if dataset.tokenizes and not data.document_mask:
         why = f"dataset {entry.dataset!r} puts several documents into a sequence, which must not attend to each other"

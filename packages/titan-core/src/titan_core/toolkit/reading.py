@@ -11,6 +11,7 @@ from titan_core.api.data.dataset import (
     DatasetSpec as DatasetSpec,
     FormatSpec as FormatSpec,
     ReadPolicy as ReadPolicy,
+    Shuffle as Shuffle,
     State as State,
     StepRows as StepRows,
     StreamSpec as StreamSpec,

@@ -108,7 +108,7 @@ def open_documents(context: DatasetContext[Any], layout: Layout) -> DocumentSour
     """
     if not len(layout):
         raise UserError.one(context.where, "the dataset contains no documents", "check the path")
-    return ShuffledDocuments(CheckedDocuments(layout, context.vocab_size), context.seed, layout.files)
+    return ShuffledDocuments(CheckedDocuments(layout, context.vocab_size), context.seed, layout.files, context.shuffle)
 
 
 def check_documents(context: DatasetContext[Any], opened: Opener) -> list[Problem]:

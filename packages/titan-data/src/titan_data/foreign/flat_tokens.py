@@ -123,7 +123,7 @@ class FlatDocuments:
 
     def __init__(self, pieces: FlatPieces, context: DatasetContext[FlatTokensSection]) -> None:
         checked = CheckedDocuments(pieces, context.vocab_size)
-        self._pieces, self._shuffled = pieces, ShuffledDocuments(checked, context.seed, pieces.files)
+        self._pieces, self._shuffled = pieces, ShuffledDocuments(checked, context.seed, pieces.files, context.shuffle)
 
     @property
     def fingerprint(self) -> dict[str, Any] | None:

@@ -156,8 +156,8 @@ class DataSection(Section):
     section: ClassVar[str] = "data"
     # Keys that determine the token stream are compared when the positions in it are restored.
     may_change: ClassVar[tuple[str, ...]] = (
-        "text_field", "format", "mixture", "on_end", "logical_shards", "shuffle_buffer", "packing", "packing_window",
-        "num_workers", "prefetch", "on_corrupt", "retries", "retry_seconds",
+        "text_field", "format", "mixture", "on_end", "logical_shards", "shuffle", "shuffle_buffer", "packing",
+        "packing_window", "num_workers", "prefetch", "on_corrupt", "retries", "retry_seconds",
     )  # fmt: skip
 
     text_field: str = Field(default="text", min_length=1)
@@ -176,9 +176,12 @@ class DataSection(Section):
     """Number of streams that the dataset is divided into. Each rank reads whole streams, so the number must be a multiple of
     the data-parallel degree and divide the global batch. 0: one per sequence of the global batch. Changing it changes the
     order of the data; changing the number of ranks does not."""
+    shuffle: Literal["documents", "blocks", "none"] = "documents"
+    """Order of local datasets, a new one each epoch: all documents shuffled; or blocks of some MiB, with the documents of 16
+    blocks shuffled together, for file systems on which each request is slow; or as they are in the files."""
     shuffle_buffer: Documents = Field(default=0, ge=0)
     """Shuffle a streamed dataset within a buffer of this many documents per logical shard; 0 keeps its order. Local files
-    are always shuffled completely, in a new order each epoch."""
+    have shuffle instead."""
     packing: Literal["concatenate", "best_fit"] = "concatenate"
     """How documents become sequences: in a row, cut wherever a sequence ends, without padding; or packed by best fit, so
     that only documents that are longer than a sequence are cut, with a little padding (`titan data inspect` shows how

@@ -3,7 +3,7 @@
 A ``Dataset`` (hook ``titan_datasets``) opens a source of documents, in logical shards whose positions can be saved::
 
     def build(context: DatasetContext[MySection]) -> DocumentSource:
-        return ShuffledDocuments(MyRecords(context.path), context.seed)
+        return ShuffledDocuments(MyRecords(context.path), context.seed, shuffle=context.shuffle)
 
 * ``Dataset``: the component that ``training.dataset`` selects
 * ``RecordFormat``: a conversion of a dataset's records to texts, selected by ``data.format``

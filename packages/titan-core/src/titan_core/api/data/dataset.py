@@ -98,6 +98,9 @@ Document: TypeAlias = "str | NDArray[Any] | WeightedTokens"
 
 ALL_SPLITS = "all"
 
+Shuffle: TypeAlias = Literal["documents", "blocks", "none"]
+"""Orders of the documents of a dataset (``data.shuffle``)."""
+
 OnEnd = Literal["repeat", "stop", "once"]
 """At the end of a dataset: read it again (``repeat``), drop a window that cannot be filled (``stop``), or return that window
 short and nothing after it (``once``)."""
@@ -170,6 +173,8 @@ class DatasetContext(BuildContext[S]):
     """The job's tokenizer, for datasets that tokenise their documents."""
     seq_len: int | None = None
     """Length of the job's sequences, for datasets that tokenise their documents."""
+    shuffle: Shuffle = "documents"
+    """Order of the documents (``data.shuffle``), for :class:`~titan_core.api.ShuffledDocuments`."""
 
 
 class DocumentShard(Protocol):
@@ -194,7 +199,7 @@ class DocumentSource(Protocol):
     It may also have a property ``fingerprint``: plain values that change if its documents change
     (:func:`~titan_core.api.data.shuffled.fingerprint_files`), so that a resumed run can detect it. A source without one is
     identified by its path only. And a property ``order``: a name that changes if the same documents come in another order,
-    in which older positions are meaningless.
+    in which older positions are meaningless; it contains the value of ``data.shuffle``.
     """
 
     @property
@@ -240,6 +245,8 @@ class StreamSpec:
     seed: int
     on_end: OnEnd
     policy: ReadPolicy = field(default_factory=ReadPolicy)
+    shuffle: Shuffle = "documents"
+    """Order of datasets that are no streams."""
     shuffle_buffer: int = 0
     """Number of documents in the shuffle buffer of a streamed dataset."""
     packing_window: int = 0

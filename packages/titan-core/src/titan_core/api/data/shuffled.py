@@ -1,7 +1,7 @@
 """A dataset whose documents can be fetched by index, shuffled anew for each epoch.
 
-The order is computed (:class:`~titan_core.api.data.permutation.Permutation`), so that opening a dataset, and resuming in it,
-cost the same for any number of documents.
+The order is computed (:mod:`titan_core.api.data.orders`), so that opening a dataset, and resuming in it, cost the same for
+any number of documents.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import numpy
-
-from titan_core.api.data.dataset import Document, DocumentShard, State
-from titan_core.api.data.permutation import Permutation
+from titan_core.api.data.dataset import Document, DocumentShard, Shuffle, State
+from titan_core.api.data.orders import NO_DOCUMENT, VERSIONS, Blocks, Every, order_of
 
 _WHOLE = 4 << 20
 """Maximum total bytes of files to be hashed completely."""
 _SAMPLES, _SAMPLE = 64, 16 << 10
 """For larger files: the number of samples, evenly spaced from the first byte to the last, and the bytes in each."""
-ORDER: Final = "documents, version 2"
-"""The order of :class:`ShuffledDocuments`. Version 1, which had no name, stored a permutation that numpy drew."""
-_BLOCK: Final = 4096
+_AT_ONCE: Final = 4096
 """Number of a shard's next positions whose documents are computed together: one by one takes a hundred times as long."""
 
 
 class RandomAccess(Protocol):
-    """Documents that can be fetched by index, for :class:`ShuffledDocuments`."""
+    """Documents that can be fetched by index, for :class:`ShuffledDocuments`.
+
+    They may also have a method ``read_ahead(first, last)``: documents ``first`` to ``last`` (exclusive) are read soon, in
+    random order. It starts reading them in one go, and does not wait.
+    """
 
     def __len__(self) -> int: ...
 
@@ -41,11 +41,19 @@ class RandomAccess(Protocol):
 class ShuffledDocuments:
     """A source over documents that can be fetched by index. Each epoch has its own order, derived from the seed."""
 
-    def __init__(self, documents: RandomAccess, seed: int, files: Sequence[Path] = ()) -> None:
-        """``files``: the files that contain the documents, if any."""
+    def __init__(
+        self, documents: RandomAccess, seed: int, files: Sequence[Path] = (), shuffle: Shuffle = "documents"
+    ) -> None:
+        """
+        Args:
+            files: the files that contain the documents, if any.
+            shuffle: :attr:`~titan_core.api.DatasetContext.shuffle`; a source that ignores it is refused where it is not
+                ``documents``.
+        """
         self._documents = documents
         self._seed = seed
         self._files = files
+        self._shuffle: Shuffle = shuffle
 
     @property
     def num_documents(self) -> int:
@@ -60,13 +68,16 @@ class ShuffledDocuments:
     @property
     def order(self) -> str:
         """See :class:`~titan_core.api.DocumentSource`."""
-        return ORDER
+        return f"{self._shuffle}, version {VERSIONS[self._shuffle]}"
 
     def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
-        """Return every ``count``-th document of the epoch's order, starting at ``index``."""
-        size = len(self._documents)
-        order = Permutation(size, (self._seed, epoch)) if size else None
-        return _IndexedShard(self._documents, order, range(index, size, count))
+        """Return logical shard ``index`` of ``count`` of the epoch's order: every ``count``-th document, or block."""
+        key = (self._seed, epoch)
+        return _IndexedShard(self._documents, order_of(self._shuffle, len(self._documents), self._bytes, index, count, key))
+
+    @cached_property
+    def _bytes(self) -> int | None:
+        return sum(file.stat().st_size for file in self._files) if self._shuffle == "blocks" and self._files else None
 
 
 def fingerprint_files(files: Sequence[Path]) -> dict[str, Any]:
@@ -100,33 +111,40 @@ def _read(files: Sequence[Path], upto: Sequence[int], start: int, length: int) -
 
 
 class _IndexedShard:
-    def __init__(self, documents: RandomAccess, order: Permutation | None, positions: range) -> None:
-        """
-        Args:
-            order: of all documents; ``None`` if there are none.
-            positions: the shard's positions in it.
-        """
-        self._documents, self._order, self._positions = documents, order, positions
+    def __init__(self, documents: RandomAccess, order: Every | Blocks) -> None:
+        self._documents, self._order = documents, order
         self._next = 0
         self._block: tuple[int, list[int]] | None = None  # its number, and the documents at its positions
+        self._window = -1
 
     def __iter__(self) -> _IndexedShard:
         return self
 
     def __next__(self) -> Document:
-        if self._next >= len(self._positions):
-            raise StopIteration
-        index = self._document_at(self._next)
-        self._next += 1  # also after a corrupt record
-        return self._documents.text(index)
+        while self._next < len(self._order):
+            index = self._document_at(self._next)
+            self._next += 1  # also after a corrupt record
+            if index != NO_DOCUMENT:
+                return self._documents.text(index)
+        raise StopIteration
 
     def _document_at(self, place: int) -> int:
-        number, within = divmod(place, _BLOCK)
+        number, within = divmod(place, _AT_ONCE)
+        if isinstance(self._order, Blocks) and (window := self._order.window_of(place)) != self._window:
+            self._read_ahead(self._order, window)
         if self._block is None or self._block[0] != number:
-            assert self._order is not None
-            block = self._positions[number * _BLOCK : (number + 1) * _BLOCK]
-            self._block = number, self._order(numpy.arange(block.start, block.stop, block.step)).tolist()
+            last = min((number + 1) * _AT_ONCE, len(self._order))
+            self._block = number, self._order.documents_at(number * _AT_ONCE, last).tolist()
         return self._block[1][within]
+
+    def _read_ahead(self, order: Blocks, window: int) -> None:
+        """Announce the next window, and this one unless it was announced."""
+        read_ahead = getattr(self._documents, "read_ahead", None)
+        windows = [window + 1] if window == self._window + 1 and window else [window, window + 1]
+        self._window = window
+        if read_ahead is not None:
+            for first, last in (one for number in windows for one in order.ranges_of(number)):
+                read_ahead(first, last)
 
     def state_dict(self) -> State:
         return {"next": self._next}

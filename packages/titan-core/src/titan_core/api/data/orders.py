@@ -1,0 +1,114 @@
+"""Orders in which a logical shard reads documents that can be fetched by index (``data.shuffle``). All are computed: from
+positions in the shard to documents, for some of them at a time."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy
+from numpy import int64
+from numpy.typing import NDArray
+
+from titan_core.api.data.dataset import Shuffle
+from titan_core.api.data.permutation import Permutation
+
+VERSIONS: Final = {"documents": 2, "blocks": 1, "none": 1}
+"""Versions of the orders. Version 1 of ``documents``, which had no name, stored a permutation that numpy drew."""
+BLOCK_BYTES: Final = 4 << 20
+"""Size of a block, if there are enough of them."""
+WINDOW: Final = 16
+"""Number of blocks whose documents are shuffled with each other."""
+_LEAST: Final = 64
+"""Least number of blocks of each shard, unless it has fewer documents: shards differ by two blocks at most."""
+NO_DOCUMENT: Final = -1
+_TYPICAL: Final = 4096
+"""Bytes of a document, where its files are not known."""
+
+
+class Every:
+    """Every ``count``-th document of an order of all documents."""
+
+    def __init__(self, positions: range, order: Permutation | None) -> None:
+        """
+        Args:
+            positions: of the shard's documents in the order of all.
+            order: of all documents; ``None``: as they are.
+        """
+        self._positions, self._order = positions, order
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def documents_at(self, first: int, last: int) -> NDArray[int64]:
+        """Return the documents at positions ``first`` to ``last`` (exclusive)."""
+        positions = _array(self._positions[first:last])
+        return positions if self._order is None else self._order(positions)
+
+
+class Blocks:
+    """Blocks of successive documents in random order, of which a shard reads every ``count``-th; the documents of
+    :data:`WINDOW` blocks that follow each other in the shard are shuffled together."""
+
+    def __init__(self, size: int, block: int, index: int, count: int, key: tuple[int, ...]) -> None:
+        """
+        Args:
+            size: number of all documents.
+            block: number of documents in a block; the last one of the dataset may have fewer.
+        """
+        self._size, self._block, self._index, self._key = size, block, index, key
+        number = -(-size // block)
+        self._order = Permutation(number, key) if number else None
+        self._mine = range(index, number, count)
+        self._window = WINDOW * block
+
+    def __len__(self) -> int:
+        return len(self._mine) * self._block
+
+    def documents_at(self, first: int, last: int) -> NDArray[int64]:
+        """Return the documents at positions ``first`` to ``last`` (exclusive); :data:`NO_DOCUMENT` where there is none."""
+        parts = [numpy.empty(0, int64)]
+        while first < last:
+            window = first // self._window
+            begin, upto = window * self._window, min(last, (window + 1) * self._window)
+            blocks = self._blocks_of(window)
+            shuffled = Permutation(len(blocks) * self._block, (*self._key, self._index, window))
+            places = shuffled(numpy.arange(first - begin, upto - begin))
+            parts.append(blocks[places // self._block] * self._block + places % self._block)
+            first = upto
+        documents = numpy.concatenate(parts)
+        documents[documents >= self._size] = NO_DOCUMENT  # of the last block
+        return documents
+
+    def window_of(self, position: int) -> int:
+        """Return the number of the window that contains a position."""
+        return position // self._window
+
+    def ranges_of(self, window: int) -> list[tuple[int, int]]:
+        """Return the first and last (exclusive) document of each block of a window; none behind the last window."""
+        firsts = [block * self._block for block in self._blocks_of(window).tolist()]
+        return [(first, min(first + self._block, self._size)) for first in firsts]
+
+    def _blocks_of(self, window: int) -> NDArray[int64]:
+        mine = self._mine[window * WINDOW : (window + 1) * WINDOW]
+        return self._order(_array(mine)) if self._order is not None else _array(mine)
+
+
+def order_of(
+    shuffle: Shuffle, size: int, num_bytes: int | None, index: int, count: int, key: tuple[int, ...]
+) -> Every | Blocks:
+    """Return the order of shard ``index`` of ``count``.
+
+    Args:
+        size: number of all documents.
+        num_bytes: size of all documents; ``None`` if it is not known.
+        key: seed and number of the epoch.
+    """
+    if shuffle == "blocks":
+        of_size = BLOCK_BYTES * size // num_bytes if num_bytes else BLOCK_BYTES // _TYPICAL
+        return Blocks(size, max(1, min(of_size, size // (_LEAST * count))), index, count, key)
+    order = Permutation(size, key) if size and shuffle == "documents" else None
+    return Every(range(index, size, count), order)
+
+
+def _array(numbers: range) -> NDArray[Any]:
+    return numpy.arange(numbers.start, numbers.stop, numbers.step, dtype=int64)

@@ -1,0 +1,62 @@
+"""Datasets announce the bytes of blocks of documents to the kernel: exactly those of the documents."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from titan_core.api import DatasetContext
+from titan_data.json_lines import JsonRecords
+from titan_data.mapped_files import MappedFiles
+from titan_data.tokenized import MappedTokens, Part, TokenizedIndex, open_tokenized
+
+
+@pytest.fixture
+def announced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    found = []
+    read_ahead = MappedFiles.read_ahead
+
+    def noted(self: Any, file: Path, first: int, last: int) -> None:
+        found.append((file.name, first, last))
+        read_ahead(self, file, first, last)
+
+    monkeypatch.setattr(MappedFiles, "read_ahead", noted)
+    return found
+
+
+def test_of_token_ids(tmp_path: Path, announced: list[tuple[str, int, int]]) -> None:
+    lengths = {"a": [3, 0, 5], "b": [2, 2]}
+    for name, of_part in lengths.items():
+        numpy.arange(sum(of_part), dtype="<u2").tofile(tmp_path / f"{name}.bin")
+        numpy.cumsum(of_part).astype("<i8").tofile(tmp_path / f"{name}.idx")
+    index = TokenizedIndex("<u2", "byte", "", tuple(Part(name, len(one), sum(one)) for name, one in lengths.items()))
+    documents = MappedTokens(tmp_path, index)
+    documents.read_ahead(0, 5)
+    documents.read_ahead(1, 3)
+    documents.read_ahead(2, 4)
+    documents.read_ahead(4, 4)
+    assert announced == [("a.bin", 0, 16), ("b.bin", 0, 8), ("a.bin", 6, 16), ("a.bin", 6, 16), ("b.bin", 0, 4)]
+    index.write(tmp_path)
+    announced.clear()
+    context = DatasetContext("tokenized", str(tmp_path), "text", 3, "here", section=None, shuffle="blocks")
+    source = open_tokenized(context)
+    assert sorted(len(document) for document in source.shard(0, 1, 0)) == [0, 2, 2, 3, 5]  # type: ignore[arg-type]
+    assert sorted(announced) == [("a.bin", 0, 6), ("a.bin", 6, 6), ("a.bin", 6, 16), ("b.bin", 0, 4), ("b.bin", 4, 8)]
+
+
+def test_of_json_lines(tmp_path: Path, announced: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TITAN_CACHE_DIR", str(tmp_path / "cache"))
+    lines = [json.dumps({"text": "x" * length}) + "\n" for length in (5, 1, 9, 2)]
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    files[0].write_text("".join(lines[:3]))
+    files[1].write_text(lines[3])
+    documents = JsonRecords(files, files, lambda record, place: str(record["text"]))
+    documents.read_ahead(0, 4)
+    documents.read_ahead(1, 2)
+    sizes = [len(line) for line in lines]
+    assert announced[:2] == [("a.jsonl", 0, sum(sizes[:3])), ("b.jsonl", 0, sizes[3])]
+    assert announced[2] == ("a.jsonl", sizes[0], sizes[0] + sizes[1])
