@@ -11,7 +11,7 @@
 * ``torch.distributed.distributed_c10d._resolve_process_group``: operators take the names of process groups.
 * ``torch.ops.aten._scaled_dot_product_*`` and ``torch._fused_sdp_choice``: ring attention merges the results of fused
   kernels by their logsumexp, which ``scaled_dot_product_attention`` does not return.
-* ``torch.ops.aten._scaled_dot_product_*``, ``torch.ops.aten._scaled_mm`` and its relatives, ``torch._higher_order_ops`` and
+* ``torch.ops.aten._scaled_dot_product_*``, ``torch.ops.aten._scaled_mm`` and its relatives, and
   ``torch.ops._c10d_functional``: operators that recomputation recognises.
 * ``torch._functorch.config.activation_memory_budget``.
 * ``torch.utils._python_dispatch``, ``torch._C._SetExcludeDispatchKeyGuard`` and
@@ -31,7 +31,6 @@ import torch._functorch.config
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._higher_order_ops import flex_attention, inductor_compiled_code
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -69,8 +68,8 @@ SAVED_OPERATORS: Final = frozenset(
         _ATEN._scaled_dot_product_flash_attention.default,
         _ATEN._scaled_dot_product_cudnn_attention.default,
         _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
-        flex_attention,
-        inductor_compiled_code,
+        torch.ops.higher_order.flex_attention,
+        torch.ops.higher_order.inductor_compiled_code,
         torch.ops._c10d_functional.reduce_scatter_tensor.default,
         torch.ops._c10d_functional.all_to_all_single.default,
         _ATEN.topk.default,

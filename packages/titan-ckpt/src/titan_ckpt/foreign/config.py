@@ -114,7 +114,8 @@ def model_for(
                 reasons.append(f"{model.name}: {error.problems[0].why}")
     found = accepting(candidates, config, str(source / CONFIG_OF.get(kind, "")), reasons)
     if found is None:
-        why = ": ".join(["no installed model supports these weights", *(["; ".join(reasons)] if reasons else [])])
+        # The format of the lowest priority, which reads most families, knows best what is wrong.
+        why = ": ".join(["no installed model supports these weights", *(["; ".join(reversed(reasons))] if reasons else [])])
         fix = "use another model, or install the plugin of this one"
         raise UserError.one(str(source / CONFIG_OF.get(kind, "")), why, fix)
     return found

@@ -245,8 +245,9 @@ class TokenStream:
         if self._tokens_read == 0:
             fix = "lower data.logical_shards (or training.global_batch_size), or add documents"
             raise UserError.one(where, f"{shard} has no tokens", fix)
-        if self._index == 0:
-            log.info("dataset %r has ended; reading it again (epoch %d)", self._name, self._epoch + 2)
+        begins = self._epoch + 2  # counted from 1
+        if self._index == 0 and begins.bit_count() == 1:  # 2, 4, 8 ...: a small dataset may end in each step
+            log.info("dataset %r has ended; reading it again (epoch %d)", self._name, begins)
         self._start_epoch(self._epoch + 1)
         return True
 
