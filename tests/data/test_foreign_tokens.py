@@ -98,6 +98,13 @@ def ids_of(document: Any) -> list[int]:
     return ids
 
 
+@pytest.fixture(params=[1 << 24, 0], ids=["documents", "pieces"])
+def flat_index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest flat dataset whose documents are all located when it is opened."""
+    monkeypatch.setattr(flat_tokens, "INDEXED", request.param)
+
+
+@pytest.mark.usefixtures("flat_index")
 @pytest.mark.parametrize("kind", READ)
 def test_documents_are_those_that_were_written(kind: str, tmp_path: Path) -> None:
     name, path, section = READ[kind]
@@ -115,6 +122,7 @@ def test_documents_are_those_that_were_written(kind: str, tmp_path: Path) -> Non
     assert any("do not record their tokenizer" in line for line in lines)
 
 
+@pytest.mark.usefixtures("flat_index")
 @pytest.mark.parametrize("kind", READ)
 def test_reading_resumes_after_any_document(kind: str, tmp_path: Path) -> None:
     name, path, section = READ[kind]
@@ -131,6 +139,7 @@ def test_reading_resumes_after_any_document(kind: str, tmp_path: Path) -> None:
         assert [*first, *map(ids_of, third)] == whole
 
 
+@pytest.mark.usefixtures("flat_index")
 def test_pieces_have_each_document_once_wherever_they_are_cut(tmp_path: Path) -> None:
     random = numpy.random.default_rng(0)
     documents = [[*random.integers(0, 200, int(length)).tolist(), END] for length in random.integers(0, 400, 300)]

@@ -1,228 +1,81 @@
-"""Each kind of data in docs/data.md ("From raw files to a step") is read from raw files and trained on for a step."""
+"""Each kind of data in docs/data.md ("From raw files to a step") is read from raw files and trained on for a step, and is
+the same stream on any number of ranks and after any interruption."""
 
 from __future__ import annotations
 
-import bz2
-import csv
-import gzip
-import json
-import lzma
 import math
+import random
 import re
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy
 import pytest
-import zstandard
 
 from ci.workspace import ROOT
-from harness.chat_model import TEMPLATE, save_tokenizer
 from harness.jobs import make_job, run_job
-from harness.letters import BYTE
+from harness.kinds_of_data import KINDS
+from harness.loaders import close, global_batch, merged, plan
+from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.data.loader import DataLoader
+from titan_core.data.streams import open_sources
 
-FOREIGN = Path(__file__).parent / "foreign"
-TEXTS: list[str] = json.loads((FOREIGN / "texts.json").read_text())
-IDS = [[*text.encode(), 257] for text in TEXTS]
-PAIRS = [{"question": f"{n} + {n}?", "answer": f"It is {2 * n}."} for n in range(24)]
 TINY: dict[str, object] = {
     "model.args": "{dim = 16, n_layers = 1, n_heads = 1, n_kv_heads = 1, ffn_dim = 16}", "training.seq_len": 128,
     "training.local_batch_size": 4, "training.global_batch_size": 4, "training.steps": 1, "metrics.enable_console": "false",
     "job.device": "cpu",
 }  # fmt: skip
-Make = Callable[[Path], dict[str, object]]
-"""Writes the raw files into a folder; returns the settings of the recipe, with paths relative to it."""
-
-
-def lines(records: list[Any]) -> str:
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-
-
-def files(dataset: str, path: str = "data", **contents: str | bytes) -> Make:
-    """``contents``: of each file below ``data``, by a name in which ``__`` stands for a dot."""
-
-    def make(folder: Path) -> dict[str, object]:
-        for name, content in contents.items():
-            file = folder / "data" / name.replace("__", ".")
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content.encode() if isinstance(content, str) else content)
-        return {"training.dataset": dataset, "training.dataset_path": path}
-
-    return make
-
-
-def also(make: Make, **settings: object) -> Make:
-    """``settings``: keys in which ``__`` stands for a dot."""
-    return lambda folder: {**make(folder), **{key.replace("__", "."): value for key, value in settings.items()}}
-
-
-RECORDS = [{"text": text, "id": number} for number, text in enumerate(TEXTS)]
-RAW = lines(RECORDS).encode()
-BOOK = "\n".join(TEXTS * 40)
-
-
-def tables(*columns: dict[str, list[Any]]) -> Make:
-    """Write a Parquet file for each dictionary of columns."""
-
-    def make(folder: Path) -> dict[str, object]:
-        import pyarrow
-        import pyarrow.parquet
-
-        (folder / "data").mkdir()
-        for number, one in enumerate(columns):
-            pyarrow.parquet.write_table(pyarrow.table(one), folder / "data" / f"part-{number}.parquet")
-        return {"training.dataset": "parquet", "training.dataset_path": "data"}
-
-    return make
-
-
-def arrow(folder: Path) -> dict[str, object]:
-    import datasets
-
-    datasets.Dataset.from_list(RECORDS).save_to_disk(str(folder / "data"))
-    return {"training.dataset": "arrow", "training.dataset_path": "data"}
-
-
-def split_folder(folder: Path) -> dict[str, object]:
-    import datasets
-
-    table = datasets.Dataset.from_list(RECORDS)
-    datasets.DatasetDict({"train": table, "test": table.select([0])}).save_to_disk(str(folder / "data"))
-    return {"training.dataset": "arrow", "training.dataset_path": "data", "training.dataset_split": "train"}
-
-
-def table_text(rows: list[dict[str, str]], separator: str) -> str:
-    import io
-
-    stream = io.StringIO(newline="")
-    writer = csv.DictWriter(stream, list(rows[0]), delimiter=separator)
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()
-
-
-def chats(records: list[Any], template: str | None = TEMPLATE, name: str = "chats.jsonl", **settings: object) -> Make:
-    def make(folder: Path) -> dict[str, object]:
-        save_tokenizer(folder / "tokenizer", template)
-        is_table = name.endswith(".csv")
-        content = table_text(records, ",") if is_table else lines(records)
-        (folder / name).write_text(content, encoding="utf-8", newline="")
-        return {"training.dataset": "chat", "training.dataset_path": name, "model.tokenizer": "hf",
-                "model.tokenizer_path": "tokenizer", "data.document_mask": "true", **settings}  # fmt: skip
-
-    return make
-
-
-def foreign(dataset: str, path: str, **settings: object) -> Make:
-    return also(lambda folder: {"training.dataset": dataset, "training.dataset_path": str(FOREIGN / path)}, **settings)
-
-
-def flat(name: str, header: bytes = b"", numpy_file: bool = False, **settings: object) -> Make:
-    def make(folder: Path) -> dict[str, object]:
-        ids = numpy.concatenate([numpy.array(one, numpy.uint16) for one in IDS])
-        if numpy_file:
-            numpy.save(folder / name, ids)
-        else:
-            (folder / name).write_bytes(header + ids.tobytes())
-        return {"training.dataset": "flat_tokens", "training.dataset_path": name, "flat_tokens.end_token": 257}
-
-    return also(make, **settings)
-
-
-def llm_c(folder: Path) -> dict[str, object]:
-    header = numpy.zeros(256, numpy.int32)
-    header[:3] = 20240520, 1, sum(map(len, IDS))
-    return flat("fineweb_train_000001.bin", header.tobytes())(folder)
-
-
-def tokenised(folder: Path) -> dict[str, object]:
-    from titan_data.tokenized import Part, TokenizedIndex
-
-    (folder / "tokens").mkdir()
-    numpy.concatenate([numpy.array(one, "<u2") for one in IDS]).tofile(folder / "tokens" / "part-00000.bin")
-    numpy.cumsum([len(one) for one in IDS], dtype="<i8").tofile(folder / "tokens" / "part-00000.idx")
-    part = Part("part-00000", len(IDS), sum(map(len, IDS)))
-    TokenizedIndex("<u2", "byte", BYTE.fingerprint(), (part,)).write(folder / "tokens")
-    return {"training.dataset": "tokenized", "training.dataset_path": "tokens"}
-
-
-ANSWER = {"role": "assistant", "content": "b"}
-CALL = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{}"}}],
-}
-WITH_TOOLS = TEMPLATE.replace("<|eot|>", "{{ m.tool_calls | tojson if m.tool_calls else '' }}<|eot|>", 1)
-MIXED = "[{dataset = 'json', dataset_path = 'data/a.jsonl', weight = 0.5}, {dataset = 'csv', dataset_path = 'data/b.csv'}]"
-
-KINDS: dict[str, Make] = {
-    "JSON lines": files("json", "data/a.jsonl", a__jsonl=RAW),
-    "JSON lines, another field": also(
-        files("json", "data/*.jsonl", a__jsonl=lines([{"body": text} for text in TEXTS])), data__text_field="body"
-    ),
-    "JSON lines, several fields": also(
-        files("json", a__jsonl=lines(PAIRS)), data__format="Question: {{ question }}\nAnswer: {{ answer }}"
-    ),
-    "JSON lines, records of other fields": files(
-        "json", a__jsonl=lines([{"text": "a text", "url": "u"}] * 20), b__jsonl=lines([{"score": 1, "text": "a text"}] * 20)
-    ),
-    "a JSON array": files("json", "data/a.json", a__json=json.dumps(RECORDS)),
-    "`.jsonl.gz`": files("json", a__jsonl__gz=gzip.compress(RAW)),
-    "`.jsonl.zst`": files("json", a__jsonl__zst=zstandard.compress(RAW)),
-    "`.jsonl.xz`": files("json", a__jsonl__xz=lzma.compress(RAW)),
-    "`.jsonl.bz2`": files("json", a__jsonl__bz2=bz2.compress(RAW)),
-    "Parquet": tables({"text": TEXTS}),
-    "Parquet, files of other columns": tables({"text": TEXTS, "url": TEXTS}, {"score": [1.0] * 12, "text": TEXTS}),
-    "Arrow, `Dataset.save_to_disk`": arrow,
-    "splits, `DatasetDict.save_to_disk`": split_folder,
-    "CSV": files("csv", a__csv=table_text([{"text": text, "n": "1"} for text in TEXTS], ",")),
-    "TSV": files("csv", a__tsv=table_text([{"text": f'"{text}"\n', "n": "1"} for text in TEXTS], "\t")),
-    "text files": files("text", a__txt=TEXTS[0] * 9, b__md=TEXTS[1] * 9, c__txt=TEXTS[2] * 9, d__txt=TEXTS[3] * 9),
-    "a book": files("text", "data/book.txt", book__txt=BOOK),
-    "a text shorter than the logical shards": also(
-        files("text", "data/a.txt", a__txt=TEXTS[0] * 9), training__global_batch_size=16
-    ),
-    "a mixture": also(
-        files("json", a__jsonl=RAW, b__csv=table_text([{"text": text} for text in TEXTS], ",")),
-        data__mixture=MIXED, training__dataset_path="",
-    ),
-    "chats: messages": chats([{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}] * 24),
-    "chats: contents in parts": chats(
-        [{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, ANSWER]}] * 24
-    ),
-    "chats: ShareGPT": chats([{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}] * 24),
-    "chats: Alpaca": chats([{"instruction": "Add.", "input": "1, 2", "output": "3"}] * 24),
-    "chats: question and answer": chats(PAIRS),
-    "chats: CSV": chats(PAIRS, name="chats.csv"),
-    "chats: prompt and completion without a template": chats(
-        [{"prompt": "2 + 2 =", "completion": " 4"}] * 24, None, **{"chat.template": "none"}
-    ),
-    "chats: other names of fields": chats(
-        [{"ask": "a", "say": "b"}] * 24, **{"chat.prompt": "ask", "chat.completion": "say"}
-    ),
-    "chats: calls of tools": chats([{"messages": [{"role": "user", "content": "a"}, CALL]}] * 24, WITH_TOOLS),
-    "`titan data tokenize`": tokenised,
-    "Megatron-LM": foreign("megatron", "megatron_uint16"),
-    "MosaicML's streaming (MDS)": foreign("mds", "mds_int32"),
-    "datatrove, nanotron": foreign("datatrove", "datatrove_uint16.ds"),
-    "nanoGPT": flat("train.bin", flat_tokens__dtype="uint16"),
-    "llm.c": llm_c,
-    "OLMo": flat("part-0-00000.npy", flat_tokens__dtype="uint16"),
-    "`numpy.save`": flat("tokens.npy", numpy_file=True),
-    "`datasets` with `input_ids`": also(tables({"input_ids": IDS}), training__dataset="input_ids"),
-}  # fmt: skip
 QUICK = {"JSON lines", "a text shorter than the logical shards", "chats: Alpaca", "Megatron-LM", "CSV"}
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.full) for kind in KINDS])
-def test_raw_files_are_trained_on(kind: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", in_tmp / "cache")
-    made = {key: value for key, value in KINDS[kind](in_tmp).items() if value != ""}
+WITH_WORKERS = {"JSON lines", "a book", "`titan data tokenize`"}
+"""Rows that read in other processes once, which are slow to start."""
+ROWS = [pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.full) for kind in KINDS]
+
+
+def job_of(kind: str, folder: Path, **more: object) -> AssembledJob:
+    made = {key: value for key, value in KINDS[kind](folder).items() if value != ""}
     if "data.mixture" in made:
         del made["training.dataset"]
-    record = run_job(make_job("tiny", {**TINY, **made}))
+    return make_job("tiny", {**TINY, **made, **{key.replace("__", "."): value for key, value in more.items()}})
+
+
+@pytest.fixture(autouse=True)
+def cache(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", in_tmp / "cache")
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_raw_files_are_trained_on(kind: str, in_tmp: Path) -> None:
+    record = run_job(job_of(kind, in_tmp))
     assert len(record.losses) == 1 and math.isfinite(record.losses[0]) and record.targets[0] > 0
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
+@pytest.mark.parametrize("kind", ROWS)
+def test_the_stream_is_the_same_on_any_mesh_and_after_ten_interruptions(kind: str, packing: str, in_tmp: Path) -> None:
+    job = job_of(kind, in_tmp, data__packing=packing, data__packing_window=3, training__global_batch_size=8)
+    generator = random.Random(f"{kind} {packing}")
+    # Worker processes are slow to start.
+    workers = (
+        2 if kind in ("JSON lines", "Megatron-LM", "a book", "`titan data tokenize`") and packing == "concatenate" else 0
+    )
+
+    def division(ranks: int, workers: int = 0) -> list[DataLoader]:
+        spec = replace(job.data, plan=plan(ranks, seq_len=128))
+        return [DataLoader(spec, open_sources(spec), job.text_tokenizer, rank, workers=workers) for rank in range(ranks)]
+
+    uninterrupted, current = division(1), division(2)
+    for number in range(10):
+        for _ in range(generator.randrange(4)):
+            batch = global_batch(uninterrupted)
+            assert batch is not None and batch == global_batch(current)
+        state = merged(current)
+        close(current)
+        current = division(generator.choice([1, 2, 4, 8]), workers if number == 5 else 0)
+        for loader in current:
+            loader.load_state_dict(state)
+    assert global_batch(uninterrupted) == global_batch(current)
+    close(uninterrupted, current)
 
 
 def test_the_page_lists_these_kinds() -> None:

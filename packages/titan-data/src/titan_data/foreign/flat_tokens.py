@@ -2,7 +2,8 @@
 
 Where the documents are is not known without reading all of them. The files are therefore divided into pieces of equal size,
 and each piece has the documents that begin in it: their ends are searched for when the piece is read. What is read and held
-when a dataset is opened does not depend on its size. Pieces are shuffled; documents of a piece follow one another.
+when a dataset is opened does not depend on its size. Pieces are shuffled; documents of a piece follow one another. In a
+small dataset, each document is a piece.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ SMALLEST: Final = 1 << 6
 """The same for small files, which are divided into some :data:`PIECES`."""
 PIECES: Final = 1 << 10
 NO_END: Final = -1
+INDEXED: Final = 1 << 24
+"""Maximum number of tokens of a dataset whose ends are all searched for when it is opened: each document is then a piece."""
 _SEARCHED = 1 << 22
 _BLOCK = 1 << 16
 
@@ -47,8 +50,12 @@ class FlatPieces:
         self.end_token = end_token
         tokens = sum(file.tokens for file in self._files)
         self._size = min(max(tokens // PIECES, SMALLEST), PIECE)
-        self._upto = list(accumulate(-(-file.tokens // self._size) for file in self._files))
         self._maps = MappedFiles()
+        self._begins = [self._begins_in(file) for file in self._files] if tokens <= INDEXED and end_token != NO_END else None
+        counts = (
+            (len(one) for one in self._begins) if self._begins else (-(-one.tokens // self._size) for one in self._files)
+        )
+        self._upto = list(accumulate(counts))
 
     @property
     def files(self) -> Sequence[Path]:
@@ -64,8 +71,19 @@ class FlatPieces:
         file = self._files[number]
         piece = index - (self._upto[number - 1] if number else 0)
         tokens = self._maps.array(file.path, file.dtype, file.skip)
-        begin, end = self._cut(tokens, piece), self._cut(tokens, piece + 1)
+        if self._begins is None:
+            begin, end = self._cut(tokens, piece), self._cut(tokens, piece + 1)
+        else:
+            begins = self._begins[number]
+            begin = int(begins[piece])
+            end = int(begins[piece + 1]) if piece + 1 < len(begins) else len(tokens)
         return tokens[begin:end], f"{file.path}, tokens {begin} to {end}"
+
+    def _begins_in(self, file: FlatFile) -> NDArray[Any]:
+        """Return where each document of ``file`` begins."""
+        tokens = self._maps.array(file.path, file.dtype, file.skip)
+        found = numpy.concatenate([[0], numpy.flatnonzero(tokens == self.end_token) + 1])
+        return found[found < len(tokens)]
 
     def _cut(self, tokens: NDArray[Any], piece: int) -> int:
         """Return where the first document of ``piece`` begins."""
