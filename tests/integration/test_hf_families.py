@@ -61,3 +61,20 @@ def test_equals_the_library(tmp_path: Path, gloo: GlooPool, family: str, mesh: s
     gradients = {name: gradient for rank in ranks for name, gradient in rank.gradients.items()}
     assert largest_difference(ranks[0].losses, expected.losses) < 2e-6
     assert gradient_difference(of_library(family, gradients), expected.gradients)[0] < 1e-5
+
+
+@pytest.mark.full
+def test_heads_that_tensor_parallelism_does_not_divide_are_computed_on_each_rank(tmp_path: Path, gloo: GlooPool) -> None:
+    """The library has no plan for this attention, so that its region is whole."""
+    config = {
+        "vocab_size": 288, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "num_key_value_heads": 1, "max_position_embeddings": 256, "initializer_range": 0.15,
+    }  # fmt: skip
+    args = ", ".join(f"{key} = {value}" for key, value in config.items())
+    own = {"model.args": f'{{architecture = "stablelm", config = {{{args}}}}}'}
+    (one,) = gloo.run(1, train, {**settings("llama", "one", None, tmp_path / "one"), **own})
+    for mesh in ("tp2", "tp2 whole"):
+        ranks = gloo.run(MESHES[mesh][0], train, {**settings("llama", mesh, None, tmp_path / "mesh"), **own})
+        assert largest_difference(ranks[0].losses, one.losses) < 2e-6
+        gradients = {name: gradient for rank in ranks for name, gradient in rank.gradients.items()}
+        assert gradient_difference(gradients, one.gradients)[0] < 1e-5

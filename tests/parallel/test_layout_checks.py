@@ -7,10 +7,27 @@ from typing import Any
 
 import pytest
 
+from harness import small_gpt
 from harness.jobs import make_job
-from titan_core.api import JobContext, Mixer, Ref, UserError, causal_attention
+from harness.small_gpt import SmallGPT
+from titan_core.api import (
+    Column,
+    Experts,
+    JobContext,
+    Mixer,
+    ModelPart,
+    Ref,
+    Replicate,
+    Row,
+    Rule,
+    Shard,
+    UserError,
+    causal_attention,
+)
+from titan_core.model.next_token import NextToken
 from titan_parallel.config import ContextParallelKeys, TensorParallelKeys
 from titan_parallel.context_parallel_check import check as context_check
+from titan_parallel.tensor_parallel import _require_heads
 from titan_parallel.tensor_parallel_check import check as tensor_check
 
 TP, CP = "parallelism.tensor_parallel_degree", "parallelism.context_parallel_degree"
@@ -98,6 +115,34 @@ def test_the_heads_of_every_mixer_must_divide() -> None:
         "must divide the 6 heads and 6 key/value heads of 'other'; set parallelism.tensor_parallel_degree = 2 or 1"
         in problem
     )
+
+
+def test_heads_of_a_region_that_is_whole_on_each_rank_need_not_divide() -> None:
+    job = make_job("tiny", {TP: 4}, 4)
+
+    def problems(rules: dict[str, Rule]) -> int:
+        mixers = {"layers.*.attention.mixer": causal_attention(6, 3)}
+        regions = ("layers.*.attention", "layers.*.feed_forward")
+        layout = replace(job.model.layout, mixers=mixers, regions=regions, rules=rules)
+        changed = replace(job, model=replace(job.model, layout=layout))
+        return len(list(tensor_check(JobContext(section=TensorParallelKeys(), job=changed))))
+
+    elsewhere: dict[str, Rule] = {"layers.*.feed_forward.w1.weight": Column(), "layers.*.attention.*": Replicate()}
+    assert problems(elsewhere) == 0
+    for pattern in ("layers.*.attention.wq.weight", "*.wq.weight", "layers.1.*", "layers.?.attention.wo", "*"):
+        for rule in (Column(), Row(), Shard(0), Experts(within=Column())):
+            assert problems({**elsewhere, pattern: rule}) == 1, (pattern, rule)
+    assert problems({**elsewhere, "*.attention.wq.weight": Replicate(), "head.weight": Column()}) == 0
+
+
+def test_heads_are_checked_again_when_the_names_of_parameters_are_known() -> None:
+    layout = small_gpt.LAYOUT
+    mixers = {name: replace(mixer, heads=3, kv_heads=3) for name, mixer in layout.mixers.items()}
+    part = ModelPart(SmallGPT(), replace(layout, mixers=mixers), NextToken())
+    regions = {".".join(name.split(".")[:-1]) for name, _ in part.named_modules() if part.layout.mixer(name) is not None}
+    _require_heads(part, regions, 2)
+    with pytest.raises(UserError, match=r"must divide the 3 heads and 3 key/value heads of 'blocks\.0"):
+        _require_heads(part, (), 2)
 
 
 @pytest.mark.parametrize("arguments", [{"kind": ""}, {"kind": "causal_attention"}, {"kind": "other", "kv_heads": 2}])

@@ -27,7 +27,7 @@ from titan_core.api import (
 from titan_parallel.config import ContextParallelKeys, PipelineKeys, TensorParallelKeys
 from titan_parallel.context_parallel import HeadAndTail
 from titan_parallel.pipeline_plan import plan_pipeline
-from titan_parallel.tensor_parallel import divides
+from titan_parallel.tensor_parallel_check import divides
 
 _RANKS = 2
 """Number of ranks that a trial divides positions over."""

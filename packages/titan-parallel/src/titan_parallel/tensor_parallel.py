@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,7 @@ from titan_parallel.local_parameters import divide_parameters, local_shard
 from titan_parallel.norms import divide_norm
 from titan_parallel.region_collectives import Positions, Ranks, ReplicatedPositions, ShardedPositions, gather_columns
 from titan_parallel.slots import PARTIAL_GRADIENTS, REGION_CASTS
+from titan_parallel.tensor_parallel_check import DEGREE, divides, undivided_heads
 from titan_parallel.torch_private import overlap_tensor_parallel, registered_parameter
 from titan_parallel.vocabulary_shards import divide_embedding
 
@@ -87,6 +88,7 @@ def _divide_ruled(part: ModelPart, mesh: DeviceMesh, positions: Positions) -> No
     layout = part.layout
     region: tuple[str, _Region] | None = None
     whole = _whole_regions(part)
+    _require_heads(part, whole, mesh.size())
     if whole:
         log.info(
             "tensor parallelism: no rule shards %d region(s), such as %s: each rank computes all of it", len(whole), whole[0]
@@ -237,16 +239,22 @@ def _whole_regions(part: ModelPart) -> list[str]:
     ]
 
 
+def _require_heads(part: ModelPart, whole: Collection[str], degree: int) -> None:
+    """Require that ``degree`` divides the heads of mixers outside of the regions ``whole``.
+
+    Raises:
+        UserError: it does not; names the mixer.
+    """
+    for name, _ in part.named_modules():
+        mixer = part.layout.mixer(name)
+        why = None if mixer is None else undivided_heads(mixer, degree)
+        if why is not None and not _is_within(name, whole):
+            raise UserError.one(DEGREE, f"{why} of {name!r}", f"lower it, or set {DEGREE} = 1")
+
+
 def _is_within(name: str, patterns: Iterable[str]) -> bool:
     paths = itertools.accumulate(name.split("."), lambda path, leaf: f"{path}.{leaf}")
     return any(matches(path, patterns) for path in paths)
-
-
-def divides(rule: Rule | None) -> bool:
-    """Whether tensor parallelism shards a parameter with this rule."""
-    if isinstance(rule, Experts):
-        return divides(rule.within)
-    return isinstance(rule, Column | Row | ShardRule)
 
 
 def _require_rules(part: ModelPart) -> None:

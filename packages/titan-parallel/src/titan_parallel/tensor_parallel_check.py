@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cache
+from itertools import accumulate
 
-from titan_core.api import Job, JobContext, Problem
+from titan_core.api import Column, Experts, Job, JobContext, Mixer, ModelLayout, Problem, Row, Rule, Shard, matches
 from titan_core.toolkit.sections import TrainingSection
 from titan_parallel.config import CompileSection, TensorParallelKeys
 from titan_parallel.hints import Option, Refusal, degrees_below, divisors, problems
@@ -27,12 +29,59 @@ def _regions(job: Job) -> Iterator[Refusal]:
 def _heads(job: Job) -> Iterator[Refusal]:
     degree, layout = job.mesh.degree("tp"), job.model.layout
     for mixer, pattern in {mixer: pattern for pattern, mixer in reversed(list(layout.mixers.items()))}.items():
-        if mixer.heads is None or mixer.key_heads is None:
-            continue
-        heads = math.gcd(mixer.heads, mixer.key_heads)
-        if heads % degree:
-            why = f"must divide the {mixer.heads} heads and {mixer.key_heads} key/value heads of {pattern!r}"
-            yield Refusal(DEGREE, why, degrees_below(job, DEGREE), f"the degrees {divisors(heads)} do")
+        why = undivided_heads(mixer, degree)
+        if why is not None and not _is_whole(pattern, layout):
+            heads = math.gcd(mixer.heads or 1, mixer.key_heads or 1)
+            yield Refusal(DEGREE, f"{why} of {pattern!r}", degrees_below(job, DEGREE), f"the degrees {divisors(heads)} do")
+
+
+def divides(rule: Rule | None) -> bool:
+    """Whether tensor parallelism shards a parameter with this rule."""
+    if isinstance(rule, Experts):
+        return divides(rule.within)
+    return isinstance(rule, Column | Row | Shard)
+
+
+def _is_whole(mixer: str, layout: ModelLayout) -> bool:
+    """Whether mixers with the pattern ``mixer`` seem to be in regions without a sharded parameter, of which every rank
+    computes all heads. Names of parameters are known, and checked, only when the model is built: here, the first wildcard
+    in a block's pattern stands for its number."""
+    region = next((path for path in accumulate(mixer.split("."), "{}.{}".format) if matches(path, layout.regions)), None)
+    if region is None:
+        return False
+    sharded = [pattern for pattern, rule in layout.rules.items() if divides(rule)]
+    numbers = {pattern.removeprefix(f"{layout.blocks}.").partition(".")[0] for pattern in (region, *sharded)}
+    return not any(
+        _may_match(_of_block(pattern, layout, number), f"{_of_block(region, layout, number)}.*")
+        for number in {"0", *filter(str.isdecimal, numbers)}
+        for pattern in sharded
+    )
+
+
+def _of_block(pattern: str, layout: ModelLayout, number: str) -> str:
+    every = f"{layout.blocks}.*."
+    return pattern.replace(every, f"{layout.blocks}.{number}.", 1) if pattern.startswith(every) else pattern
+
+
+def undivided_heads(mixer: Mixer, degree: int) -> str | None:
+    """Return why ``degree`` ranks cannot divide the heads of ``mixer``; ``None`` if they can, or if there are none."""
+    if mixer.heads is None or mixer.key_heads is None or math.gcd(mixer.heads, mixer.key_heads) % degree == 0:
+        return None
+    return f"must divide the {mixer.heads} heads and {mixer.key_heads} key/value heads"
+
+
+@cache
+def _may_match(one: str, other: str) -> bool:
+    """Whether a name may match both patterns."""
+    if not one or not other:
+        return set(one + other) <= {"*"}
+    if one[0] in "?[" or other[0] in "?[":
+        return True  # not looked into
+    if one[0] == "*":
+        return _may_match(one[1:], other) or _may_match(one, other[1:])
+    if other[0] == "*":
+        return _may_match(other, one)
+    return one[0] == other[0] and _may_match(one[1:], other[1:])
 
 
 def _positions(job: Job) -> Iterator[Refusal]:
