@@ -14,7 +14,13 @@ from ci.bounds import floors, unreachable
 from ci.short_list import TESTS
 from ci.workspace import ROOT, Package, packages, requirement_name
 
-DISTRIBUTIONS = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py", "lm_eval": "lm-eval", "transformers": "lm-eval"}
+DISTRIBUTIONS = {
+    "yaml": "pyyaml",
+    "pynvml": "nvidia-ml-py",
+    "lm_eval": "lm-eval",
+    "transformers": "lm-eval",
+    "upath": "universal-pathlib",
+}
 """Import package -> distribution, where the names differ, or a dependency brings what it is used with."""
 
 

@@ -31,6 +31,7 @@ from titan_core.api import UserError
 from titan_core.toolkit.cache_folder import cache_folder, cached_file
 from titan_core.toolkit.text import show_bytes
 from titan_data.mapped_files import MappedFiles, mapped
+from titan_data.storage import is_remote
 
 log = logging.getLogger(__name__)
 
@@ -266,7 +267,8 @@ def _key(kind: str, about: Sequence[tuple[Path, os.stat_result]]) -> str:
     """Return the name of the index of some files."""
     digest = hashlib.sha256(f"{_VERSION} {kind}".encode())
     for file, status in about:
-        digest.update(f"{os.path.realpath(file)}\0{status.st_size} {status.st_mtime_ns}\n".encode())
+        name = str(file) if is_remote(file) else os.path.realpath(file)
+        digest.update(f"{name}\0{status.st_size} {status.st_mtime_ns}\n".encode())
     each = max(1, _SAMPLES // len(about))
     for number in range(0, len(about), -(-len(about) // _SAMPLES)):
         file, status = about[number]

@@ -29,6 +29,7 @@ from titan_data.compressed import decompressed
 from titan_data.json_lines import JsonRecords
 from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files, require_hub_name
 from titan_data.records import FIELD_FIX, Reader, missing_field, reads_text
+from titan_data.storage import is_remote, not_remote
 
 PRESETS = {
     "c4": ("allenai/c4", "en", "train"),
@@ -63,6 +64,8 @@ def open_files(context: DatasetContext[Any], form: str, read: Reader, field: str
         if len(lines) == 0:
             raise UserError.one(context.where, EMPTY, EMPTY_FIX)
         return ShuffledDocuments(lines, context.seed, plain, context.shuffle)
+    if is_remote(context.path or ""):
+        raise UserError(not_remote(context, "a JSON array" if form == "json" else form))
     datasets.disable_progress_bars()
     try:
         # Files may differ in columns that are not read.

@@ -15,6 +15,7 @@ from titan_core.toolkit.text import shorten
 from titan_data.compressed import COMPRESSED, Damaged, damaged, decompress
 from titan_data.records import FIELD_FIX, check_format, missing_field, text_of
 from titan_data.splits import files_of_split, without_caches
+from titan_data.storage import files_below, is_remote, kind_of, located, matching, not_remote, reading, unreadable
 
 ENDINGS = {
     "json": (".jsonl", ".json", ".ndjson"),
@@ -24,6 +25,8 @@ ENDINGS = {
     "text": (".txt", ".text", ".md"),
 }
 
+_HERE = ("parquet", "arrow")
+"""Forms that are read from files of this machine only."""
 
 _ON_HUB = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -41,20 +44,21 @@ def find_files(context: DatasetContext[Any], endings: tuple[str, ...]) -> list[P
         raise UserError.one(
             context.where, f"dataset {context.name!r} needs the path to its files", "set training.dataset_path"
         )
-    path = Path(context.path).expanduser()
-    if path.is_file():  # even if its name looks like a glob
+    path = located(context.path, context.where)
+    kind = kind_of(path)
+    if kind == "file":  # even if its name looks like a glob
         if context.split is not None:
             why = f"{context.split_key} is {context.split!r}, but the path names a single file"
             raise UserError.one(context.where, why, "drop the key, or name a folder")
         return [path]
-    if path.is_dir():
-        root, found = path, (file for file in path.rglob("*") if plain_suffix(file) in endings)
+    if kind == "folder":
+        root, found = path, [file for file in files_below(path) if plain_suffix(file) in endings]
         why = f"the folder contains no file that ends in {' or '.join(endings)}"
         nothing = Problem(context.where, why, "check the path")
     else:
-        root, found = _fixed_part(path), (Path(name) for name in glob.glob(str(path), recursive=True))
+        root, found = _fixed_part(path), matching(path)
         nothing = Problem(context.where, "no such file", "check the path (a file, a folder, or a glob)", missing=True)
-    files = without_caches(sorted(file for file in found if file.is_file()))
+    files = without_caches(sorted(found))
     if not files:
         raise UserError(nothing)
     return files_of_split(files, root, context)
@@ -62,29 +66,30 @@ def find_files(context: DatasetContext[Any], endings: tuple[str, ...]) -> list[P
 
 def _fixed_part(pattern: Path) -> Path:
     """Return the folder that contains all matches of a glob."""
-    fixed = Path(pattern.anchor)
-    for part in pattern.relative_to(pattern.anchor).parts[:-1]:
-        if glob.has_magic(part):
-            break
-        fixed /= part
+    fixed = pattern.parent
+    while glob.has_magic(str(fixed)):
+        fixed = fixed.parent
     return fixed
 
 
 def check_files(context: DatasetContext[None]) -> list[Problem]:
     """Check that the files exist, are not all empty, and have the text field in their first record."""
     try:
-        files = find_files(context, ENDINGS[context.name])
+        with reading(context.path or ""):
+            files = find_files(context, ENDINGS[context.name])
         if not any(file.stat().st_size for file in files):
             return [_empty(context)]
         problems = check_format(context)
         if context.name == "json" and not problems:
             problems += _check_json(files, context)
+        if context.name in _HERE and is_remote(context.path or ""):
+            return [not_remote(context, context.name)]
         if context.name == "parquet":
             problems += _check_parquet(files, context)
     except UserError as error:
         return list(error.problems)
     except OSError as error:
-        return [Problem(context.where, f"cannot be read: {error.strerror or error}", "check its permissions")]
+        return [unreadable(context, error)]
     return problems
 
 
@@ -202,7 +207,10 @@ def form_of(context: DatasetContext[Any], forms: Sequence[str], contents: str) -
     if len(found) != 1:
         why = "contains files of several forms" if found else f"is not a file that ends in {' or '.join(endings)}"
         raise UserError.one(context.where, why, f"name files of one form, {contents}")
-    return found.pop()
+    form = found.pop()
+    if form in _HERE and is_remote(context.path or ""):
+        raise UserError(not_remote(context, form))
+    return form
 
 
 def _lines(file: Path) -> Iterator[bytes]:

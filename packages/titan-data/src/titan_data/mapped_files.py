@@ -13,10 +13,13 @@ import threading
 import weakref
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy
 from numpy.typing import NDArray
+
+from titan_data.remote_bytes import Blocks, RemoteArray, RemoteBytes
+from titan_data.storage import is_remote, local
 
 MOST: Final = 256
 """Maximum number of maps; fewer if the process may not open four times as many files."""
@@ -59,22 +62,31 @@ class MappedFiles:
     def __init__(self) -> None:
         self._number = next(_numbers)  # another dataset may have found other contents under the same name
         weakref.finalize(self, _pool.forget, self._number)
+        self._blocks = Blocks()
+        self._copies: dict[Path, Path] = {}
+        self._remote: dict[Path, RemoteBytes] = {}
 
     def content(self, file: Path) -> mmap.mmap | bytes:
-        """Return the contents of ``file``.
+        """Return the contents of ``file``: of a remote one, a :class:`~titan_data.remote_bytes.RemoteBytes`, which fetches
+        what is read.
 
         Raises:
             OSError: it cannot be opened.
         """
+        if is_remote(file):
+            return cast(bytes, self._remote_bytes(file))
         return _pool.content((self._number, file))
 
     def array(self, file: Path, dtype: str, skip: int = 0) -> NDArray[Any]:
         """Return the contents of ``file`` after ``skip`` bytes, read-only; bytes at the end that are no whole item are left
-        out. The caller keeps neither it nor parts of it that are not :func:`detached`.
+        out. The caller keeps neither it nor parts of it that are not :func:`detached`. Of a remote file: a
+        :class:`~titan_data.remote_bytes.RemoteArray`, which has a length, and fetches its slices.
 
         Raises:
             OSError: it cannot be opened.
         """
+        if is_remote(file):
+            return cast(NDArray[Any], RemoteArray(self._remote_bytes(file), dtype, skip))
         return _array(self.content(file), dtype, skip)
 
     def read_ahead(self, file: Path, first: int, last: int) -> None:
@@ -83,10 +95,28 @@ class MappedFiles:
         Raises:
             OSError: it cannot be opened.
         """
-        content = self.content(file)
-        if last > first and isinstance(content, mmap.mmap):
+        content: Any = self.content(file)
+        if isinstance(content, RemoteBytes):
+            content.read_ahead(first, last)
+        elif last > first and isinstance(content, mmap.mmap):
             start = first // mmap.PAGESIZE * mmap.PAGESIZE
             content.madvise(mmap.MADV_WILLNEED, start, min(last, len(content)) - start)
+
+    def index(self, file: Path, dtype: str, skip: int = 0) -> NDArray[Any]:
+        """Return :meth:`array` of an index, from which each document needs a few bytes: of a remote one, of a copy in the
+        cache of this machine.
+
+        Raises:
+            OSError: it cannot be fetched or opened.
+        """
+        if is_remote(file) and file not in self._copies:
+            self._copies[file] = local(file)
+        return self.array(self._copies.get(file, file), dtype, skip)
+
+    def _remote_bytes(self, file: Path) -> RemoteBytes:
+        if file not in self._remote:
+            self._remote[file] = RemoteBytes(file, self._blocks)
+        return self._remote[file]
 
 
 def mapped(file: Path, dtype: str, skip: int = 0) -> NDArray[Any]:

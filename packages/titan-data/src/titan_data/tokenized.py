@@ -22,6 +22,7 @@ from titan_core.api import CorruptRecord, DatasetContext, DocumentSource, Proble
 from titan_core.toolkit.atomic_write import atomic_write
 from titan_core.toolkit.tokenizers import token_ids
 from titan_data.mapped_files import MappedFiles, detached
+from titan_data.storage import is_remote, located, reading, unreadable
 
 FORMAT = 1
 INDEX = "tokenized.json"
@@ -76,6 +77,8 @@ def read_index(folder: Path) -> TokenizedIndex:
         index = TokenizedIndex(**{**contents, "parts": tuple(Part(**part) for part in contents["parts"])})
         _check_index(index)
     except OSError as error:
+        if is_remote(folder) and not isinstance(error, FileNotFoundError):
+            raise
         why = f"not a complete tokenised dataset: {INDEX}: {error.strerror or error}"
         fix = "run `titan data tokenize` to make or resume it"
         raise UserError.one(where, why, fix, missing=not folder.exists()) from None
@@ -146,7 +149,7 @@ class MappedTokens:
         """
         number = bisect_right(self._upto, index)
         data, file = self._files[number]
-        tokens, ends = self._maps.array(data, self._dtype), self._maps.array(file, ENDS.str)
+        tokens, ends = self._maps.array(data, self._dtype), self._maps.index(file, ENDS.str)
         place = index - (self._upto[number - 1] if number else 0)
         begin, end = (int(ends[place - 1]) if place else 0), int(ends[place])
         if not 0 <= begin <= end <= len(tokens):
@@ -169,7 +172,7 @@ class MappedTokens:
         while first < last:
             number = bisect_right(self._upto, first)
             data, file = self._files[number]
-            ends, before = self._maps.array(file, ENDS.str), self._upto[number - 1] if number else 0
+            ends, before = self._maps.index(file, ENDS.str), self._upto[number - 1] if number else 0
             upto = min(last, self._upto[number])
             begin = int(ends[first - before - 1]) if first > before else 0
             size = numpy.dtype(self._dtype).itemsize
@@ -186,7 +189,7 @@ def open_tokenized(context: DatasetContext[None]) -> DocumentSource:
     problems = check_tokenized(context)
     if problems:
         raise UserError(*problems)
-    folder = Path(context.path or "").expanduser()
+    folder = located(context.path or "", context.where)
     index = read_index(folder)
     files = [folder / (part.name + ending) for part in index.parts for ending in (".bin", ".idx")]
     return ShuffledDocuments(MappedTokens(folder, index, context.vocab_size), context.seed, files, context.shuffle)
@@ -197,9 +200,12 @@ def check_tokenized(context: DatasetContext[None]) -> list[Problem]:
     if not context.path:
         return [Problem(context.where, "dataset 'tokenized' needs the path to its folder", "set training.dataset_path")]
     try:
-        index = read_index(Path(context.path).expanduser())
+        with reading(context.path):
+            index = read_index(located(context.path, context.where))
     except UserError as error:
         return list(error.problems)
+    except OSError as error:
+        return [unreadable(context, error)]
     if not any(part.documents for part in index.parts):
         return [Problem(context.where, "the dataset is empty", "tokenise a dataset that contains documents")]
     if context.tokenizer and context.tokenizer != index.fingerprint:

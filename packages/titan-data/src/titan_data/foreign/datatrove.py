@@ -9,7 +9,6 @@ Source: ``datatrove.pipeline.tokens.tokenizer`` (datatrove 0.9).
 
 from __future__ import annotations
 
-import glob
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from titan_data.foreign.documents import (
     needed_path,
     open_documents,
 )
+from titan_data.storage import beside, files_below, kind_of, matching
 
 ENDING = ".ds"
 DTYPES = {2: "<u2", 4: "<u4"}
@@ -53,12 +53,12 @@ class TokenFile:
     @property
     def index(self) -> Path:
         """The file of document ends."""
-        return Path(f"{self.data}.index")
+        return beside(self.data, ".index")
 
     @property
     def loss(self) -> Path:
         """The file that says which tokens are trained on."""
-        return Path(f"{self.data}.loss")
+        return beside(self.data, ".loss")
 
 
 class DatatroveDocuments:
@@ -82,7 +82,7 @@ class DatatroveDocuments:
         number = bisect_right(self._upto, index)
         file = self._files[number]
         document = index - (self._upto[number] - file.documents)
-        ends = self._maps.array(file.index, ENDS)
+        ends = self._maps.index(file.index, ENDS)
         first, last = int(ends[document - 1]) if document else 0, int(ends[document])
         if not first <= last <= file.tokens:
             why = f"document {document} begins at token {first:,} and ends at {last:,} of {file.tokens:,}: damaged"
@@ -129,14 +129,15 @@ def layout(context: DatasetContext[None]) -> DatatroveDocuments:
         UserError: there is no such file, or one is damaged or has no index.
     """
     path = needed_path(context, f"the path to its {ENDING} files")
-    if path.is_dir():
-        found = [file for file in path.rglob(f"*{ENDING}") if file.is_file()]
+    kind = kind_of(path)
+    if kind == "folder":
+        found = [file for file in files_below(path) if file.name.endswith(ENDING)]
     else:
-        found = [path] if path.is_file() else [Path(name) for name in glob.glob(str(path), recursive=True)]
+        found = [path] if kind == "file" else matching(path)
     found = [file for file in found if file.suffix == ENDING]
     if not found:
         why = f"there is no {ENDING} file"
-        raise UserError.one(context.where, why, f"name a {ENDING} file, a glob, or a folder", missing=not path.exists())
+        raise UserError.one(context.where, why, f"name a {ENDING} file, a glob, or a folder", missing=kind is None)
     return DatatroveDocuments([_token_file(file) for file in sorted(found)])
 
 
@@ -145,7 +146,7 @@ def _token_file(data: Path) -> TokenFile:
     Raises:
         UserError: the index is missing, or the sizes of the files do not match.
     """
-    index, loss, metadata = (Path(f"{data}.{ending}") for ending in ("index", "loss", "metadata"))
+    index, loss, metadata = (beside(data, f".{ending}") for ending in ("index", "loss", "metadata"))
     if not index.is_file():
         why = "has no .index file beside it, so the ends of its documents are unknown"
         fix = 'copy it too, or read the file as training.dataset = "flat_tokens", with the token that ends a document'

@@ -22,6 +22,7 @@ from titan_core.api import (
 )
 from titan_core.toolkit.tokenizers import token_ids
 from titan_data.mapped_files import MappedFiles as MappedFiles, detached, mapped as mapped
+from titan_data.storage import located, reading, unreadable
 
 _SAMPLED, _SAMPLE = 16, 1 << 12
 """Number of documents, and of tokens in each, whose ids are checked when a dataset is opened."""
@@ -114,17 +115,18 @@ def open_documents(context: DatasetContext[Any], layout: Layout) -> DocumentSour
 def check_documents(context: DatasetContext[Any], opened: Opener) -> list[Problem]:
     """Return what is wrong with the files, or with a sample of their ids."""
     try:
-        layout = opened(context)
-        if not len(layout):
-            return [Problem(context.where, "the dataset contains no documents", "check the path")]
-        if not context.skip_corrupt:
-            CheckedDocuments(layout, context.vocab_size).check_sample()
+        with reading(context.path or ""):
+            layout = opened(context)
+            if not len(layout):
+                return [Problem(context.where, "the dataset contains no documents", "check the path")]
+            if not context.skip_corrupt:
+                CheckedDocuments(layout, context.vocab_size).check_sample()
     except CorruptRecord as error:
         return [Problem(error.place, error.why, error.fix)]
     except UserError as error:
         return list(error.problems)
     except OSError as error:
-        return [Problem(context.where, f"cannot be read: {error.strerror or error}", "check its permissions")]
+        return [unreadable(context, error)]
     return []
 
 
@@ -139,7 +141,7 @@ def needed_path(context: DatasetContext[Any], what: str) -> Path:
     """
     if not context.path:
         raise UserError.one(context.where, f"dataset {context.name!r} needs {what}", "set training.dataset_path")
-    return Path(context.path).expanduser()
+    return located(context.path, context.where)
 
 
 def describe_amount(documents: int, tokens: int | None, dtypes: Iterable[str]) -> str:

@@ -8,7 +8,6 @@ small dataset, each document is a piece.
 
 from __future__ import annotations
 
-import glob
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -29,6 +28,7 @@ from titan_data.foreign.documents import (
     needed_path,
 )
 from titan_data.foreign.flat_files import ENDINGS, FlatFile, describe_files, read_header
+from titan_data.storage import files_below, kind_of, matching
 
 PIECE: Final = 1 << 14
 """Maximum number of tokens between the begins of two pieces."""
@@ -82,7 +82,7 @@ class FlatPieces:
     def _begins_in(self, file: FlatFile) -> NDArray[Any]:
         """Return where each document of ``file`` begins."""
         tokens = self._maps.array(file.path, file.dtype, file.skip)
-        found = numpy.concatenate([[0], numpy.flatnonzero(tokens == self.end_token) + 1])
+        found = numpy.concatenate([[0], numpy.flatnonzero(tokens[:] == self.end_token) + 1])
         return found[found < len(tokens)]
 
     def _cut(self, tokens: NDArray[Any], piece: int) -> int:
@@ -219,14 +219,15 @@ def layout(context: DatasetContext[FlatTokensSection]) -> FlatPieces:
         UserError: there is no such file, one is damaged, or it is unclear how to read them.
     """
     section, path = context.section, needed_path(context, "the path to its files")
-    if path.is_dir():
-        found = [file for file in path.rglob("*") if file.suffix in ENDINGS and file.is_file()]
+    kind = kind_of(path)
+    if kind == "folder":
+        found = [file for file in files_below(path) if file.suffix in ENDINGS]
         why = f"the folder contains no file that ends in {' or '.join(ENDINGS)}"
     else:
-        found = [path] if path.is_file() else [Path(name) for name in glob.glob(str(path), recursive=True)]
+        found = [path] if kind == "file" else matching(path)
         why = "no such file"
     if not found:
-        raise UserError.one(context.where, why, "name a file, a glob, or a folder", missing=not path.exists())
+        raise UserError.one(context.where, why, "name a file, a glob, or a folder", missing=kind is None)
     for file in found:
         if file.with_suffix(".idx").is_file():
             fix = 'set training.dataset = "megatron", and the path to the two files without their endings'

@@ -88,7 +88,7 @@ class MdsDocuments:
         content = self._maps.array(shard.file, "|u1")
         place = f"{shard.file}, sample {sample}"
         try:
-            begin, end = (int(bound) for bound in numpy.frombuffer(content, "<u4", 2, 4 * (1 + sample)))
+            begin, end = (int(bound) for bound in numpy.frombuffer(content[4 * (1 + sample) : 4 * (3 + sample)], "<u4", 2))
             if not 4 * (2 + shard.samples) <= begin <= end <= len(content):
                 raise ValueError(f"it lies at bytes {begin:,} to {end:,} of {len(content):,}")
             return _value(content[begin:end], shard.column), place

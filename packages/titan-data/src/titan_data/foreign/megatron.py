@@ -10,11 +10,11 @@ Source: ``megatron.core.datasets.indexed_dataset`` (megatron-core 0.16).
 
 from __future__ import annotations
 
-import glob
 import struct
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +31,7 @@ from titan_data.foreign.documents import (
     needed_path,
     open_documents,
 )
+from titan_data.storage import files_below, kind_of, located, matching
 
 MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
 HEADER: Final = struct.Struct("<9sQBQQ")
@@ -56,15 +57,15 @@ class Pair:
         """Number of documents. Without document bounds, each sequence is one."""
         return self.bounds - 1 if self.bounds > 1 else self.sequences
 
-    @property
+    @cached_property
     def data(self) -> Path:
         """The file of token ids."""
-        return Path(f"{self.prefix}.bin")
+        return located(f"{self.prefix}.bin", self.prefix)
 
-    @property
+    @cached_property
     def index(self) -> Path:
         """The file of lengths and bounds."""
-        return Path(f"{self.prefix}.idx")
+        return located(f"{self.prefix}.idx", self.prefix)
 
 
 class MegatronDocuments:
@@ -89,8 +90,8 @@ class MegatronDocuments:
         pair = self._pairs[number]
         document = index - (self._upto[number] - pair.documents)
         first, last = self._sequences_of(pair, document)
-        lengths = self._maps.array(pair.index, "<i4", HEADER.size)[first:last]
-        starts = self._maps.array(pair.index, "<i8", HEADER.size + 4 * pair.sequences)[first:last]
+        lengths = self._maps.index(pair.index, "<i4", HEADER.size)[first:last]
+        starts = self._maps.index(pair.index, "<i8", HEADER.size + 4 * pair.sequences)[first:last]
         tokens, item = self._maps.array(pair.data, pair.dtype), numpy.dtype(pair.dtype).itemsize
         ends = starts + lengths * numpy.int64(item)
         if not (0 <= first <= last <= pair.sequences) or (
@@ -108,7 +109,7 @@ class MegatronDocuments:
     def _sequences_of(self, pair: Pair, document: int) -> tuple[int, int]:
         if pair.bounds <= 1:
             return document, document + 1
-        bounds = self._maps.array(pair.index, "<i8", HEADER.size + 12 * pair.sequences)
+        bounds = self._maps.index(pair.index, "<i8", HEADER.size + 12 * pair.sequences)
         return int(bounds[document]), int(bounds[document + 1])
 
     def describe(self) -> list[str]:
@@ -147,16 +148,18 @@ def layout(context: DatasetContext[None]) -> MegatronDocuments:
 
 def _prefixes(context: DatasetContext[None]) -> list[str]:
     path = needed_path(context, "the path to its files, without their ending .bin or .idx")
-    if path.is_dir():
-        found = [str(file) for file in path.rglob("*.idx")]
+    kind = kind_of(path)
+    if kind == "folder":
+        found = [str(file) for file in files_below(path) if file.suffix == ".idx"]
         why = "the folder contains no .idx file"
     else:
         stem = str(path).removesuffix(".bin").removesuffix(".idx")
-        found = [f"{stem}.idx"] if Path(f"{stem}.idx").is_file() else glob.glob(f"{stem}.idx", recursive=True)
+        named = located(f"{stem}.idx", context.where)
+        found = [str(named)] if kind_of(named) == "file" else [str(file) for file in matching(named)]
         why = f"there is no file {stem}.idx"
     if not found:
         fix = "set training.dataset_path to the path of the two files without .bin or .idx, or to their folder"
-        raise UserError.one(context.where, why, fix, missing=not path.is_dir())
+        raise UserError.one(context.where, why, fix, missing=kind is None)
     return sorted(name.removesuffix(".idx") for name in found)
 
 
@@ -166,9 +169,9 @@ def read_pair(prefix: str) -> Pair:
     Raises:
         UserError: the files are damaged, or of another version or kind.
     """
-    index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+    index, data = (located(f"{prefix}.{ending}", prefix) for ending in ("idx", "bin"))
     where = str(index)
-    if not data.is_file():
+    if kind_of(data) != "file":
         raise UserError.one(str(data), "is missing beside its index", _COPY)
     with index.open("rb") as stream:
         head = stream.read(HEADER.size)

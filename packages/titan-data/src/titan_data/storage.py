@@ -1,0 +1,166 @@
+"""Paths of datasets on this machine and in object stores: ``s3://``, ``gs://``, ``hf://``, ``https://``.
+
+fsspec reads what is remote, and ``universal-pathlib`` gives it the interface of :class:`pathlib.Path`, as far as titan-data
+uses that. Credentials come from the environment, as the tools of each store define it, and never from a path.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, cast
+
+from titan_core.api import DatasetContext, Problem, UserError
+from titan_core.toolkit.cache_folder import cache_folder, cached_file
+from titan_core.toolkit.secrets import redact_text
+
+_SCHEME = re.compile(r"([A-Za-z][\w+.-]*)://")
+_STORES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    # What implements the store, and its options. Without a cache, a file transfers the bytes that are read and no others.
+    "s3": ("s3", {"default_cache_type": "none", "default_fill_cache": False}),
+    "gs": ("gs", {"default_cache_type": "none"}),
+    "hf": ("", {"block_size": 0}),
+    "http": ("", {"block_size": 0, "cache_type": "none"}),
+    "https": ("", {"block_size": 0, "cache_type": "none"}),
+}
+_LIBRARIES: Final = {"aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "httpx", "huggingface_hub", "requests"}
+_COPIES: Final = 64 << 30
+"""Bytes of copies of remote indexes that this machine keeps."""
+
+
+def is_remote(path: str | Path) -> bool:
+    """Whether ``path`` names something in an object store."""
+    return (isinstance(path, str) and bool(_SCHEME.match(path))) or hasattr(path, "fs")
+
+
+def located(path: str, where: str) -> Path:
+    """Return the file or folder that ``path`` names, here or in an object store.
+
+    Args:
+        where: the setting that names it, for errors.
+
+    Raises:
+        UserError: the store is not known, its package is not installed, or the path contains credentials.
+    """
+    found = _SCHEME.match(path)
+    if found is None:
+        return Path(path).expanduser()
+    scheme = found.group(1).lower()
+    if scheme not in _STORES:
+        known = ", ".join(f"{one}://" for one in _STORES)
+        raise UserError.one(where, f"{scheme}:// is no store that titan-data reads", f"name a path, or one of {known}")
+    rest = path[found.end() :]
+    if "@" in rest.partition("/")[0]:
+        fix = "remove them, and set them in the environment (AWS_ACCESS_KEY_ID, HF_TOKEN ...)"
+        raise UserError.one(where, "the path contains credentials, which logs and checkpoints would keep", fix)
+    if scheme != "hf" and not rest.strip("/"):
+        raise UserError.one(where, f"{path!r} names no file or folder", f"write {scheme}://BUCKET/PATH")
+    from upath import UPath
+
+    extra, options = _STORES[scheme]
+    try:
+        remote = UPath(f"{scheme}://{rest}", **options)
+        remote.fs  # noqa: B018  imports the package
+    except ImportError:
+        why, fix = f"{scheme}:// needs a package that is not installed", f"install titan-data[{extra}]"
+        raise UserError.one(where, why, fix) from None
+    return cast(Path, remote)
+
+
+@contextmanager
+def reading(path: Path | str) -> Iterator[None]:
+    """Turn errors of the libraries that talk to a store, which have types of their own, into ``OSError``.
+
+    Raises:
+        OSError: the store cannot be reached, or refuses.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # all that a store says of a file's name and expired credentials
+            raise PermissionError(f"{path}: the store refuses the request; have the credentials expired?") from error
+        raise
+    except Exception as error:
+        origins = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+        if origins.isdisjoint(_LIBRARIES):
+            raise
+        raise OSError(f"{path}: {type(error).__name__}: {redact_text(str(error))}") from error
+
+
+def unreadable(context: DatasetContext[Any], error: OSError) -> Problem:
+    """Return the problem of a dataset whose files cannot be read."""
+    why = f"cannot be read: {error.strerror or error}"
+    if is_remote(context.path or ""):
+        return Problem(context.where, why, "check the address, the network, and the credentials in the environment")
+    return Problem(context.where, why, "check its permissions")
+
+
+def not_remote(context: DatasetContext[Any], what: str) -> Problem:
+    """Return the problem of a remote dataset whose form is read from this machine's files only."""
+    fix = "copy the files to this machine, or tokenise them (`titan data tokenize`) and name the result in the store"
+    return Problem(context.where, f"{what} is not read from an object store", fix)
+
+
+def kind_of(path: Path) -> str | None:
+    """Return whether ``path`` is a "file" or a "folder"; ``None`` if there is nothing.
+
+    Raises:
+        OSError: the store cannot be reached, or refuses.
+    """
+    if not is_remote(path):
+        return "file" if path.is_file() else "folder" if path.is_dir() else None
+    remote: Any = path
+    with reading(path):
+        try:
+            return "file" if remote.fs.info(remote.path)["type"] == "file" else "folder"
+        except FileNotFoundError:
+            return None
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Return all files in ``folder`` and its folders: of a store, with one listing."""
+    if not is_remote(folder):
+        return [file for file in folder.rglob("*") if file.is_file()]
+    remote: Any = folder
+    with reading(folder):
+        return [_sibling(remote, name) for name in remote.fs.find(remote.path)]
+
+
+def matching(pattern: Path) -> list[Path]:
+    """Return the files that a glob names."""
+    if not is_remote(pattern):
+        return [file for file in map(Path, glob.glob(str(pattern), recursive=True)) if file.is_file()]
+    remote: Any = pattern
+    with reading(pattern):
+        found = remote.fs.glob(remote.path, detail=True)
+        return [_sibling(remote, name) for name, about in found.items() if about["type"] == "file"]
+
+
+def _sibling(remote: Any, name: str) -> Path:
+    return cast(Path, type(remote)(remote.fs.unstrip_protocol(name), **remote.storage_options))
+
+
+def beside(file: Path, ending: str) -> Path:
+    """Return the path of the file whose name is that of ``file`` with ``ending`` behind it."""
+    return file.with_name(file.name + ending)
+
+
+def local(file: Path) -> Path:
+    """Return ``file`` itself, or a copy in the cache of this machine. For indexes, from which each document needs few bytes.
+
+    Raises:
+        OSError: it cannot be fetched, or the cache cannot be written.
+    """
+    if not is_remote(file):
+        return file
+    remote: Any = file
+    with reading(file):
+        about = remote.fs.info(remote.path)
+        mark = [str(file), *(str(about.get(key)) for key in ("size", "ETag", "etag", "LastModified", "mtime", "sha256"))]
+        name = hashlib.sha256("\n".join(mark).encode()).hexdigest()[:32]
+        return cached_file(cache_folder("remote"), name, lambda part: remote.fs.get_file(remote.path, str(part)), _COPIES)
