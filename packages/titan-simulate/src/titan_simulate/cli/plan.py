@@ -82,15 +82,19 @@ def _searched(context: CommandContext, machine: Machine, report: Report) -> int:
     def job_of(more: Sequence[Override]) -> AssembledJob:
         return context.job(options.gpus, more, missing_ok=True)
 
-    describe_first(lambda: _recipe_job(context, job_of, options.gpus))
+    def space_of() -> tuple[Space, AssembledJob | None, AssembledJob]:
+        given, job = _recipe_job(context, job_of, options.gpus)
+        global_batch = job.batch.global_size if given is not None else config.section(TrainingSection).global_batch_size
+        fixed = config.overridden - {dim.degree_key for dim in job.mesh.dims if config.value(dim.degree_key) == -1}
+        space = Space(job, options.gpus, global_batch, fixed, options.allow_precision)
+        if next(space.meshes(()), None) is None:
+            why = "no mesh has this number of ranks with the degrees that are fixed, and this model and global batch"
+            raise UserError.one(f"--gpus {options.gpus}", why, "change it, or fix fewer degrees")
+        return space, given, job
+
+    describe_first(space_of)
     stub_libraries.load()
-    given, job = _recipe_job(context, job_of, options.gpus)
-    global_batch = job.batch.global_size if given is not None else config.section(TrainingSection).global_batch_size
-    fixed = config.overridden - {dim.degree_key for dim in job.mesh.dims if config.value(dim.degree_key) == -1}
-    space = Space(job, options.gpus, global_batch, fixed, options.allow_precision)
-    if next(space.meshes(()), None) is None:
-        why = "no mesh has this number of ranks with the degrees that are fixed, and this model and global batch"
-        raise UserError.one(f"--gpus {options.gpus}", why, "change it, or fix fewer degrees")
+    space, given, job = space_of()
     report("importing torch")
     logging.getLogger("titan_core").setLevel(logging.ERROR)  # each finalist would log the same notes
     from titan_simulate.estimate.estimate import estimate
