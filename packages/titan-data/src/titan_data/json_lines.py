@@ -64,14 +64,21 @@ class JsonRecords:
 
     def read_ahead(self, first: int, last: int) -> None:
         """Start reading records ``first`` to ``last`` (exclusive)."""
+        for file, begin, end in self.extents(first, last):
+            self._maps.read_ahead(file, begin, end)
+
+    def extents(self, first: int, last: int) -> list[tuple[Path, int, int]]:
+        """Return where records ``first`` to ``last`` (exclusive) are: files, first and end bytes."""
+        found = []
         while first < last:
             file, record = self._index.locate(first)
             of_file = self._index.documents(file)
             upto = min(record + last - first, of_file)
             starts = self._index.values(file, record, min(upto + 1, of_file))
             end = int(starts[-1]) if upto < of_file else len(self._maps.content(self._files[file]))
-            self._maps.read_ahead(self._files[file], int(starts[0]), end)
+            found.append((self._files[file], int(starts[0]), end))
             first += upto - record
+        return found
 
     def _blank_before(self, file: int, record: int) -> int:
         """Return the number of blank lines before a record."""

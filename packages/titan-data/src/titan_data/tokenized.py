@@ -169,15 +169,22 @@ class MappedTokens:
 
     def read_ahead(self, first: int, last: int) -> None:
         """Start reading documents ``first`` to ``last`` (exclusive)."""
+        for file, begin, end in self.extents(first, last):
+            self._maps.read_ahead(file, begin, end)
+
+    def extents(self, first: int, last: int) -> list[tuple[Path, int, int]]:
+        """Return where documents ``first`` to ``last`` (exclusive) are: files, first and end bytes."""
+        found = []
+        size = numpy.dtype(self._dtype).itemsize
         while first < last:
             number = bisect_right(self._upto, first)
             data, file = self._files[number]
             ends, before = self._maps.index(file, ENDS.str), self._upto[number - 1] if number else 0
             upto = min(last, self._upto[number])
             begin = int(ends[first - before - 1]) if first > before else 0
-            size = numpy.dtype(self._dtype).itemsize
-            self._maps.read_ahead(data, max(begin, 0) * size, int(ends[upto - before - 1]) * size)
+            found.append((data, max(begin, 0) * size, int(ends[upto - before - 1]) * size))
             first = upto
+        return found
 
 
 def open_tokenized(context: DatasetContext[None]) -> DocumentSource:

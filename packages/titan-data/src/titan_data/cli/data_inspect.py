@@ -17,6 +17,7 @@ from titan_core.toolkit.jobs import AssembledJob, note_of
 from titan_core.toolkit.reading import StepRows
 from titan_core.toolkit.sections import DataSection
 from titan_core.toolkit.text import print_json, print_notes, print_table
+from titan_data.read_cost import read_costs
 
 _EDGE = 12
 """Number of ids to show at each end of a long piece; of its text, four times as many characters."""
@@ -40,6 +41,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--sequences", type=small_integer, default=4, metavar="N", help="number of sequences to show (default: 4)"
     )
     parser.add_argument("--full", action="store_true", help="show all ids and the full text")
+    parser.add_argument(
+        "--cost", action="store_true", help="report the bytes and requests that data.shuffle makes for a useful byte"
+    )
     json_argument(parser)
 
 
@@ -51,6 +55,7 @@ def run(context: CommandContext) -> int:
         print(f"{_plan(job)}\n", flush=True)  # before the data, which may take a while to open
     datasets = job.data.datasets
     descriptions = [] if job.missing else list(_descriptions(context, job))
+    costs = read_costs(job) if arguments.cost and not job.missing else {}
     read, notes = _read(context, job, arguments.sequences)
     sequences, tokens = read.sequences[: arguments.sequences], read.tokens
     total = sum(tokens.values())
@@ -65,7 +70,8 @@ def run(context: CommandContext) -> int:
         shown = [vars(sequence) for sequence in sequences]
         described = {name: [line for of, line in descriptions if of == name] for name, _ in descriptions}
         counts = {"shares": shares, "tokens": dict(tokens), "packed": packed}
-        print_json({"datasets": described, "sequences": shown, **counts, "notes": notes})
+        figures = {"cost": {name: cost.figures for name, cost in costs.items()}} if arguments.cost else {}
+        print_json({"datasets": described, "sequences": shown, **counts, **figures, "notes": notes})
         return 0
     for dataset, line in descriptions:
         print(f"{dataset}: {line}")
@@ -91,6 +97,8 @@ def run(context: CommandContext) -> int:
         [(dataset.name, f"{dataset.weight / weights:.4f}", f"{shares[dataset.name]:.4f}", f"{tokens[dataset.name]:,}")
          for dataset in datasets],
     )  # fmt: skip
+    for name, cost in costs.items():
+        print(f"{name}, data.shuffle = {job.data.shuffle!r}: {cost}")
     return 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -74,6 +74,25 @@ class ShuffledDocuments:
         """Return logical shard ``index`` of ``count`` of the epoch's order: every ``count``-th document, or block."""
         key = (self._seed, epoch)
         return _IndexedShard(self._documents, order_of(self._shuffle, len(self._documents), self._bytes, index, count, key))
+
+    def requests(self, index: int, count: int, epoch: int) -> Iterator[tuple[int, list[tuple[Path, int, int]]]]:
+        """Yield, for each document of a shard in order, its bytes, and the ranges of bytes (file, first, end) that are
+        requested for it: its own, or, for the first of a window of blocks, those of all of its blocks. Nothing, unless the
+        documents have a method ``extents(first, last)``, which returns the ranges of documents ``first`` to ``last``
+        (exclusive)."""
+        extents: Any = getattr(self._documents, "extents", None)
+        order = order_of(self._shuffle, len(self._documents), self._bytes, index, count, (self._seed, epoch))
+        window, ranges = -1, []
+        for first in range(0, len(order) if extents is not None else 0, _AT_ONCE):
+            documents = order.documents_at(first, min(first + _AT_ONCE, len(order))).tolist()
+            for place, document in enumerate(documents, first):
+                if isinstance(order, Blocks) and order.window_of(place) != window:
+                    window = order.window_of(place)
+                    ranges += [one for block in order.ranges_of(window) for one in extents(*block)]
+                if document != NO_DOCUMENT:
+                    own = extents(document, document + 1)
+                    yield sum(end - begin for _, begin, end in own), ranges if isinstance(order, Blocks) else own
+                    ranges = []
 
     @cached_property
     def _bytes(self) -> int | None:
