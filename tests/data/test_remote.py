@@ -27,7 +27,7 @@ from titan_data.engines import LocalEngine
 from titan_data.foreign.config import FlatTokensSection, MdsSection
 from titan_data.local_files import check_files
 from titan_data.mapped_files import MappedFiles
-from titan_data.remote_bytes import BLOCK, Blocks, RemoteArray, RemoteBytes
+from titan_data.remote_bytes import BLOCK, FetchedBlocks, RemoteArray, RemoteBytes
 from titan_data.storage import files_below, kind_of, located, matching
 from titan_data.tokenize import tokenize
 
@@ -138,7 +138,7 @@ def test_names_and_kinds(s3: FakeS3, tmp_path: Path) -> None:
 
 
 def test_readings_that_are_near_each_other_share_a_request(s3: FakeS3, tmp_path: Path) -> None:
-    array = RemoteArray(RemoteBytes(numbers(s3, tmp_path), Blocks()), "<u4")
+    array = RemoteArray(RemoteBytes(numbers(s3, tmp_path), FetchedBlocks()), "<u4")
     assert array[5:8].tolist() == [5, 6, 7] and array[-1] == COUNT - 1 and len(array) == COUNT
     assert [span for _, span in s3.ranges] == ["bytes=20-31", f"bytes={4 * COUNT - 4}-{4 * COUNT - 1}"]
     s3.ranges.clear()
@@ -149,7 +149,7 @@ def test_readings_that_are_near_each_other_share_a_request(s3: FakeS3, tmp_path:
 
 def test_few_blocks_are_kept(s3: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_bytes, "_KEPT", 6)
-    blocks = Blocks()
+    blocks = FetchedBlocks()
     array = RemoteArray(RemoteBytes(numbers(s3, tmp_path), blocks), "<u4")
     for at in range(0, COUNT, 50_000):
         array[at : at + 10], array[at + 10 : at + 20]
@@ -177,7 +177,7 @@ def test_expired_credentials_are_one_error_without_them(
 
 
 def test_a_store_that_stays_broken_is_reported(s3: FakeS3, tmp_path: Path) -> None:
-    array = RemoteArray(RemoteBytes(numbers(s3, tmp_path), Blocks()), "<u4")
+    array = RemoteArray(RemoteBytes(numbers(s3, tmp_path), FetchedBlocks()), "<u4")
     s3.cuts = 1000
     with pytest.raises(OSError, match=r"bytes arrived instead of|payload|closed|Incomplete|Broken"):
         array[0:9]
@@ -219,4 +219,4 @@ def test_ranges_of_any_server(tmp_path: Path, s3: FakeS3) -> None:
     s3.client().put_object_acl(Bucket=BUCKET, Key="numbers/a.bin", ACL="public-read")
     file = located(f"{s3.url}/{BUCKET}/numbers/a.bin", "training.dataset_path")
     assert kind_of(file) == "file"
-    assert list(islice(RemoteArray(RemoteBytes(file, Blocks()), "<u4")[7:10], 3)) == [7, 8, 9]
+    assert list(islice(RemoteArray(RemoteBytes(file, FetchedBlocks()), "<u4")[7:10], 3)) == [7, 8, 9]

@@ -364,6 +364,9 @@ settings = {**TINY, "job.device": "cpu", "training.dataset": "json", "training.d
 enter("step", run_recipe, "tiny", {**settings, "training.stop_at_step": 1})
 
 whole = json.loads(manifest.read_text())["checkpoint"]
+if share == 0:
+    enter("resume", run_recipe, "tiny", settings)
+    shutil.rmtree("runs/run/checkpoint/step-2", ignore_errors=True)
 for number, path in enumerate(of_manifest(whole)):
     if number % shares != share:
         continue

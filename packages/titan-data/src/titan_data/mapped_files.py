@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 import numpy
 from numpy.typing import NDArray
 
-from titan_data.remote_bytes import Blocks, RemoteArray, RemoteBytes
+from titan_data.remote_bytes import FetchedBlocks, RemoteArray, RemoteBytes
 from titan_data.storage import is_remote, local
 
 MOST: Final = 256
@@ -62,7 +62,7 @@ class MappedFiles:
     def __init__(self) -> None:
         self._number = next(_numbers)  # another dataset may have found other contents under the same name
         weakref.finalize(self, _pool.forget, self._number)
-        self._blocks = Blocks()
+        self._blocks = FetchedBlocks()
         self._copies: dict[Path, Path] = {}
         self._remote: dict[Path, RemoteBytes] = {}
 

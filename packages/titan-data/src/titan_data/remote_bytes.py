@@ -17,15 +17,15 @@ BLOCK: Final = 1 << 20
 _FIRST: Final = 4096
 """Bytes in which the end of a line is looked for first."""
 _KEPT: Final = 64
-"""Blocks that a process keeps of each dataset."""
+"""FetchedBlocks that a process keeps of each dataset."""
 _AHEAD: Final = 4
-"""Blocks that are fetched ahead where readings follow each other."""
+"""FetchedBlocks that are fetched ahead where readings follow each other."""
 
 
 class RemoteBytes:
     """The contents of a file of an object store, as far as readers of memory maps use these: what is read is fetched."""
 
-    def __init__(self, file: Path, blocks: Blocks) -> None:
+    def __init__(self, file: Path, blocks: FetchedBlocks) -> None:
         """
         Raises:
             OSError: the file cannot be found.
@@ -109,7 +109,7 @@ class RemoteArray:
     __hash__ = None  # type: ignore[assignment]
 
 
-class Blocks:
+class FetchedBlocks:
     """The blocks of remote files that were used last.
 
     A reading fetches its own bytes. One in a block that another has touched before fetches the whole block, and the next
