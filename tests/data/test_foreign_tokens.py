@@ -64,8 +64,8 @@ def llama_3(folder: Path) -> Path:
     return llm_c(folder, 20240801, 7, numpy.uint32)
 
 
-UINT16 = FlatTokensSection(dtype="uint16", end_token=END)
-HEADER = FlatTokensSection(end_token=END)
+UINT16 = FlatTokensSection(dtype="uint16", end_token_id=END)
+HEADER = FlatTokensSection(end_token_id=END)
 READ: dict[str, tuple[str, Path | Callable[[Path], Path], Any]] = {
     "megatron, uint16": ("megatron", FILES / "megatron_uint16", None),
     "megatron, int32, documents of several sequences": ("megatron", FILES / "megatron_int32", None),
@@ -153,7 +153,7 @@ def test_pieces_have_each_document_once_wherever_they_are_cut(tmp_path: Path) ->
 
 def test_a_stream_without_ends_is_cut_into_pieces(tmp_path: Path) -> None:
     numpy.arange(200, dtype=numpy.uint16).tofile(tmp_path / "a.bin")
-    source = opened("flat_tokens", context("flat_tokens", tmp_path, FlatTokensSection(dtype="uint16", end_token=-1)))
+    source = opened("flat_tokens", context("flat_tokens", tmp_path, FlatTokensSection(dtype="uint16", end_token_id=-1)))
     pieces = sorted(ids_of(document) for document in source.shard(0, 1, 0))
     assert [*chain.from_iterable(pieces)] == list(range(200))
     assert len(pieces) == 4
@@ -493,7 +493,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], Path], Any, str]] = {
     "flat: no type": (
         "flat_tokens",
         flat("a.bin", ENDED),
-        FlatTokensSection(end_token=END),
+        FlatTokensSection(end_token_id=END),
         'no header that records the type of its ids; set flat_tokens.dtype, such as "uint16"',
     ),
     "flat: no end": (
@@ -505,13 +505,13 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], Path], Any, str]] = {
     "flat: another end": (
         "flat_tokens",
         flat("a.bin", ENDED),
-        FlatTokensSection(dtype="uint16", end_token=50256),
-        "no document ends in its first 3 tokens: none of them is 50256; correct flat_tokens.end_token",
+        FlatTokensSection(dtype="uint16", end_token_id=50256),
+        "no document ends in its first 3 tokens: none of them is 50256; correct flat_tokens.end_token_id",
     ),
     "flat: another type": (
         "flat_tokens",
         flat("a.bin", ENDED),
-        FlatTokensSection(dtype="uint32", end_token=END),
+        FlatTokensSection(dtype="uint32", end_token_id=END),
         "no whole number of uint32",
     ),
     "flat: megatron's": (
@@ -585,7 +585,7 @@ def test_inspect_shows_the_text_and_what_is_read(capfd: pytest.CaptureFixture[st
 def test_a_wrong_vocabulary_is_one_line_before_anything_is_built(tmp_path: Path) -> None:
     numpy.array([1, 50256], numpy.uint16).tofile(tmp_path / "a.bin")
     settings = {"training.dataset": "flat_tokens", "training.dataset_path": str(tmp_path), "flat_tokens.dtype": "uint16",
-                "flat_tokens.end_token": "50256"}  # fmt: skip
+                "flat_tokens.end_token_id": "50256"}  # fmt: skip
     with pytest.raises(UserError) as caught:
         make_job("tiny", settings)
     assert "token 1 has the id 50256, but the largest id of the vocabulary is 257" in str(caught.value)

@@ -90,7 +90,7 @@ def dataset(kind: str, folder: Path) -> DatasetSpec:
     if kind == "flat_tokens":
         ids = [number % 250 if number % 30 else 257 for number in range(100_000)]
         numpy.array(ids, "<u2").tofile(path / "train.bin")
-        section = FlatTokensSection(dtype="uint16", end_token=257)
+        section = FlatTokensSection(dtype="uint16", end_token_id=257)
     return DatasetSpec(kind, 1.0, Ref(build), context(kind.partition(",")[0], str(path), section))
 
 

@@ -116,7 +116,7 @@ def flat(name: str, header: bytes = b"", numpy_file: bool = False, **settings: o
             numpy.save(folder / name, ids)
         else:
             (folder / name).write_bytes(header + ids.tobytes())
-        return {"training.dataset": "flat_tokens", "training.dataset_path": name, "flat_tokens.end_token": 257}
+        return {"training.dataset": "flat_tokens", "training.dataset_path": name, "flat_tokens.end_token_id": 257}
 
     return also(make, **settings)
 

@@ -25,7 +25,7 @@ class FlatTokensSection(Section):
 
     dtype: IdType = "auto"
     """Type of the ids in files without a header. Files with one (written by numpy.save or by llm.c) record it."""
-    end_token: int | None = Field(default=None, ge=-1, lt=2**32)
+    end_token_id: int | None = Field(default=None, ge=-1, lt=2**32)
     """Id of the token that ends each document (50256 for GPT-2's); -1: the files are one stream without such a token."""
 
 

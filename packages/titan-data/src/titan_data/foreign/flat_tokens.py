@@ -45,13 +45,15 @@ _BLOCK = 1 << 16
 class FlatPieces:
     """Pieces of some files."""
 
-    def __init__(self, files: Sequence[FlatFile], end_token: int) -> None:
+    def __init__(self, files: Sequence[FlatFile], end_token_id: int) -> None:
         self._files = [file for file in files if file.tokens]
-        self.end_token = end_token
+        self.end_token_id = end_token_id
         tokens = sum(file.tokens for file in self._files)
         self._size = min(max(tokens // PIECES, SMALLEST), PIECE)
         self._maps = MappedFiles()
-        self._begins = [self._begins_in(file) for file in self._files] if tokens <= INDEXED and end_token != NO_END else None
+        self._begins = (
+            [self._begins_in(file) for file in self._files] if tokens <= INDEXED and end_token_id != NO_END else None
+        )
         counts = (
             (len(one) for one in self._begins) if self._begins else (-(-one.tokens // self._size) for one in self._files)
         )
@@ -82,13 +84,13 @@ class FlatPieces:
     def _begins_in(self, file: FlatFile) -> NDArray[Any]:
         """Return where each document of ``file`` begins."""
         tokens = self._maps.array(file.path, file.dtype, file.skip)
-        found = numpy.concatenate([[0], numpy.flatnonzero(tokens[:] == self.end_token) + 1])
+        found = numpy.concatenate([[0], numpy.flatnonzero(tokens[:] == self.end_token_id) + 1])
         return found[found < len(tokens)]
 
     def _cut(self, tokens: NDArray[Any], piece: int) -> int:
         """Return where the first document of ``piece`` begins."""
         at = piece * self._size
-        if piece == 0 or at >= len(tokens) or self.end_token == NO_END:
+        if piece == 0 or at >= len(tokens) or self.end_token_id == NO_END:
             return min(at, len(tokens))
         found = self.first_end(tokens, at - 1)  # an end right before the piece
         return len(tokens) if found is None else found + 1
@@ -97,7 +99,7 @@ class FlatPieces:
         """Return the place of the first end token from ``at`` on, and below ``most``."""
         most = len(tokens) if most is None else min(most, len(tokens))
         while at < most:
-            found = numpy.flatnonzero(tokens[at : min(at + _BLOCK, most)] == self.end_token)
+            found = numpy.flatnonzero(tokens[at : min(at + _BLOCK, most)] == self.end_token_id)
             if len(found):
                 return at + int(found[0])
             at += _BLOCK
@@ -105,9 +107,9 @@ class FlatPieces:
 
     def documents(self, tokens: NDArray[Any]) -> list[NDArray[Any]]:
         """Return the documents in a piece, each with the token that ends it."""
-        if self.end_token == NO_END or not len(tokens):
+        if self.end_token_id == NO_END or not len(tokens):
             return [tokens] if len(tokens) else []
-        ends = numpy.flatnonzero(tokens == self.end_token) + 1
+        ends = numpy.flatnonzero(tokens == self.end_token_id) + 1
         return [part for part in numpy.split(tokens, ends) if len(part)]
 
     def check_end(self, key: str) -> None:
@@ -118,19 +120,21 @@ class FlatPieces:
         Raises:
             UserError: the first tokens contain no end token.
         """
-        if self.end_token == NO_END or not self._files:
+        if self.end_token_id == NO_END or not self._files:
             return
         file = self._files[0]
         tokens = self._maps.array(file.path, file.dtype, file.skip)
         if self.first_end(tokens, 0, _SEARCHED) is None:
-            why = f"no document ends in its first {min(len(tokens), _SEARCHED):,} tokens: none of them is {self.end_token}"
+            why = (
+                f"no document ends in its first {min(len(tokens), _SEARCHED):,} tokens: none of them is {self.end_token_id}"
+            )
             raise UserError.one(str(file.path), why, f"correct {key}, or set it to -1 if no token ends a document")
 
     def describe(self) -> list[str]:
         """See :class:`~titan_data.foreign.documents.Layout`."""
         kinds = ", ".join(sorted({numpy.dtype(file.dtype).name for file in self._files}))
         tokens = sum(file.tokens for file in self._files)
-        ended = "no token ends a document" if self.end_token == NO_END else f"token {self.end_token} ends a document"
+        ended = "no token ends a document" if self.end_token_id == NO_END else f"token {self.end_token_id} ends a document"
         return [f"{describe_files(self._files)}: {tokens:,} tokens, as {kinds}; {ended}", UNRECORDED]
 
 
@@ -232,10 +236,12 @@ def layout(context: DatasetContext[FlatTokensSection]) -> FlatPieces:
         if file.with_suffix(".idx").is_file():
             fix = 'set training.dataset = "megatron", and the path to the two files without their endings'
             raise UserError.one(str(file), "has an index of Megatron-LM beside it", fix)
-    if section.end_token is None:
+    if section.end_token_id is None:
         why = "the files do not record which token ends a document"
-        fix = "set flat_tokens.end_token to its id (50256 for GPT-2's tokenizer), or to -1 if there is none"
+        fix = "set flat_tokens.end_token_id to its id (50256 for GPT-2's tokenizer), or to -1 if there is none"
         raise UserError.one(context.where, why, fix)
-    pieces = FlatPieces([read_header(file, section.dtype, "flat_tokens.dtype") for file in sorted(found)], section.end_token)
-    pieces.check_end("flat_tokens.end_token")
+    pieces = FlatPieces(
+        [read_header(file, section.dtype, "flat_tokens.dtype") for file in sorted(found)], section.end_token_id
+    )
+    pieces.check_end("flat_tokens.end_token_id")
     return pieces
