@@ -87,7 +87,8 @@ def test_help_of_groups_and_sections_imports_nothing_heavy(imported_by_help: dic
     ),
 )
 def test_commands_take_at_most_half_a_second(command: list[str]) -> None:
-    """The limit scales with the machine's speed if importing pydantic takes more than 0.15 s."""
+    """The limit scales with the machine's speed if importing pydantic takes more than 0.12 s: a command takes four times as
+    long, on a slow or busy machine too."""
 
     def seconds(*arguments: str) -> float:
         """Return CPU time, which excludes other load on the machine."""
@@ -98,7 +99,7 @@ def test_commands_take_at_most_half_a_second(command: list[str]) -> None:
 
     rounds = [(seconds("-m", "titan_core", *command), seconds("-c", "import pydantic.main")) for _ in range(3)]
     ours, pydantics = (min(times) for times in zip(*rounds, strict=True))
-    assert ours < 0.5 * max(1.0, pydantics / 0.15)
+    assert ours < 0.5 * max(1.0, pydantics / 0.12)
 
 
 def test_an_interrupt_after_the_end_leaves_no_traceback() -> None:

@@ -11,7 +11,6 @@ import os
 import shlex
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
-from urllib.request import url2pathname
 
 from titan_core.api._secrets import redact_text
 from titan_core.plugins.names import ours
@@ -56,7 +55,11 @@ def _source() -> Path | None:
         url: SplitResult = urlsplit(json.loads(recorded)["url"]) if recorded else urlsplit("")
     except (ValueError, KeyError, TypeError, AttributeError):
         return None  # another program's file: it only makes the hint more precise
-    return Path(url2pathname(url.path)) if url.scheme == "file" and url.path else None
+    if url.scheme != "file" or not url.path:
+        return None
+    from urllib.request import url2pathname  # imports ssl and http: 15 ms of every command's start
+
+    return Path(url2pathname(url.path))
 
 
 def _beside(package: str, core: Path) -> list[str] | None:
