@@ -72,6 +72,7 @@ class _Planner:
         deadline: float | None = None,
         report: Callable[[str], None] = lambda text: None,
         interrupt_at: int | None = None,
+        fails: bool = False,
     ) -> Plan:
         machine: Machine = read_machine("h100").model_copy(update={"memory_gib": memory_gib})
         rough = Arithmetic(self.sizes, machine)
@@ -79,6 +80,8 @@ class _Planner:
         def estimate(overrides: Sequence[Override]) -> _Figures:
             if len(self.estimated) == interrupt_at:
                 raise KeyboardInterrupt
+            if fails:
+                raise NotImplementedError("an operator without a fake kernel")
             job = self.job(overrides)  # a finalist is a valid job
             self.estimated.append(job)
             guess = rough.guess(self.space.workload(job))
@@ -133,6 +136,14 @@ def test_if_nothing_fits_the_nearest_miss_is_named() -> None:
     candidate, peak = plan.nearest
     assert peak > 0.5
     assert candidate.workload.mesh.world_size == 4 and str(candidate.workload.mesh) in describe(candidate)
+
+
+def test_what_fits_but_cannot_be_simulated_is_no_near_miss() -> None:
+    """It was "-80000204800 B too large"."""
+    settings = {**SMALL, "parallelism.pipeline_parallel_degree": 1, "parallelism.context_parallel_degree": 1}
+    plan = _Planner("llama3_debug", 2, settings).run(fails=True)
+    assert plan.best == plan.too_large == [] and plan.nearest is None
+    assert any("an operator without a fake kernel" in one.detail for one in plan.losers)
 
 
 @pytest.mark.full

@@ -116,7 +116,7 @@ def model_for(
     if found is None:
         # The format of the lowest priority, which reads most families, knows best what is wrong.
         why = ": ".join(["no installed model supports these weights", *(["; ".join(reversed(reasons))] if reasons else [])])
-        fix = "use another model, or install the plugin of this one"
+        fix = "use other weights, or install a plugin whose model reads these (titan plugins lists those installed)"
         raise UserError.one(str(source / CONFIG_OF.get(kind, "")), why, fix)
     return found
 

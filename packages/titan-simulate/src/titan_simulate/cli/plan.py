@@ -260,7 +260,7 @@ def _print(plan: Plan, machine: Machine, most: int) -> None:
         )
         print("try more GPUs, a shorter training.seq_len, a smaller --headroom, or --training.enable_cpu_offload true")
     elif not plan.best and plan.stopped is None:
-        print("no combination is valid")
+        print("no combination is valid, or those that are cannot be simulated:")
     if plan.losers:
         print()
         print_table(

@@ -87,7 +87,7 @@ class Plan:
     """Finalists that do not fit, smallest first."""
     losers: list[Loser] = field(default_factory=list)
     nearest: tuple[Candidate, float] | None = None
-    """If nothing fits: the candidate that needs least memory, in GiB."""
+    """If nothing fits: the candidate that needs least memory, in GiB. ``None`` too if those that fit cannot be estimated."""
     meshes: int = 0
     candidates: int = 0
     """Compared by arithmetic, or refused by a check."""
@@ -144,7 +144,7 @@ class Search:
             plan.stopped = INTERRUPTED
         plan.best.sort(key=lambda one: one.figures.step_seconds)
         plan.too_large.sort(key=lambda one: one.figures.peak_gib)
-        if not plan.best and plan.stopped is None and (plan.too_large or self._guesses):
+        if not plan.best and plan.stopped is None:
             plan.nearest = self._nearest()
         plan.losers = [*self._slower(), *self._explained(), *self._refusals()]
         plan.seconds = time.perf_counter() - began
@@ -259,11 +259,14 @@ class Search:
             self._factors[candidate.workload.kept] = min(4.0, max(0.1, factor))
         return True
 
-    def _nearest(self) -> tuple[Candidate, float]:
+    def _nearest(self) -> tuple[Candidate, float] | None:
         if self._plan.too_large:
             smallest = self._plan.too_large[0]
             return smallest.candidate, smallest.figures.peak_gib
-        candidate, guess = min(self._guesses, key=lambda pair: pair[1].peak_gib)
+        too_large = [pair for pair in self._guesses if pair[1].peak_gib > self._machine.memory_gib]
+        if not too_large:  # what fits could not be estimated, or was refused
+            return None
+        candidate, guess = min(too_large, key=lambda pair: pair[1].peak_gib)
         return candidate, guess.peak_gib
 
     def _slower(self) -> Iterator[Loser]:
