@@ -12,7 +12,7 @@ import pytest
 from titan_core.api import DatasetContext, UserError
 from titan_core.cli.main import main
 from titan_data.foreign import export
-from titan_data.foreign.megatron import open_megatron
+from titan_data.foreign.formats import open_tokens
 from titan_data.tokenized import Part, TokenizedIndex
 
 FILES = Path(__file__).parent / "foreign"
@@ -34,7 +34,7 @@ def tokenised(folder: Path, dtype: str, documents: list[list[int]], parts: int =
 
 
 def read(prefix: Path) -> list[list[int]]:
-    source = open_megatron(DatasetContext("megatron", str(prefix), "text", 0, "here", section=None, vocab_size=2**31))
+    source = open_tokens(DatasetContext("megatron", str(prefix), "text", 0, "here", section=None, vocab_size=2**31))
     return sorted(document.tolist() for document in source.shard(0, 1, 0))
 
 

@@ -20,8 +20,10 @@ import pytest
 from harness.jobs import make_job
 from titan_core.api import CorruptRecord, DatasetContext, ExcludedRecord, UserError, WeightedTokens
 from titan_core.cli.main import main
-from titan_data.foreign import datatrove, flat_tokens, input_ids, mds, megatron
+from titan_data.foreign import flat_tokens
 from titan_data.foreign.config import FlatTokensSection, InputIdsSection, MdsSection
+from titan_data.foreign.formats import check_tokens, describe_tokens, open_tokens
+from titan_data.foreign.input_ids import check_input_ids, open_input_ids
 
 FILES = Path(__file__).parent / "foreign"
 TEXTS: list[str] = json.loads((FILES / "texts.json").read_text())
@@ -82,15 +84,14 @@ READ: dict[str, tuple[str, Path | Callable[[Path], Path], Any]] = {
     "llm.c, GPT-2": ("flat_tokens", llm_c, HEADER),
     "llm.c, Llama 3": ("flat_tokens", llama_3, HEADER),
 }
-MODULES = {"megatron": megatron, "mds": mds, "datatrove": datatrove, "flat_tokens": flat_tokens, "input_ids": input_ids}
 
 
 def opened(name: str, asked: DatasetContext[Any]) -> Any:
-    return vars(MODULES[name])[f"open_{name}"](asked)
+    return open_input_ids(asked) if name == "input_ids" else open_tokens(asked)
 
 
 def problems(name: str, asked: DatasetContext[Any]) -> list[str]:
-    return [str(problem) for problem in vars(MODULES[name])[f"check_{name}"](asked)]
+    return [*map(str, check_input_ids(asked) if name == "input_ids" else check_tokens(asked))]
 
 
 def ids_of(document: Any) -> list[int]:
@@ -118,7 +119,7 @@ def test_documents_are_those_that_were_written(kind: str, tmp_path: Path) -> Non
             if isinstance(document, WeightedTokens):
                 assert document.weights.tolist() == [0, 0, 0] + [1] * (len(document.ids) - 3)
     assert source.fingerprint["bytes"] > 0
-    lines = vars(MODULES[name])[f"describe_{name}"](asked)
+    lines = describe_tokens(asked)
     assert any("do not record their tokenizer" in line for line in lines)
 
 
@@ -451,7 +452,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], Path], Any, str]] = {
         "datatrove",
         lambda folder: folder,
         None,
-        "there is no .ds file; name a .ds file, a glob, or",
+        "the folder contains no file that ends in .ds; name a .ds file, a glob, or",
     ),
     "datatrove: no index": (
         "datatrove",

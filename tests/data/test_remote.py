@@ -83,7 +83,7 @@ def dataset(kind: str, folder: Path) -> DatasetSpec:
         (folder / "set").mkdir()
         for file in FOREIGN.glob(f"{kind}_uint16*"):
             shutil.copy(file, folder / "set")
-        path, build = folder / "set", f"titan_data.foreign.{kind}:open_{kind}"
+        path, build = folder / "set", "titan_data.foreign.formats:open_tokens"
     if kind == "mds":
         shutil.copytree(FOREIGN / "mds_int32", path, dirs_exist_ok=True)
         section = MdsSection()

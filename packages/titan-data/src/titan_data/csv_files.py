@@ -18,6 +18,7 @@ from titan_data.file_index import FileIndex
 from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files, plain_suffix
 from titan_data.mapped_files import MappedFiles
 from titan_data.records import FIELD_FIX, Reader, check_format, missing_field, reads_text
+from titan_data.storage import problems
 
 _CHUNK = 1 << 24
 _LONGEST = 2**31 - 1
@@ -177,20 +178,19 @@ def open_csv(context: DatasetContext[None]) -> DocumentSource:
 
 def check_csv(context: DatasetContext[None]) -> list[Problem]:
     """Check that the files exist, and that the header of each that is not compressed names the text field."""
-    try:
-        problems = check_format(context)
+
+    def check() -> list[Problem]:
+        found = check_format(context)
         for file in find_files(context, ENDINGS["csv"]):
             if file.suffix not in (".csv", ".tsv") or context.format is not None:
                 continue
             with file.open("rb") as stream:
                 columns = header(_first_record(stream), separator_of(file), file) if file.stat().st_size else []
             if columns and context.text_field not in columns:
-                problems.append(Problem(str(file), missing_field(context.text_field, columns), FIELD_FIX))
-    except UserError as error:
-        return list(error.problems)
-    except OSError as error:
-        return [Problem(context.where, f"cannot be read: {error.strerror or error}", "check its permissions")]
-    return problems
+                found.append(Problem(str(file), missing_field(context.text_field, columns), FIELD_FIX))
+        return found
+
+    return problems(context, check)
 
 
 def _first_record(stream: io.BufferedReader) -> bytes:

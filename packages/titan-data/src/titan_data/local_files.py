@@ -6,14 +6,15 @@ import glob
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from titan_core.api import CorruptRecord, DatasetContext, Problem, UserError
+from titan_core.api import CorruptRecord, DatasetContext, ExcludedRecord, Problem, UserError
 from titan_core.toolkit.reading import ALL_SPLITS
 from titan_core.toolkit.text import shorten
 from titan_data.compressed import COMPRESSED, Damaged, damaged, decompress
-from titan_data.records import FIELD_FIX, check_format, missing_field, text_of
+from titan_data.records import FIELD_FIX, Reader, check_format, missing_field, text_of
 from titan_data.splits import files_of_split, without_caches
 from titan_data.storage import files_below, is_remote, kind_of, located, matching, not_remote, reading, unreadable
 
@@ -160,6 +161,18 @@ def first_record(context: DatasetContext[Any]) -> tuple[Any, str] | None:
         except ValueError as error:
             raise CorruptRecord(place, f"not a JSON record: {error}", "each line must be one JSON object") from None
     raise UserError.one(context.where, EMPTY, EMPTY_FIX)
+
+
+def check_first(context: DatasetContext[Any], form: str | None, read: Reader) -> None:
+    """Read the first record of JSON lines, unless corrupt ones are skipped.
+
+    Raises:
+        CorruptRecord: it has no document.
+        UserError: all files are empty.
+    """
+    if form == "json" and not context.skip_corrupt and (first := first_record(context)) is not None:
+        with suppress(ExcludedRecord):  # others may be trained on
+            read(*first)
 
 
 def first_row(context: DatasetContext[Any], form: str) -> tuple[Any, str] | None:

@@ -15,9 +15,8 @@ FOREIGN: Final = (
     ("mds", "token ids of MosaicML's streaming: a folder with index.json", MdsSection),
     ("datatrove", "token ids of datatrove, for nanotron: .ds files", None),
     ("flat_tokens", "files of token ids without an index: nanoGPT, llm.c, OLMo, numpy.save", FlatTokensSection),
-    ("input_ids", "records with a column of token ids: Parquet, Arrow, JSON or the hub", InputIdsSection),
 )
-"""Datasets that other tools have tokenised: name, summary and section."""
+"""Files of token ids of other tools: name (a key of ``titan_data.foreign.formats.FORMATS``), summary and section."""
 
 
 @hookimpl
@@ -53,13 +52,22 @@ def titan_datasets() -> list[Dataset]:
                 name=name,
                 summary=summary,
                 config=section,
-                build=Ref(f"titan_data.foreign.{name}:open_{name}"),
-                check=Ref(f"titan_data.foreign.{name}:check_{name}"),
-                describe=Ref(f"titan_data.foreign.{name}:describe_{name}"),
+                build=Ref("titan_data.foreign.formats:open_tokens"),
+                check=Ref("titan_data.foreign.formats:check_tokens"),
+                describe=Ref("titan_data.foreign.formats:describe_tokens"),
                 holds_tokens=True,
-                splits=name == "input_ids",
             )
             for name, summary, section in FOREIGN
+        ),
+        Dataset(
+            name="input_ids",
+            summary="records with a column of token ids: Parquet, Arrow, JSON or the hub",
+            config=InputIdsSection,
+            build=Ref("titan_data.foreign.input_ids:open_input_ids"),
+            check=Ref("titan_data.foreign.input_ids:check_input_ids"),
+            describe=Ref("titan_data.foreign.input_ids:describe_input_ids"),
+            holds_tokens=True,
+            splits=True,
         ),
         Dataset(
             name="chat",

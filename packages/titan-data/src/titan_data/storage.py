@@ -10,12 +10,12 @@ import errno
 import glob
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
 
-from titan_core.api import DatasetContext, Problem, UserError
+from titan_core.api import CorruptRecord, DatasetContext, Problem, UserError
 from titan_core.toolkit.cache_folder import cache_folder, cached_file
 from titan_core.toolkit.secrets import redact_text
 
@@ -98,6 +98,19 @@ def unreadable(context: DatasetContext[Any], error: OSError) -> Problem:
     if is_remote(context.path or ""):
         return Problem(context.where, why, "check the address, the network, and the credentials in the environment")
     return Problem(context.where, why, "check its permissions")
+
+
+def problems(context: DatasetContext[Any], check: Callable[[], Iterable[Problem]]) -> list[Problem]:
+    """Return what ``check``, which reads the dataset's files, returns, or the problem that it raises."""
+    try:
+        with reading(context.path or ""):
+            return [*check()]
+    except CorruptRecord as error:
+        return [Problem(error.place, error.why, error.fix)]
+    except UserError as error:
+        return list(error.problems)
+    except OSError as error:
+        return [unreadable(context, error)]
 
 
 def not_remote(context: DatasetContext[Any], what: str) -> Problem:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -22,8 +21,9 @@ from titan_data.chat.forms import FIELDS, form_of_record
 from titan_data.chat.records import chat_of, fields_of
 from titan_data.chat.tokens import plain_tokens, templated_tokens
 from titan_data.chat.tools import require_rendered_tools
-from titan_data.local_files import first_record, first_row, form_of
+from titan_data.local_files import check_first, first_row, form_of
 from titan_data.records import check_format, converted
+from titan_data.storage import problems
 
 log = logging.getLogger(__name__)
 
@@ -108,22 +108,15 @@ def open_chats(context: DatasetContext[ChatSection]) -> DocumentSource:
 
 def check_chats(context: DatasetContext[ChatSection]) -> list[Problem]:
     """Check the files, the tokenizer's template, and the first record of JSON lines."""
-    try:
+
+    def check() -> list[Problem]:
         form = form_of(context, _FORMS, f"with the fields {FIELDS}")
-        problems = check_format(context)
-        if problems or context.tokenizer_spec is None:
-            return problems
-        read = ChatReader(context)
-        if form == "json" and not context.skip_corrupt and (first := first_record(context)) is not None:
-            with suppress(ExcludedRecord):  # others may fit
-                read(*first)
-    except CorruptRecord as error:
-        return [Problem(error.place, error.why, error.fix)]
-    except UserError as error:
-        return list(error.problems)
-    except OSError as error:
-        return [Problem(context.where, f"cannot be read: {error.strerror or error}", "check its permissions")]
-    return []
+        found = check_format(context)
+        if not found and context.tokenizer_spec is not None:
+            check_first(context, form, ChatReader(context))
+        return found
+
+    return problems(context, check)
 
 
 def describe_chats(context: DatasetContext[ChatSection]) -> list[str]:

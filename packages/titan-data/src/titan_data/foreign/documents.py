@@ -1,11 +1,14 @@
-"""Token ids in files of other tools: what their formats share, and the checks of their ids."""
+"""Token ids in files of other tools: the one reader of :data:`titan_data.foreign.formats.FORMATS`, and its checks of the
+ids."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy
 from numpy.typing import NDArray
@@ -15,14 +18,14 @@ from titan_core.api import (
     DatasetContext,
     Document,
     DocumentSource,
-    Problem,
     ShuffledDocuments,
     UserError,
     WeightedTokens,
 )
 from titan_core.toolkit.tokenizers import token_ids
-from titan_data.mapped_files import MappedFiles as MappedFiles, detached, mapped as mapped
-from titan_data.storage import located, reading, unreadable
+from titan_data.file_documents import FileDocuments
+from titan_data.mapped_files import MappedFiles, detached
+from titan_data.storage import files_below, kind_of, matching
 
 _SAMPLED, _SAMPLE = 16, 1 << 12
 """Number of documents, and of tokens in each, whose ids are checked when a dataset is opened."""
@@ -30,37 +33,56 @@ UNRECORDED: Final = "the files do not record their tokenizer: the text below sho
 TOKENIZER_FIX: Final = "set model.tokenizer and model.tokenizer_path to the tokenizer that made the data"
 
 
-class Layout(Protocol):
-    """Where the documents of an opened dataset are."""
+@dataclass(frozen=True)
+class TokenFile(ABC):
+    """A file of token ids, with the files that belong to it, whose sizes have been checked."""
+
+    path: Path
+    documents: int
+    tokens: int | None
+    """Number of tokens; ``None``: only reading all documents would tell."""
+    dtype: str | None
+    """Type of the ids; ``None``: each document names its own."""
 
     @property
     def files(self) -> Sequence[Path]:
-        """All files, in order."""
+        """All of its files."""
+        return [self.path]
 
-    def __len__(self) -> int:
-        """Return the number of documents."""
-
-    def read(self, index: int) -> tuple[NDArray[Any] | WeightedTokens, str]:
-        """Return document ``index`` and its place, for error messages.
+    @abstractmethod
+    def ranges(self, maps: MappedFiles, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the ranges of bytes that contain documents ``first`` to ``last`` (exclusive), which exist.
 
         Raises:
             UserError: the index of the format is damaged there.
         """
 
-    def describe(self) -> list[str]:
-        """Return lines that say how the files are read."""
+    def read(self, maps: MappedFiles, document: int) -> tuple[NDArray[Any] | WeightedTokens, str]:
+        """Return a document and its place, for error messages.
+
+        Raises:
+            UserError: the index of the format is damaged there.
+        """
+        assert self.dtype is not None
+        ids, item = maps.array(self.path, self.dtype), numpy.dtype(self.dtype).itemsize
+        parts = [ids[begin // item : end // item] for begin, end in self.ranges(maps, document, document + 1)]
+        place = f"{self.path}, document {document}"
+        return parts[0] if len(parts) == 1 else numpy.concatenate([numpy.empty(0, self.dtype), *parts]), place
 
 
-@dataclass(frozen=True)
-class CheckedDocuments:
-    """The documents of a layout; each id is checked against the vocabulary when it is read."""
+class TokenDocuments(FileDocuments):
+    """The documents of some files; each id is checked against the vocabulary when it is read."""
 
-    layout: Layout
-    vocab_size: int | None
-    """Exclusive upper limit of token ids; ``None``: there is no tokenizer to compare with."""
+    def __init__(self, found: Sequence[TokenFile], vocab_size: int | None) -> None:
+        """``vocab_size``: exclusive upper limit of token ids; ``None``: there is no tokenizer to compare with."""
+        self.token_files = [file for file in found if file.documents]
+        self._vocab_size = vocab_size
+        super().__init__([*accumulate(file.documents for file in self.token_files)])
 
-    def __len__(self) -> int:
-        return len(self.layout)
+    @property
+    def files(self) -> list[Path]:
+        """All files, in order."""
+        return [path for file in self.token_files for path in file.files]
 
     def text(self, index: int) -> Document:
         """Return document ``index``.
@@ -69,16 +91,15 @@ class CheckedDocuments:
             CorruptRecord: an id is outside the vocabulary.
             UserError: the index of the format is damaged there.
         """
-        document, place = self.layout.read(index)
-        ids = document.ids if isinstance(document, WeightedTokens) else document
-        if self.vocab_size is not None:
-            try:
-                token_ids(ids, self.vocab_size)
-            except ValueError as error:
-                raise CorruptRecord(place, str(error), TOKENIZER_FIX) from None
+        document = self._read(index)
         if isinstance(document, WeightedTokens):
             return replace(document, ids=detached(document.ids))
         return detached(document)
+
+    def ranges(self, number: int, first: int, last: int) -> list[tuple[Path, int, int]]:
+        """See :class:`~titan_data.file_documents.FileDocuments`."""
+        file = self.token_files[number]
+        return [(file.path, begin, end) for begin, end in file.ranges(self._maps, first, last)]
 
     def check_sample(self) -> None:
         """Check the ids of some documents between the first and the last.
@@ -87,65 +108,65 @@ class CheckedDocuments:
             CorruptRecord: an id is outside the vocabulary.
             UserError: the index of the format is damaged.
         """
-        if self.vocab_size is None or not len(self):
-            return
-        for index in sorted({number * (len(self) - 1) // (_SAMPLED - 1) for number in range(_SAMPLED)}):
-            document, place = self.layout.read(index)
-            ids = document.ids if isinstance(document, WeightedTokens) else document
+        if self._vocab_size is not None and len(self):
+            for index in sorted({number * (len(self) - 1) // (_SAMPLED - 1) for number in range(_SAMPLED)}):
+                self._read(index, _SAMPLE)
+
+    def _read(self, index: int, checked: int | None = None) -> NDArray[Any] | WeightedTokens:
+        """``checked``: number of ids that are checked; ``None``: all."""
+        number, place_in_file = self.locate(index)
+        document, place = self.token_files[number].read(self._maps, place_in_file)
+        ids = document.ids if isinstance(document, WeightedTokens) else document
+        if self._vocab_size is not None:
             try:
-                token_ids(ids[:_SAMPLE], self.vocab_size)
+                token_ids(ids[:checked], self._vocab_size)
             except ValueError as error:
                 raise CorruptRecord(place, str(error), TOKENIZER_FIX) from None
+        return document
 
 
-Opener = Callable[[DatasetContext[Any]], Layout]
-
-
-def open_documents(context: DatasetContext[Any], layout: Layout) -> DocumentSource:
-    """Return the documents of ``layout`` in random order.
-
-    Raises:
-        UserError: there is none.
-    """
-    if not len(layout):
-        raise UserError.one(context.where, "the dataset contains no documents", "check the path")
-    return ShuffledDocuments(CheckedDocuments(layout, context.vocab_size), context.seed, layout.files, context.shuffle)
-
-
-def check_documents(context: DatasetContext[Any], opened: Opener) -> list[Problem]:
-    """Return what is wrong with the files, or with a sample of their ids."""
-    try:
-        with reading(context.path or ""):
-            layout = opened(context)
-            if not len(layout):
-                return [Problem(context.where, "the dataset contains no documents", "check the path")]
-            if not context.skip_corrupt:
-                CheckedDocuments(layout, context.vocab_size).check_sample()
-    except CorruptRecord as error:
-        return [Problem(error.place, error.why, error.fix)]
-    except UserError as error:
-        return list(error.problems)
-    except OSError as error:
-        return [unreadable(context, error)]
-    return []
-
-
-def needed_path(context: DatasetContext[Any], what: str) -> Path:
-    """Return the dataset's path.
-
-    Args:
-        what: what it names, for the error.
-
-    Raises:
-        UserError: there is none.
-    """
-    if not context.path:
-        raise UserError.one(context.where, f"dataset {context.name!r} needs {what}", "set training.dataset_path")
-    return located(context.path, context.where)
-
-
-def describe_amount(documents: int, tokens: int | None, dtypes: Iterable[str]) -> str:
+def describe_amount(files: Sequence[TokenFile]) -> list[str]:
     """Return how much there is, in which types."""
-    amount = f"{documents:,} documents" + (f", {tokens:,} tokens" if tokens is not None else "")
-    kinds = " and ".join(sorted({numpy.dtype(dtype).name for dtype in dtypes}))
-    return f"{amount}, as {kinds}" if kinds else amount
+    amount = f"{sum(file.documents for file in files):,} documents"
+    if None not in (tokens := [file.tokens for file in files]):
+        amount += f", {sum(filter(None, tokens)):,} tokens"
+    kinds = " and ".join(sorted({numpy.dtype(file.dtype).name for file in files if file.dtype is not None}))
+    return [f"{amount}, as {kinds}" if kinds else amount]
+
+
+@dataclass(frozen=True)
+class Format:
+    """How the datasets of a format are found and read."""
+
+    needs: str
+    """What ``training.dataset_path`` names, for errors."""
+    find: Callable[[DatasetContext[Any], Path], Sequence[TokenFile]]
+    """Returns the files at the dataset's path; raises :class:`~titan_core.api.UserError`: there is none, or one is damaged,
+    or is not understood."""
+    describe: Callable[[Sequence[Any]], list[str]] = describe_amount
+    """Returns how much there is in some files, and further lines that say how they are read."""
+    divide: Callable[[DatasetContext[Any], ShuffledDocuments], DocumentSource] | None = None
+    """Returns the documents in those of the files, if these have several each."""
+
+
+def shown(first: int, last: int) -> str:
+    """Return the names of documents ``first`` to ``last`` (exclusive), for errors."""
+    return f"document {first}" if last == first + 1 else f"one of the documents {first} to {last - 1}"
+
+
+def found_files(context: DatasetContext[Any], path: Path, endings: Sequence[str], fix: str) -> list[Path]:
+    """Return the files that ``path`` names, sorted: a file, the matches of a glob, or those of a folder that end in one
+    of ``endings``.
+
+    Raises:
+        UserError: there is none.
+    """
+    kind = kind_of(path)
+    if kind == "folder":
+        found = [file for file in files_below(path) if file.suffix in endings]
+        why = f"the folder contains no file that ends in {' or '.join(endings)}"
+    else:
+        found, why = [path] if kind == "file" else matching(path), f"there is no file {path}"
+    if not found:
+        raise UserError.one(context.where, why, fix, missing=kind is None)
+    return sorted(found)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from titan_core.api import UserError
 from titan_core.toolkit.atomic_write import atomic_write
-from titan_data.foreign.documents import mapped
 from titan_data.foreign.megatron import HEADER, MAGIC, VERSION
+from titan_data.mapped_files import mapped
 from titan_data.tokenized import ENDS, TokenizedIndex, read_index
 
 _CODES: Final = {"<u2": (8, "<u2"), "<u4": (4, "<i4")}

@@ -6,7 +6,6 @@ A column ``labels`` says which tokens are trained on (-100: not), and a column `
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 import numpy
@@ -26,7 +25,8 @@ from titan_core.toolkit.plain_json import json_kind
 from titan_core.toolkit.tokenizers import token_ids
 from titan_data.foreign.config import InputIdsSection
 from titan_data.foreign.documents import TOKENIZER_FIX, UNRECORDED
-from titan_data.local_files import ENDINGS, find_files, first_record, form_of
+from titan_data.local_files import ENDINGS, check_first, find_files, form_of
+from titan_data.storage import problems
 
 FORMS: Final = ("parquet", "arrow", "json")
 CONTENTS: Final = "with a column of token ids"
@@ -119,20 +119,15 @@ def open_input_ids(context: DatasetContext[InputIdsSection]) -> DocumentSource:
 
 def check_input_ids(context: DatasetContext[InputIdsSection]) -> list[Problem]:
     """Check the first record of JSON lines, or the columns of the first Parquet file."""
-    try:
+
+    def check() -> list[Problem]:
         form = form_of(context, FORMS, CONTENTS)
-        if form == "json" and not context.skip_corrupt and (first := first_record(context)) is not None:
-            with suppress(ExcludedRecord):  # others may be trained on
-                InputIdsReader(context)(*first)
+        check_first(context, form, InputIdsReader(context))
         if form == "parquet":
             _require_column(context)
-    except CorruptRecord as error:
-        return [Problem(error.place, error.why, error.fix)]
-    except UserError as error:
-        return list(error.problems)
-    except OSError as error:
-        return [Problem(context.where, f"cannot be read: {error.strerror or error}", "check its permissions")]
-    return []
+        return []
+
+    return problems(context, check)
 
 
 def describe_input_ids(context: DatasetContext[InputIdsSection]) -> list[str]:

@@ -9,27 +9,19 @@ Source: ``streaming.base.format.mds`` (mosaicml-streaming 0.10).
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.api import DatasetContext, DocumentSource, Problem, UserError
+from titan_core.api import DatasetContext, UserError
 from titan_core.toolkit.plain_json import read_object
 from titan_data.foreign.config import MdsSection
-from titan_data.foreign.documents import (
-    UNRECORDED,
-    MappedFiles,
-    check_documents,
-    describe_amount,
-    needed_path,
-    open_documents,
-)
+from titan_data.foreign.documents import Format, TokenFile, describe_amount, shown
+from titan_data.mapped_files import MappedFiles
 
 INDEX, VERSION = "index.json", 2
 _NAMES: Final = ("tokens", "input_ids", "token_ids")
@@ -53,53 +45,36 @@ class TokenColumn:
 
 
 @dataclass(frozen=True)
-class MdsShard:
-    """One file, as the index lists it."""
+class MdsShard(TokenFile):
+    """A file, as the index lists it. Each sample is a document."""
 
-    file: Path
-    samples: int
     size: int
     column: TokenColumn
+    unread: Sequence[str]
+    """Names of the columns that are not read."""
 
+    def ranges(self, maps: MappedFiles, first: int, last: int) -> list[tuple[int, int]]:
+        """See :class:`~titan_data.foreign.documents.TokenFile`."""
+        bounds = numpy.frombuffer(maps.array(self.path, "|u1")[4 * (1 + first) : 4 * (2 + last)], "<u4")
+        begin, end = int(bounds[0]), int(bounds[-1])
+        if not 4 * (2 + self.documents) <= begin <= end <= self.size:
+            where, which = f"{self.path}, sample {first}", "it" if last == first + 1 else shown(first, last)
+            raise UserError.one(where, f"damaged: {which} lies at bytes {begin:,} to {end:,} of {self.size:,}", _COPY)
+        return [(begin, end)]
 
-class MdsDocuments:
-    """The samples of some shards."""
-
-    def __init__(self, shards: Sequence[MdsShard], unread: Sequence[str]) -> None:
-        """``unread``: names of the columns that are not read."""
-        self._shards = [shard for shard in shards if shard.samples]
-        self._unread = unread
-        self._upto = list(accumulate(shard.samples for shard in self._shards))
-        self._maps = MappedFiles()
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """See :class:`~titan_data.foreign.documents.Layout`."""
-        return [shard.file for shard in self._shards]
-
-    def __len__(self) -> int:
-        return self._upto[-1] if self._upto else 0
-
-    def read(self, index: int) -> tuple[NDArray[Any], str]:
-        """See :class:`~titan_data.foreign.documents.Layout`."""
-        number = bisect_right(self._upto, index)
-        shard = self._shards[number]
-        sample = index - (self._upto[number] - shard.samples)
-        content = self._maps.array(shard.file, "|u1")
-        place = f"{shard.file}, sample {sample}"
+    def read(self, maps: MappedFiles, document: int) -> tuple[NDArray[Any], str]:
+        """See :class:`~titan_data.foreign.documents.TokenFile`."""
+        ((begin, end),) = self.ranges(maps, document, document + 1)
+        place = f"{self.path}, sample {document}"
         try:
-            begin, end = (int(bound) for bound in numpy.frombuffer(content[4 * (1 + sample) : 4 * (3 + sample)], "<u4", 2))
-            if not 4 * (2 + shard.samples) <= begin <= end <= len(content):
-                raise ValueError(f"it lies at bytes {begin:,} to {end:,} of {len(content):,}")
-            return _value(content[begin:end], shard.column), place
+            return _value(maps.array(self.path, "|u1")[begin:end], self.column), place
         except (ValueError, IndexError) as error:
             raise UserError.one(place, f"damaged: {error}", _COPY) from None
 
-    def describe(self) -> list[str]:
-        """See :class:`~titan_data.foreign.documents.Layout`."""
-        dtypes = {shard.column.dtype for shard in self._shards} - {None}
-        lines = [describe_amount(len(self), None, map(str, dtypes)), UNRECORDED]
-        return [*lines, *([f"columns that are not read: {', '.join(self._unread)}"] if self._unread else [])]
+
+def _describe(shards: Sequence[MdsShard]) -> list[str]:
+    unread = sorted({name for shard in shards for name in shard.unread})
+    return [*describe_amount(shards), *([f"columns that are not read: {', '.join(unread)}"] if unread else [])]
 
 
 def _value(sample: NDArray[Any], column: TokenColumn) -> NDArray[Any]:
@@ -130,32 +105,8 @@ def _value(sample: NDArray[Any], column: TokenColumn) -> NDArray[Any]:
     return numpy.frombuffer(value, numpy.dtype(dtype).newbyteorder("<"), (len(value) - at) // item, at)
 
 
-def open_mds(context: DatasetContext[MdsSection]) -> DocumentSource:
-    """Open the folder at ``training.dataset_path``.
-
-    Raises:
-        UserError: it is missing, damaged or empty, compressed, or without token ids.
-    """
-    return open_documents(context, layout(context))
-
-
-def check_mds(context: DatasetContext[MdsSection]) -> list[Problem]:
-    """Check the index, the sizes of the files, and the ids of some samples."""
-    return check_documents(context, layout)
-
-
-def describe_mds(context: DatasetContext[MdsSection]) -> list[str]:
-    """Return the number of samples, and the columns that are not read."""
-    return layout(context).describe()
-
-
-def layout(context: DatasetContext[MdsSection]) -> MdsDocuments:
-    """Return the samples in the folder at the dataset's path, which has an ``index.json``.
-
-    Raises:
-        UserError: there is no such folder, or it is damaged, compressed, or without token ids.
-    """
-    folder = needed_path(context, f"the folder with its {INDEX}")
+def _shards(context: DatasetContext[MdsSection], folder: Path) -> list[MdsShard]:
+    """Return the shards in a folder with an ``index.json``."""
     folder = folder.parent if folder.name == INDEX else folder
     index = folder / INDEX
     if not index.is_file():
@@ -168,22 +119,16 @@ def layout(context: DatasetContext[MdsSection]) -> MdsDocuments:
         why = f"has version {contents.get('version')!r}, but this titan-data reads version {VERSION}"
         raise UserError.one(where, why, "write the dataset with a current mosaicml-streaming")
     shards: list[MdsShard] = []
-    unread: set[str] = set()
     for number, entry in enumerate(contents["shards"]):
         try:
-            shard, others = _shard(folder, entry, context, f"{where}: shard {number}")
+            shards.append(_shard(folder, entry, context, f"{where}: shard {number}"))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise UserError.one(f"{where}: shard {number}", f"damaged: {type(error).__name__} {error}", _COPY) from None
-        shards.append(shard)
-        unread.update(others)
-    return MdsDocuments(shards, sorted(unread))
+    return shards
 
 
-def _shard(
-    folder: Path, entry: Mapping[str, Any], context: DatasetContext[MdsSection], where: str
-) -> tuple[MdsShard, Sequence[str]]:
-    """Return the shard of an entry, and the names of its columns that are not read.
-
+def _shard(folder: Path, entry: Mapping[str, Any], context: DatasetContext[MdsSection], where: str) -> MdsShard:
+    """
     Raises:
         UserError: the shard cannot be read.
         KeyError, TypeError, AttributeError, ValueError: the entry is damaged.
@@ -205,7 +150,7 @@ def _shard(
     if (actual := file.stat().st_size) != size or (samples and size < 4 * (samples + 2)):
         raise UserError.one(str(file), f"has {actual:,} bytes, but {INDEX} says {size:,} and {samples:,} samples", _COPY)
     column, others = _column(entry, context, where)
-    return MdsShard(file, samples, size, column), others
+    return MdsShard(file, samples, None, column.dtype, size, column, others)
 
 
 def _column(entry: Mapping[str, Any], context: DatasetContext[MdsSection], where: str) -> tuple[TokenColumn, Sequence[str]]:
@@ -247,3 +192,6 @@ def _column(entry: Mapping[str, Any], context: DatasetContext[MdsSection], where
 def _is_array(encoding: str) -> bool:
     kind, _, rest = encoding.partition(":")
     return kind == "ndarray" and (not rest or rest.split(":")[0] in _INTEGERS)
+
+
+FORMAT: Final = Format(f"the folder with its {INDEX}", _shards, _describe)

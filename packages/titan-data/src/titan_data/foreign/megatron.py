@@ -11,27 +11,17 @@ Source: ``megatron.core.datasets.indexed_dataset`` (megatron-core 0.16).
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
 import numpy
-from numpy.typing import NDArray
 
-from titan_core.api import DatasetContext, DocumentSource, Problem, UserError
-from titan_data.foreign.documents import (
-    UNRECORDED,
-    MappedFiles,
-    check_documents,
-    describe_amount,
-    needed_path,
-    open_documents,
-)
-from titan_data.storage import files_below, kind_of, located, matching
+from titan_core.api import DatasetContext, UserError
+from titan_data.foreign.documents import Format, TokenFile, found_files, shown
+from titan_data.mapped_files import MappedFiles
+from titan_data.storage import kind_of, located
 
 MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
 HEADER: Final = struct.Struct("<9sQBQQ")
@@ -42,125 +32,53 @@ _COPY = "copy both files again, or make them again"
 
 
 @dataclass(frozen=True)
-class Pair:
-    """One pair of files, whose index has been checked against the sizes of both."""
+class Pair(TokenFile):
+    """A pair of files, whose index has been checked against the sizes of both."""
 
-    prefix: str
-    dtype: str
+    index: Path
+    """The file of lengths and bounds."""
     sequences: int
     bounds: int
-    """Number of document bounds in the index."""
-    tokens: int
-
-    @property
-    def documents(self) -> int:
-        """Number of documents. Without document bounds, each sequence is one."""
-        return self.bounds - 1 if self.bounds > 1 else self.sequences
-
-    @cached_property
-    def data(self) -> Path:
-        """The file of token ids."""
-        return located(f"{self.prefix}.bin", self.prefix)
-
-    @cached_property
-    def index(self) -> Path:
-        """The file of lengths and bounds."""
-        return located(f"{self.prefix}.idx", self.prefix)
-
-
-class MegatronDocuments:
-    """The documents of some pairs of files."""
-
-    def __init__(self, pairs: Sequence[Pair]) -> None:
-        self._pairs = [pair for pair in pairs if pair.documents]
-        self._upto = list(accumulate(pair.documents for pair in self._pairs))
-        self._maps = MappedFiles()
+    """Number of document bounds in the index. Without them, each sequence is a document."""
 
     @property
     def files(self) -> Sequence[Path]:
-        """See :class:`~titan_data.foreign.documents.Layout`."""
-        return [file for pair in self._pairs for file in (pair.data, pair.index)]
+        """See :class:`~titan_data.foreign.documents.TokenFile`."""
+        return [self.path, self.index]
 
-    def __len__(self) -> int:
-        return self._upto[-1] if self._upto else 0
-
-    def read(self, index: int) -> tuple[NDArray[Any], str]:
-        """See :class:`~titan_data.foreign.documents.Layout`."""
-        number = bisect_right(self._upto, index)
-        pair = self._pairs[number]
-        document = index - (self._upto[number] - pair.documents)
-        first, last = self._sequences_of(pair, document)
-        lengths = self._maps.index(pair.index, "<i4", HEADER.size)[first:last]
-        starts = self._maps.index(pair.index, "<i8", HEADER.size + 4 * pair.sequences)[first:last]
-        tokens, item = self._maps.array(pair.data, pair.dtype), numpy.dtype(pair.dtype).itemsize
+    def ranges(self, maps: MappedFiles, first: int, last: int) -> list[tuple[int, int]]:
+        """See :class:`~titan_data.foreign.documents.TokenFile`. Sequences that follow one another, as Megatron writes them,
+        are one range."""
+        begin, end = first, last
+        if self.bounds > 1:
+            bounds = maps.index(self.index, "<i8", HEADER.size + 12 * self.sequences)
+            begin, end = int(bounds[first]), int(bounds[last])
+        lengths = maps.index(self.index, "<i4", HEADER.size)[begin:end]
+        starts = maps.index(self.index, "<i8", HEADER.size + 4 * self.sequences)[begin:end]
+        item = numpy.dtype(self.dtype).itemsize
         ends = starts + lengths * numpy.int64(item)
-        if not (0 <= first <= last <= pair.sequences) or (
-            len(lengths)
-            and ((lengths < 0).any() or (starts < 0).any() or (ends > tokens.nbytes).any() or (starts % item).any())
+        if not 0 <= begin <= end <= self.sequences or bool(
+            ((lengths < 0) | (starts < 0) | (ends > self.size) | (starts % item != 0)).any()
         ):
-            raise UserError.one(str(pair.index), f"damaged at document {document}: it lies outside of the data", _COPY)
-        place = f"{pair.data}, document {document}"
-        if not len(lengths):
-            return numpy.empty(0, pair.dtype), place
-        if numpy.array_equal(starts[1:], ends[:-1]):  # as Megatron writes them: no copy
-            return tokens[int(starts[0]) // item : int(ends[-1]) // item], place
-        return numpy.concatenate([tokens[a // item : b // item] for a, b in zip(starts, ends, strict=True)]), place
+            why = f"damaged at {shown(first, last)}: it lies outside of the data"
+            raise UserError.one(str(self.index), why, _COPY)
+        apart = numpy.flatnonzero(starts[1:] != ends[:-1])
+        return [*zip(starts[[0, *apart + 1]].tolist(), ends[[*apart, -1]].tolist(), strict=True)] if len(starts) else []
 
-    def _sequences_of(self, pair: Pair, document: int) -> tuple[int, int]:
-        if pair.bounds <= 1:
-            return document, document + 1
-        bounds = self._maps.index(pair.index, "<i8", HEADER.size + 12 * pair.sequences)
-        return int(bounds[document]), int(bounds[document + 1])
-
-    def describe(self) -> list[str]:
-        """See :class:`~titan_data.foreign.documents.Layout`."""
-        dtypes = [pair.dtype for pair in self._pairs]
-        return [describe_amount(len(self), sum(pair.tokens for pair in self._pairs), dtypes), UNRECORDED]
+    @property
+    def size(self) -> int:
+        """Bytes of the token ids."""
+        assert self.tokens is not None
+        return self.tokens * numpy.dtype(self.dtype).itemsize
 
 
-def open_megatron(context: DatasetContext[None]) -> DocumentSource:
-    """Open the files at ``training.dataset_path``.
-
-    Raises:
-        UserError: they are missing, damaged, empty, or of another version or kind.
-    """
-    return open_documents(context, layout(context))
-
-
-def check_megatron(context: DatasetContext[None]) -> list[Problem]:
-    """Check the headers, the sizes of the files, and the ids of some documents."""
-    return check_documents(context, layout)
-
-
-def describe_megatron(context: DatasetContext[None]) -> list[str]:
-    """Return the number of documents and tokens."""
-    return layout(context).describe()
-
-
-def layout(context: DatasetContext[None]) -> MegatronDocuments:
-    """Return the documents at the dataset's path: a path without its ending, a glob of these, or a folder.
-
-    Raises:
-        UserError: there is no such file, or one is damaged, or of another version or kind.
-    """
-    return MegatronDocuments([read_pair(prefix) for prefix in _prefixes(context)])
-
-
-def _prefixes(context: DatasetContext[None]) -> list[str]:
-    path = needed_path(context, "the path to its files, without their ending .bin or .idx")
-    kind = kind_of(path)
-    if kind == "folder":
-        found = [str(file) for file in files_below(path) if file.suffix == ".idx"]
-        why = "the folder contains no .idx file"
-    else:
+def _pairs(context: DatasetContext[Any], path: Path) -> list[Pair]:
+    """Return the pairs that a path without its ending, a glob of these, or a folder names."""
+    if kind_of(path) != "folder":
         stem = str(path).removesuffix(".bin").removesuffix(".idx")
-        named = located(f"{stem}.idx", context.where)
-        found = [str(named)] if kind_of(named) == "file" else [str(file) for file in matching(named)]
-        why = f"there is no file {stem}.idx"
-    if not found:
-        fix = "set training.dataset_path to the path of the two files without .bin or .idx, or to their folder"
-        raise UserError.one(context.where, why, fix, missing=kind is None)
-    return sorted(name.removesuffix(".idx") for name in found)
+        path = located(f"{stem}.idx", context.where)
+    fix = "set training.dataset_path to the path of the two files without .bin or .idx, or to their folder"
+    return [read_pair(str(index).removesuffix(".idx")) for index in found_files(context, path, [".idx"], fix)]
 
 
 def read_pair(prefix: str) -> Pair:
@@ -207,4 +125,8 @@ def read_pair(prefix: str) -> Pair:
     actual = data.stat().st_size
     if actual != end:
         raise UserError.one(str(data), f"has {actual:,} bytes, but the index ends at byte {end:,}", _COPY)
-    return Pair(prefix, dtype, sequences, bounds, actual // numpy.dtype(dtype).itemsize)
+    documents = bounds - 1 if bounds > 1 else sequences
+    return Pair(data, documents, actual // numpy.dtype(dtype).itemsize, dtype, index, sequences, bounds)
+
+
+FORMAT: Final = Format("the path to its files, without their ending .bin or .idx", _pairs)
