@@ -20,7 +20,7 @@ TOKENIZED, SPLITS, DATASETS, CHAT, MARKS, COMPRESSED, FOREIGN, CSV = (
 MUTANTS = (
     Mutant("ids-of-large-vocabularies-wrap", "data/tokenized.py", "DTYPES[0] if vocab_size <= 2**16 else DTYPES[1]", "DTYPES[0] if vocab_size <= 2**17 else DTYPES[1]", (TOKENIZED,)),
     Mutant("ids-of-65536-take-four-bytes", "data/tokenized.py", "DTYPES[0] if vocab_size <= 2**16 else DTYPES[1]", "DTYPES[0] if vocab_size < 2**16 else DTYPES[1]", (TOKENIZED,)),
-    Mutant("documents-of-the-part-before", "data/tokenized.py", "bisect_right(self._upto, index)", "bisect_right(self._upto, index - 1)", (TOKENIZED,)),
+    Mutant("documents-of-the-part-before", "data/file_documents.py", "bisect_right(self._upto, index)", "bisect_right(self._upto, index - 1)", (TOKENIZED,)),
     Mutant("documents-begin-at-zero", "data/tokenized.py", "(int(ends[place - 1]) if place else 0), int(ends[place])", "0, int(ends[place])", (TOKENIZED,)),
     Mutant("another-tokenizers-tokens", "data/tokenized.py", "if context.tokenizer and context.tokenizer != index.fingerprint:", "if False:", (TOKENIZED,)),
     Mutant("truncated-parts-accepted", "data/tokenized.py", "            if size != expected:\n", "            if size is None:\n", (TOKENIZED,)),

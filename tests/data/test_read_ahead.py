@@ -1,4 +1,5 @@
-"""Datasets announce the bytes of blocks of documents to the kernel: exactly those of the documents."""
+"""Datasets announce the bytes of blocks of documents, exactly those of the documents: to the kernel, or to the reader of a
+store. What they announce is what an order is said to cost."""
 
 from __future__ import annotations
 
@@ -9,9 +10,13 @@ from typing import Any
 import numpy
 import pytest
 
+from harness.jobs import make_job
+from harness.kinds_of_data import BOOK, FOREIGN, IDS, KINDS, RAW, TEXTS, foreign, table_text
 from titan_core.api import DatasetContext
+from titan_data.foreign import flat_tokens
 from titan_data.json_lines import JsonRecords
 from titan_data.mapped_files import MappedFiles
+from titan_data.read_cost import read_costs
 from titan_data.tokenized import MappedTokens, Part, TokenizedIndex, open_tokenized
 
 
@@ -60,3 +65,50 @@ def test_of_json_lines(tmp_path: Path, announced: list[tuple[str, int, int]], mo
     sizes = [len(line) for line in lines]
     assert announced[:2] == [("a.jsonl", 0, sum(sizes[:3])), ("b.jsonl", 0, sizes[3])]
     assert announced[2] == ("a.jsonl", sizes[0], sizes[0] + sizes[1])
+
+
+def values_of(table: str, records: int) -> int:
+    """Return the bytes of a CSV file without those of its header and of line ends."""
+    return len(table.encode()) - len(table.partition("\n")[0]) - 1 - 2 * records
+
+
+def samples_of(folder: Path) -> int:
+    """Return the bytes of the samples of MDS: what follows the header, whose second number is the first sample's place."""
+    return sum(file.stat().st_size - int(numpy.fromfile(file, "<u4", 2)[1]) for file in folder.glob("*.mds"))
+
+
+TOKENS = sum(map(len, IDS))
+USEFUL: dict[str, int] = {
+    "JSON lines": len(RAW),
+    "CSV": values_of(table_text([{"text": text, "n": "1"} for text in TEXTS], ","), len(TEXTS)),
+    "a book": len(BOOK.encode()),
+    "`titan data tokenize`": 2 * TOKENS,
+    "Megatron-LM": 2 * TOKENS,
+    "Megatron-LM, documents of several sequences": 4 * TOKENS,
+    "MosaicML's streaming (MDS)": samples_of(FOREIGN / "mds_int32"),
+    "datatrove, nanotron": 2 * TOKENS,
+    "datatrove with losses": (4 + 1) * TOKENS,
+    "nanoGPT": 2 * TOKENS,
+    "`numpy.save`": 2 * TOKENS,
+}
+MORE = {
+    "Megatron-LM, documents of several sequences": foreign("megatron", "megatron_int32"),
+    "datatrove with losses": foreign("datatrove", "datatrove_uint32.ds"),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "flat_index"), [*((kind, 1 << 24) for kind in USEFUL), ("nanoGPT", 0), ("`numpy.save`", 0)]
+)
+def test_what_is_announced_is_what_an_order_costs(
+    kind: str, flat_index: int, in_tmp: Path, announced: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``flat_index``: the largest flat dataset whose documents are all located when it is opened."""
+    monkeypatch.setattr(flat_tokens, "INDEXED", flat_index)
+    settings = {**(KINDS | MORE)[kind](in_tmp), "data.shuffle": "blocks", "training.global_batch_size": 8}
+    job = make_job("tiny", {**settings, "training.local_batch_size": 8})
+    (cost,) = read_costs(job).values()
+    assert cost.useful == USEFUL[kind] and cost.requests > 0
+    (dataset,) = job.data.datasets
+    assert len(list(dataset.build.load()(dataset.context).shard(0, 1, 0))) > 0
+    assert sum(last - first for _, first, last in announced) == USEFUL[kind]

@@ -8,6 +8,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,27 @@ def test_the_documents_are_those_of_files(kind: str, s3: FakeS3, tmp_path: Path,
     s3.errors, s3.cuts = 2, 1  # what the stores' own libraries and the reader repeat
     assert batches(there, 6) == batches(here, 6)
     assert s3.ranges and all(span for path, span in s3.ranges if path.endswith((".bin", ".ds"))), "data is read by range"
+
+
+@pytest.mark.parametrize("kind", ["tokenized", "megatron", "datatrove", "flat_tokens", "mds", "json", "csv", "text"])
+def test_blocks_of_documents_are_fetched_once(
+    kind: str, s3: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_bytes, "BLOCK", 1024)
+    there = at_store(dataset(kind, tmp_path), s3, f"{kind}-blocks")
+    in_blocks = replace(there.context, shuffle="blocks")
+    source = there.build.load()(in_blocks)
+    s3.ranges.clear()
+    documents = list(source.shard(0, 1, 0))
+    assert len(documents) > 0
+    spans = [span for path, span in s3.ranges if not path.endswith((".idx", ".index", ".json"))]
+    fetched = sum(last + 1 - first for first, last in (map(int, span.removeprefix("bytes=").split("-")) for span in spans))
+    files = [file.stat().st_size for file in (tmp_path / "set").iterdir() if file.suffix not in (".idx", ".index", ".json")]
+    assert len(spans) == len(set(spans)) or kind == "mds"
+    if kind != "mds":  # whose shards begin with their own index
+        assert fetched <= sum(files) + 1, "each byte is fetched once"
+    if kind == "flat_tokens":
+        assert len(spans) <= 64 * (-(-sum(files) // 64 // 1024) + 1), "64 blocks, in requests of a KiB"
 
 
 def test_names_and_kinds(s3: FakeS3, tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from titan_core.api import CorruptRecord, DatasetContext, Document, DocumentSource, Problem, ShuffledDocuments, UserError
 from titan_data.compressed import decompressed
+from titan_data.file_documents import FileDocuments
 from titan_data.file_index import FileIndex
 from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files, plain_suffix
-from titan_data.mapped_files import MappedFiles
 from titan_data.records import FIELD_FIX, Reader, check_format, missing_field, reads_text
 from titan_data.storage import problems
 
@@ -27,7 +27,7 @@ _SEPARATORS: Final = {".tsv": "\t"}
 _BOM = b"\xef\xbb\xbf"
 
 
-class CsvRecords:
+class CsvRecords(FileDocuments):
     """Records fetched by index, as mappings from the names of the columns to texts. Empty lines are skipped."""
 
     def __init__(self, files: Sequence[Path], shown: Sequence[Path], read: Reader) -> None:
@@ -41,15 +41,13 @@ class CsvRecords:
         csv.field_size_limit(_LONGEST)  # of the process; the default stops at 128 KiB, and documents are longer
         self._files, self._read, self._shown = files, read, shown
         self._separators = [separator_of(file) for file in shown]
-        self._index, self._maps = FileIndex(files, "records of CSV, version 1", scan_records), MappedFiles()
+        self._index = FileIndex(files, "records of CSV, version 1", scan_records)
+        super().__init__(self._index.upto)
         self.columns = [
             header(self._content(number, 0), self._separators[number], shown[number]) if self._index.extra[number] else []
             for number in range(len(files))
         ]
         """The names of the columns of each file."""
-
-    def __len__(self) -> int:
-        return len(self._index)
 
     def text(self, index: int) -> Document:
         """Return the document in record ``index``.
@@ -57,7 +55,7 @@ class CsvRecords:
         Raises:
             CorruptRecord: it has another number of values than columns, is not UTF-8, or has no document.
         """
-        number, place_in_file = self._index.locate(index)
+        number, place_in_file = self.locate(index)
         record = 1 + place_in_file
         place = f"{self._shown[number]}, record {record}"
         columns = self.columns[number]
@@ -66,6 +64,12 @@ class CsvRecords:
             why = f"has {len(values)} values, but the header names {len(columns)} columns"
             raise CorruptRecord(place, why, "put values with separators or line ends between quotes")
         return self._read(dict(zip(columns, values, strict=True)), place)
+
+    def ranges(self, number: int, first: int, last: int) -> list[tuple[Path, int, int]]:
+        """See :class:`~titan_data.file_documents.FileDocuments`."""
+        (begin,) = self._index.values(number, 2 * (1 + first), 2 * (1 + first) + 1).tolist()
+        (end,) = self._index.values(number, 2 * last + 1, 2 * last + 2).tolist()
+        return [(self._files[number], begin, end)]
 
     def _content(self, file: int, record: int) -> bytes:
         """Return the bytes of a record of a file; the first is the header."""

@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from titan_data.mapped_files import MappedFiles
 
@@ -13,9 +16,10 @@ from titan_data.mapped_files import MappedFiles
 class FileDocuments(ABC):
     """The documents of some files, numbered through (:class:`~titan_core.api.RandomAccess`)."""
 
-    def __init__(self, upto: Sequence[int]) -> None:
+    def __init__(self, upto: Sequence[int] | NDArray[Any]) -> None:
         """``upto``: number of documents up to the end of each file."""
-        self._upto, self._maps = upto, MappedFiles()
+        self._upto: Any = upto
+        self._maps = MappedFiles()
 
     def __len__(self) -> int:
         return int(self._upto[-1]) if len(self._upto) else 0

@@ -88,16 +88,8 @@ class FileIndex:
         self._documents = numpy.concatenate([table[0] for table in tables]) if tables else numpy.zeros(0, _VALUE)
         self.extra = numpy.concatenate([table[2] for table in tables]) if tables else numpy.zeros(0, _VALUE)
         """The number that ``scan`` returned for each file."""
-        self._ends = self._documents.cumsum()
-
-    def __len__(self) -> int:
-        """Return the number of documents."""
-        return int(self._ends[-1]) if len(self._ends) else 0
-
-    def locate(self, document: int) -> tuple[int, int]:
-        """Return the number of the file that contains ``document``, and the document's number in it."""
-        file = int(numpy.searchsorted(self._ends, document, "right"))
-        return file, document - int(self._ends[file] - self._documents[file])
+        self.upto = self._documents.cumsum()
+        """Number of documents up to the end of each file."""
 
     def documents(self, file: int) -> int:
         """Return the number of documents in file number ``file``."""

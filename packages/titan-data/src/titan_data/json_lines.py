@@ -11,9 +11,9 @@ import numpy
 from numpy.typing import NDArray
 
 from titan_core.api import CorruptRecord, Document, UserError
+from titan_data.file_documents import FileDocuments
 from titan_data.file_index import FileIndex
 from titan_data.local_files import begins_lines
-from titan_data.mapped_files import MappedFiles
 from titan_data.records import Reader
 
 _CHUNK: Final = 1 << 24
@@ -24,7 +24,7 @@ _NO_LINES: Final = -1
 """Instead of the number of blank lines: the file has no lines, but an array or indented objects."""
 
 
-class JsonRecords:
+class JsonRecords(FileDocuments):
     """Records fetched by index. Blank lines are skipped."""
 
     def __init__(self, files: Sequence[Path], shown: Sequence[Path], read: Reader) -> None:
@@ -33,15 +33,13 @@ class JsonRecords:
             shown: names of the files in error messages. A decompressed copy has the name of the original.
         """
         self._files, self._shown, self._read = files, shown, read
-        self._index, self._maps = FileIndex(files, "lines of JSON, version 1", _scan), MappedFiles()
+        self._index = FileIndex(files, "lines of JSON, version 1", _scan)
+        super().__init__(self._index.upto)
 
     @property
     def are_lines(self) -> bool:
         """Whether each file contains one record per line, not one array or indented objects."""
         return not (self._index.extra == _NO_LINES).any()
-
-    def __len__(self) -> int:
-        return len(self._index)
 
     def text(self, index: int) -> Document:
         """Return the document in record ``index``.
@@ -50,35 +48,29 @@ class JsonRecords:
             CorruptRecord: the line is not a JSON object with a document.
             UserError: the file has changed since its lines were located.
         """
-        file, record = self._index.locate(index)
-        start = int(self._index.values(file, record, record + 1)[0])
+        file, record = self.locate(index)
         content = self._maps.content(self._files[file])
-        if start >= len(content) or (start and content[start - 1] != _NEWLINE):
+        start, end = self._bounds(file, record, record + 1)
+        read = content[start:end]
+        ended = end == len(content) or read.endswith(b"\n")
+        if start >= len(content) or not ended or (end == len(content) and start and content[start - 1] != _NEWLINE):
             why = "has changed since its lines were located, when the job started"
             raise UserError.one(
                 str(self._shown[file]), why, "restart the job, and do not write to the files of a running one"
             )
-        end = content.find(b"\n", start)
         place = f"{self._shown[file]}:{record + 1 + self._blank_before(file, record)}"
-        return self._read(_record(content[start : end if end >= 0 else len(content)], place), place)
+        return self._read(_record(read.partition(b"\n")[0], place), place)
 
-    def read_ahead(self, first: int, last: int) -> None:
-        """Start reading records ``first`` to ``last`` (exclusive)."""
-        for file, begin, end in self.extents(first, last):
-            self._maps.read_ahead(file, begin, end)
+    def ranges(self, number: int, first: int, last: int) -> list[tuple[Path, int, int]]:
+        """See :class:`~titan_data.file_documents.FileDocuments`."""
+        return [(self._files[number], *self._bounds(number, first, last))]
 
-    def extents(self, first: int, last: int) -> list[tuple[Path, int, int]]:
-        """Return where records ``first`` to ``last`` (exclusive) are: files, first and end bytes."""
-        found = []
-        while first < last:
-            file, record = self._index.locate(first)
-            of_file = self._index.documents(file)
-            upto = min(record + last - first, of_file)
-            starts = self._index.values(file, record, min(upto + 1, of_file))
-            end = int(starts[-1]) if upto < of_file else len(self._maps.content(self._files[file]))
-            found.append((self._files[file], int(starts[0]), end))
-            first += upto - record
-        return found
+    def _bounds(self, file: int, first: int, last: int) -> tuple[int, int]:
+        """Return the first byte of record ``first``, and that of record ``last``, or of the file's end."""
+        begin = int(self._index.values(file, first, first + 1)[0])
+        if last < self._index.documents(file):
+            return begin, int(self._index.values(file, last, last + 1)[0])
+        return begin, len(self._maps.content(self._files[file]))
 
     def _blank_before(self, file: int, record: int) -> int:
         """Return the number of blank lines before a record."""

@@ -96,11 +96,12 @@ class MappedFiles:
             OSError: it cannot be opened.
         """
         content: Any = self.content(file)
+        first, last = max(first, 0), min(last, len(content))  # a damaged index is reported when it is used
         if isinstance(content, RemoteBytes):
             content.read_ahead(first, last)
         elif last > first and isinstance(content, mmap.mmap):
             start = first // mmap.PAGESIZE * mmap.PAGESIZE
-            content.madvise(mmap.MADV_WILLNEED, start, min(last, len(content)) - start)
+            content.madvise(mmap.MADV_WILLNEED, start, last - start)
 
     def index(self, file: Path, dtype: str, skip: int = 0) -> NDArray[Any]:
         """Return :meth:`array` of an index, from which each document needs a few bytes: of a remote one, of a copy in the

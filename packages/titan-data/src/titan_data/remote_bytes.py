@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -20,6 +21,10 @@ _KEPT: Final = 64
 """FetchedBlocks that a process keeps of each dataset."""
 _AHEAD: Final = 4
 """FetchedBlocks that are fetched ahead where readings follow each other."""
+_ANNOUNCED: Final = 1 << 30
+"""Bytes that a process keeps of each dataset because they were announced and have not been read yet."""
+_CELL: Final = 4096
+"""Bytes of an announced range of which it is known whether any have been read."""
 
 
 class RemoteBytes:
@@ -66,9 +71,8 @@ class RemoteBytes:
         return -1
 
     def read_ahead(self, begin: int, end: int) -> None:
-        """Start fetching the blocks from ``begin`` to ``end`` (exclusive)."""
-        for number in range(begin // BLOCK, -(-min(end, self._size) // BLOCK)):
-            self._blocks.start(self._file, self._size, number)
+        """Start fetching the bytes ``begin`` to ``end`` (exclusive), and keep them until they have been read once."""
+        self._blocks.announce(self._file, max(begin, 0), min(end, self._size))
 
 
 class RemoteArray:
@@ -109,17 +113,59 @@ class RemoteArray:
     __hash__ = None  # type: ignore[assignment]
 
 
-class FetchedBlocks:
-    """The blocks of remote files that were used last.
+class _Announced:
+    """A range of bytes that will be read once, in any order."""
 
-    A reading fetches its own bytes. One in a block that another has touched before fetches the whole block, and the next
-    blocks too where readings arrive in order: documents in random order cost what they weigh, and neighbours a request for
-    many.
+    def __init__(self, file: Any, begin: int, end: int) -> None:
+        self.begin, self.end = begin, end
+        self._parts = [_threads().submit(_fetch, file, at, min(at + BLOCK, end)) for at in range(begin, end, BLOCK)]
+        self._left = 0
+        self._untouched = numpy.ones(-(-(end - begin) // _CELL), bool)
+
+    def expect(self) -> None:
+        """Remember that all bytes will be read (again)."""
+        self._left += self.end - self.begin
+        self._untouched[:] = True
+
+    @property
+    def done(self) -> bool:
+        """Whether all has been read. Readers that look for the end of a document beyond it read some bytes twice, so the
+        number of bytes alone does not tell."""
+        return self._left <= 0 and not self._untouched.any()
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Return some bytes.
+
+        Raises:
+            OSError: they could not be fetched.
+        """
+        begin, end = begin - self.begin, end - self.begin
+        self._left -= end - begin
+        self._untouched[begin // _CELL : -(-end // _CELL)] = False
+        parts = range(begin // BLOCK, -(-end // BLOCK))
+        return b"".join(self._parts[one].result()[max(begin - one * BLOCK, 0) : end - one * BLOCK] for one in parts)
+
+    def cancel(self) -> None:
+        """Fetch no more."""
+        for part in self._parts:
+            part.cancel()
+
+
+class FetchedBlocks:
+    """The blocks of remote files that were used last, and those that were announced.
+
+    What was announced is fetched in large requests, and kept until it has been read. Any other reading fetches its own
+    bytes. One in a block that another has touched before fetches the whole block, and the next blocks too where readings
+    arrive in order: documents in random order cost what they weigh, and neighbours a request for many.
     """
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[tuple[str, int], Future[bytes] | None] = OrderedDict()
         """``None``: touched once."""
+        self._announced: OrderedDict[tuple[str, int], _Announced] = OrderedDict()
+        """By path and first byte."""
+        self._begins: dict[str, list[int]] = {}
+        """First bytes of the announced ranges of each file, sorted."""
 
     def read(self, file: Any, size: int, begin: int, end: int) -> bytes:
         """Return the bytes ``begin`` to ``end`` of a file of ``size`` bytes.
@@ -127,6 +173,52 @@ class FetchedBlocks:
         Raises:
             OSError: they cannot be fetched, or fewer arrive.
         """
+        found = []
+        while begin < end:
+            begins = self._begins.get(file.path, [])
+            after = bisect_right(begins, begin)
+            upto = min(end, begins[after]) if after < len(begins) else end
+            announced = self._announced[file.path, begins[after - 1]] if after else None
+            if announced is not None and begin < announced.end:
+                upto = min(upto, announced.end)
+                found.append(self._of(announced, file.path, begin, upto))
+            else:
+                found.append(self._own(file, size, begin, upto))
+            begin = upto
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    def _of(self, announced: _Announced, path: str, begin: int, end: int) -> bytes:
+        try:
+            content = announced.read(begin, end)
+        except Exception:
+            self._forget(path, announced.begin)  # the next attempt fetches its own bytes
+            raise
+        if announced.done:
+            self._forget(path, announced.begin)
+        return content
+
+    def _forget(self, path: str, begin: int) -> None:
+        self._announced.pop((path, begin)).cancel()
+        self._begins[path].remove(begin)
+
+    def announce(self, file: Any, begin: int, end: int) -> None:
+        """Start fetching the bytes ``begin`` to ``end`` of a file, unless they were announced."""
+        if begin >= end:
+            return
+        key = (file.path, begin)
+        known = self._announced.get(key)
+        if known is None or known.end != end:
+            if known is not None:
+                self._forget(*key)
+            known = self._announced[key] = _Announced(file, begin, end)
+            insort(self._begins.setdefault(file.path, []), begin)
+        known.expect()
+        self._announced.move_to_end(key)
+        while sum(one.end - one.begin for one in self._announced.values()) > _ANNOUNCED and len(self._announced) > 1:
+            self._forget(*next(iter(self._announced)))
+
+    def _own(self, file: Any, size: int, begin: int, end: int) -> bytes:
+        """Return bytes that were not announced."""
         first, last = begin // BLOCK, max(end - 1, begin) // BLOCK
         if last - first > 1:
             return _fetch(file, begin, end)

@@ -7,8 +7,7 @@ between two characters. Nothing but the sizes of the files is read or held to fi
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -25,6 +24,7 @@ from titan_core.api import (
 )
 from titan_core.toolkit.reading import Shuffle
 from titan_data.compressed import decompressed
+from titan_data.file_documents import FileDocuments
 from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files
 
 PIECE: Final = 32 * 1024
@@ -35,7 +35,7 @@ _CUTS = (re.compile(rb"\n"), re.compile(rb"[ \t]"), re.compile(rb"(?s).(?=[^\x80
 """Where a piece may end, from the best: after a line, after a space, between two characters."""
 
 
-class TextPieces:
+class TextPieces(FileDocuments):
     """Byte ranges of text files."""
 
     def __init__(self, files: Sequence[Path], shown: Sequence[Path], sizes: Sequence[int], size: int) -> None:
@@ -46,10 +46,7 @@ class TextPieces:
             size: of the pieces, in bytes.
         """
         self._files, self._shown, self._sizes, self._size = files, shown, sizes, size
-        self._upto = list(accumulate(_num_pieces(of_file, size) for of_file in sizes))
-
-    def __len__(self) -> int:
-        return self._upto[-1] if self._upto else 0
+        super().__init__([*accumulate(_num_pieces(of_file, size) for of_file in sizes)])
 
     def text(self, index: int) -> TextPart:
         """Return the text of piece ``index``.
@@ -57,13 +54,9 @@ class TextPieces:
         Raises:
             CorruptRecord: its bytes are not UTF-8.
         """
-        number = bisect_right(self._upto, index)
-        piece = index - (self._upto[number - 1] if number else 0)
-        size = self._sizes[number]
-        with self._files[number].open("rb") as stream:
-            first = piece * self._size
-            stream.seek(first)
-            content = stream.read(self._size + _searched(self._size))
+        number, piece = self.locate(index)
+        size, first = self._sizes[number], piece * self._size
+        content = self._maps.content(self._files[number])[first : first + self._size + _searched(self._size)]
         begin = self._cut(content, 0) if piece else 0
         last = index + 1 == self._upto[number]
         end = size - first if last else self._cut(content, self._size)
@@ -73,6 +66,12 @@ class TextPieces:
             why = f"not UTF-8 text: {error.reason} at byte {first + begin + error.start}"
             raise CorruptRecord(str(self._shown[number]), why, "convert the file to UTF-8") from None
         return TextPart(text, begins=piece == 0, ends=last)
+
+    def ranges(self, number: int, first: int, last: int) -> list[tuple[Path, int, int]]:
+        """See :class:`~titan_data.file_documents.FileDocuments`. Pieces begin and end some bytes later."""
+        size = self._sizes[number]
+        end = size if last == _num_pieces(size, self._size) else last * self._size
+        return [(self._files[number], first * self._size, end)]
 
     def _cut(self, content: bytes, at: int) -> int:
         """Return where a piece ends whose size ends at ``at``: at most as many bytes later as a piece has."""
@@ -122,10 +121,18 @@ class TextFiles:
 
     def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
         """See :class:`~titan_core.api.DocumentSource`."""
+        return self._shuffled(self._size(count)).shard(index, count, epoch)
+
+    def requests(self, index: int, count: int, epoch: int) -> Iterator[tuple[int, list[tuple[Path, int, int]]]]:
+        """See :meth:`~titan_core.api.ShuffledDocuments.requests`."""
+        return self._shuffled(self._size(count)).requests(index, count, epoch)
+
+    def _size(self, count: int) -> int:
+        """Return the size of the pieces for ``count`` shards."""
         size = PIECE
         while size > SMALLEST and sum(_num_pieces(of_file, size) for of_file in self._sizes) < count:
             size //= 2
-        return self._shuffled(size).shard(index, count, epoch)
+        return size
 
     def _shuffled(self, size: int) -> ShuffledDocuments:
         """Return pieces of ``size`` bytes."""

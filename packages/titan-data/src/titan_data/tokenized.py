@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -21,7 +20,8 @@ from numpy.typing import NDArray
 from titan_core.api import CorruptRecord, DatasetContext, DocumentSource, Problem, ShuffledDocuments, UserError
 from titan_core.toolkit.atomic_write import atomic_write
 from titan_core.toolkit.tokenizers import token_ids
-from titan_data.mapped_files import MappedFiles, detached
+from titan_data.file_documents import FileDocuments
+from titan_data.mapped_files import detached
 from titan_data.storage import is_remote, located, reading, unreadable
 
 FORMAT = 1
@@ -115,7 +115,7 @@ def _check_index(index: TokenizedIndex) -> None:
                 raise ValueError(f"{part.name} has {count!r} documents or tokens")
 
 
-class MappedTokens:
+class MappedTokens(FileDocuments):
     """Tokenised documents, fetched by index without reading any others."""
 
     def __init__(self, folder: Path, index: TokenizedIndex, vocab_size: int | None = None) -> None:
@@ -129,16 +129,13 @@ class MappedTokens:
         self._vocab_size = vocab_size
         parts = [part for part in index.parts if part.documents]
         self._files = [(folder / f"{part.name}.bin", folder / f"{part.name}.idx") for part in parts]
-        self._dtype, self._maps = index.dtype, MappedFiles()
-        self._upto = list(accumulate(part.documents for part in parts))
+        self._dtype = index.dtype
+        super().__init__([*accumulate(part.documents for part in parts)])
         for (_, file), part in zip(self._files, parts, strict=True):
             first, last = _first_and_last(file)
             if last != part.tokens or first < 0:
                 why = f"the last document ends at token {last:,}, but the data has {part.tokens:,} tokens"
                 raise UserError.one(str(file), f"{why}: the index does not match the data", _REPAIR)
-
-    def __len__(self) -> int:
-        return self._upto[-1] if self._upto else 0
 
     def text(self, index: int) -> NDArray[Any]:
         """Return the token ids of document ``index``, including its begin and end tokens.
@@ -147,10 +144,9 @@ class MappedTokens:
             CorruptRecord: the document contains an id outside the vocabulary.
             UserError: the entry of the document in the index is damaged.
         """
-        number = bisect_right(self._upto, index)
+        number, place = self.locate(index)
         data, file = self._files[number]
         tokens, ends = self._maps.array(data, self._dtype), self._maps.index(file, ENDS.str)
-        place = index - (self._upto[number - 1] if number else 0)
         begin, end = (int(ends[place - 1]) if place else 0), int(ends[place])
         if not 0 <= begin <= end <= len(tokens):
             raise UserError.one(
@@ -167,24 +163,12 @@ class MappedTokens:
                 raise CorruptRecord(where, f"{error}: the file is damaged", _REPAIR) from None
         return detached(document)
 
-    def read_ahead(self, first: int, last: int) -> None:
-        """Start reading documents ``first`` to ``last`` (exclusive)."""
-        for file, begin, end in self.extents(first, last):
-            self._maps.read_ahead(file, begin, end)
-
-    def extents(self, first: int, last: int) -> list[tuple[Path, int, int]]:
-        """Return where documents ``first`` to ``last`` (exclusive) are: files, first and end bytes."""
-        found = []
-        size = numpy.dtype(self._dtype).itemsize
-        while first < last:
-            number = bisect_right(self._upto, first)
-            data, file = self._files[number]
-            ends, before = self._maps.index(file, ENDS.str), self._upto[number - 1] if number else 0
-            upto = min(last, self._upto[number])
-            begin = int(ends[first - before - 1]) if first > before else 0
-            found.append((data, max(begin, 0) * size, int(ends[upto - before - 1]) * size))
-            first = upto
-        return found
+    def ranges(self, number: int, first: int, last: int) -> list[tuple[Path, int, int]]:
+        """See :class:`~titan_data.file_documents.FileDocuments`."""
+        data, file = self._files[number]
+        ends, item = self._maps.index(file, ENDS.str), numpy.dtype(self._dtype).itemsize
+        begin = int(ends[first - 1]) if first else 0
+        return [(data, begin * item, int(ends[last - 1]) * item)]
 
 
 def open_tokenized(context: DatasetContext[None]) -> DocumentSource:

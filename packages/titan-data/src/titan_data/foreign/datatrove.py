@@ -64,15 +64,19 @@ class IndexedFile(TokenFile):
             raise UserError.one(str(self.index), why, _COPY)
         return [(begin * item, end * item)]
 
+    def extents(self, maps: MappedFiles, first: int, last: int) -> list[tuple[Path, int, int]]:
+        """See :class:`~titan_data.foreign.documents.TokenFile`."""
+        found = super().extents(maps, first, last)
+        item = numpy.dtype(self.dtype).itemsize
+        return found + [(self.loss, begin // item, end // item) for _, begin, end in found if self.weighted]
+
     def read(self, maps: MappedFiles, document: int) -> tuple[NDArray[Any] | WeightedTokens, str]:
         """See :class:`~titan_data.foreign.documents.TokenFile`."""
         ids, place = super().read(maps, document)
         if not self.weighted or isinstance(ids, WeightedTokens):
             return ids, place
-        ((begin, end),) = self.ranges(maps, document, document + 1)
-        item = numpy.dtype(self.dtype).itemsize
-        trained_on = maps.array(self.loss, "|u1")[begin // item : end // item] != 0
-        return WeightedTokens(ids, trained_on.astype(numpy.float32)), place
+        ((_, begin, end),) = self.extents(maps, document, document + 1)[1:]
+        return WeightedTokens(ids, (maps.array(self.loss, "|u1")[begin:end] != 0).astype(numpy.float32)), place
 
 
 def _describe(files: Sequence[IndexedFile]) -> list[str]:

@@ -57,6 +57,10 @@ class TokenFile(ABC):
             UserError: the index of the format is damaged there.
         """
 
+    def extents(self, maps: MappedFiles, first: int, last: int) -> list[tuple[Path, int, int]]:
+        """Return :meth:`ranges`, and those of the other files that are read with them."""
+        return [(self.path, begin, end) for begin, end in self.ranges(maps, first, last)]
+
     def read(self, maps: MappedFiles, document: int) -> tuple[NDArray[Any] | WeightedTokens, str]:
         """Return a document and its place, for error messages.
 
@@ -98,8 +102,7 @@ class TokenDocuments(FileDocuments):
 
     def ranges(self, number: int, first: int, last: int) -> list[tuple[Path, int, int]]:
         """See :class:`~titan_data.file_documents.FileDocuments`."""
-        file = self.token_files[number]
-        return [(file.path, begin, end) for begin, end in file.ranges(self._maps, first, last)]
+        return self.token_files[number].extents(self._maps, first, last)
 
     def check_sample(self) -> None:
         """Check the ids of some documents between the first and the last.

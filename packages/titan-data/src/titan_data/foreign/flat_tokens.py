@@ -32,7 +32,8 @@ NO_END: Final = -1
 INDEXED: Final = 1 << 24
 """Maximum number of tokens of a dataset whose ends are all searched for when it is opened: each document is then a piece."""
 _SEARCHED = 1 << 22
-_BLOCK = 1 << 16
+_FIRST, _BLOCK = 1 << 10, 1 << 16
+"""Number of tokens that are searched for an end at first, and at most, at a time."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,12 @@ class FlatPieces(TokenFile):
 def _first_end(tokens: NDArray[Any], end_token_id: int, at: int, most: int | None = None) -> int | None:
     """Return the place of the first end token from ``at`` on, and below ``most``."""
     most = len(tokens) if most is None else min(most, len(tokens))
+    step = _FIRST
     while at < most:
-        found = numpy.flatnonzero(tokens[at : min(at + _BLOCK, most)] == end_token_id)
+        found = numpy.flatnonzero(tokens[at : min(at + step, most)] == end_token_id)
         if len(found):
             return at + int(found[0])
-        at += _BLOCK
+        at, step = at + step, min(2 * step, _BLOCK)
     return None
 
 

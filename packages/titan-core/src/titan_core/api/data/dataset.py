@@ -199,7 +199,8 @@ class DocumentSource(Protocol):
     It may also have a property ``fingerprint``: plain values that change if its documents change
     (:func:`~titan_core.api.data.shuffled.fingerprint_files`), so that a resumed run can detect it. A source without one is
     identified by its path only. And a property ``order``: a name that changes if the same documents come in another order,
-    in which older positions are meaningless; it contains the value of ``data.shuffle``.
+    in which older positions are meaningless; it contains the value of ``data.shuffle``. And a method ``requests``, for the
+    cost of that order (:meth:`~titan_core.api.ShuffledDocuments.requests`).
     """
 
     @property

@@ -29,7 +29,8 @@ class RandomAccess(Protocol):
     """Documents that can be fetched by index, for :class:`ShuffledDocuments`.
 
     They may also have a method ``read_ahead(first, last)``: documents ``first`` to ``last`` (exclusive) are read soon, in
-    random order. It starts reading them in one go, and does not wait.
+    random order. It starts reading them in one go, and does not wait. And a method ``extents(first, last)``, which returns
+    where they are, as files, first and end bytes: :meth:`ShuffledDocuments.requests` computes from it what an order costs.
     """
 
     def __len__(self) -> int: ...
