@@ -9,13 +9,14 @@ import json
 import lzma
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import zstandard
 
 from titan_core.api import DatasetContext, UserError
-from titan_data.compressed import Damaged, decompress
+from titan_data.compressed import Damaged, decompress, decompressed
 from titan_data.huggingface import open_local
 from titan_data.local_files import check_files
 from titan_data.text_files import open_text
@@ -109,7 +110,7 @@ def request(kind: str, path: Path) -> DatasetContext[None]:
 @pytest.mark.parametrize("ending", PACK)
 @pytest.mark.parametrize("kind", ["json", "text"])
 def test_compressed_datasets(tmp_path: Path, kind: str, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TITAN_CACHE_DIR", str(tmp_path / "cache"))
     lines = [json.dumps({"text": f"line {number}"}) for number in range(5)]
     path = tmp_path / f"data.{'jsonl' if kind == 'json' else 'txt'}{ending}"
     packed = PACK[ending]("\n".join(lines).encode())
@@ -122,7 +123,7 @@ def test_compressed_datasets(tmp_path: Path, kind: str, ending: str, monkeypatch
         path.write_bytes(bad)
         with pytest.raises(UserError, match=rf"data\.\w+\{ending}: cannot be decompressed as .*; download it again"):
             open_it(request(kind, tmp_path))
-    assert not list((tmp_path / "cache").rglob("*.partial"))
+    assert not list((tmp_path / "cache").rglob(".*.part"))
 
 
 @pytest.mark.parametrize("ending", PACK)
@@ -139,3 +140,19 @@ def test_the_first_record_of_a_compressed_file_is_checked_early(tmp_path: Path, 
     path.write_bytes(b"not an archive")
     (problem,) = check_files(request("json", path))
     assert "cannot be decompressed as" in str(problem)
+
+
+def test_a_file_is_decompressed_once_for_all_that_need_it_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As ranks of one machine do. Threads hold locks of their own, as processes do."""
+    monkeypatch.setenv("TITAN_CACHE_DIR", str(tmp_path / "cache"))
+    caplog.set_level("INFO")
+    files = [tmp_path / f"{number}.txt{ending}" for number in range(5) for ending in PACK]
+    for file in files:
+        file.write_bytes(PACK[file.suffix](LARGE))
+    with ThreadPoolExecutor(4) as ranks:
+        found = list(ranks.map(decompressed, 4 * [files]))
+    assert found == 4 * [found[0]] and len(caplog.messages) == len(files)
+    assert all(copy.read_bytes() == LARGE for copy in found[0])
+    assert not [one for one in (tmp_path / "cache" / "decompressed").iterdir() if one.name.startswith(".")]

@@ -49,7 +49,7 @@ def test_records_are_those_of_the_csv_module(
 
 
 def test_compressed_files_and_files_with_other_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TITAN_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "a.csv").write_text("\ufefftext,id\na,1\n\n\nb,2")  # with a byte order mark, and no line end at the end
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"source,text\nx,c\n"))
     (tmp_path / "c.csv").write_text("text\nd\n")

@@ -6,6 +6,7 @@ and llm.c have no library: their files are written here after their scripts (nan
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import struct
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy
 import pytest
+import zstandard
 
 from harness.jobs import make_job
 from titan_core.api import CorruptRecord, DatasetContext, ExcludedRecord, UserError, WeightedTokens
@@ -76,6 +78,8 @@ READ: dict[str, tuple[str, Path | Callable[[Path], Path], Any]] = {
     "mds, int32": ("mds", FILES / "mds_int32", MdsSection()),
     "mds, any type": ("mds", FILES / "mds_any", MdsSection()),
     "mds, bytes": ("mds", FILES / "mds_bytes" / "index.json", MdsSection(dtype="int64")),
+    "mds, zstd": ("mds", FILES / "mds_zstd", MdsSection()),
+    "mds, gz": ("mds", FILES / "mds_gz", MdsSection()),
     "datatrove, uint16": ("datatrove", FILES / "datatrove_uint16.ds", None),
     "datatrove, uint32 with losses": ("datatrove", FILES / "datatrove_uint32.ds", None),
     "nanoGPT": ("flat_tokens", nanogpt, UINT16),
@@ -97,6 +101,11 @@ def problems(name: str, asked: DatasetContext[Any]) -> list[str]:
 def ids_of(document: Any) -> list[int]:
     ids: list[int] = (document.ids if isinstance(document, WeightedTokens) else document).tolist()
     return ids
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TITAN_CACHE_DIR", str(tmp_path / "titan-cache"))
 
 
 @pytest.fixture(params=[1 << 24, 0], ids=["documents", "pieces"])
@@ -259,6 +268,13 @@ def bad_mds(change: Callable[[dict[str, Any], Path], object], name: str = "mds_i
     return make
 
 
+def cut(file: Path) -> dict[str, Any]:
+    """Compress half of a shard; return what the index says of the file."""
+    content = gzip.decompress(file.read_bytes())
+    file.write_bytes(gzip.compress(content[: len(content) // 2]))
+    return {"basename": file.name, "bytes": file.stat().st_size}
+
+
 def bad_datatrove(change: Callable[[Path], object]) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         copied(folder, "datatrove_uint32.ds")
@@ -372,11 +388,44 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], Path], Any, str]] = {
         MdsSection(),
         "has format 'json', not",
     ),
-    "mds: compressed": (
+    "mds: another compression": (
         "mds",
-        bad_mds(lambda index, path: None, "mds_zstd"),
+        bad_mds(
+            lambda index, path: [
+                one.update(compression="br:11", zip_data={**one["zip_data"], "basename": "shard.00000.mds.br"})
+                for one in index["shards"]
+            ],
+            "mds_zstd",
+        ),
         MdsSection(),
-        "shard 0: is compressed (zstd), and its samples cannot be fetched one by one; write the dataset without",
+        "shard 0: is compressed (br:11), which titan-data does not read; write the dataset with zstd, gz or bz2",
+    ),
+    "mds: a lost compressed shard": (
+        "mds",
+        bad_mds(lambda index, path: (path / "shard.00001.mds.zstd").unlink(), "mds_zstd"),
+        MdsSection(),
+        "shard.00001.mds.zstd: is missing",
+    ),
+    "mds: a damaged compressed shard": (
+        "mds",
+        bad_mds(
+            lambda index, path: (path / "shard.00000.mds.gz").write_bytes(bytes(index["shards"][0]["zip_data"]["bytes"])),
+            "mds_gz",
+        ),
+        MdsSection(),
+        "shard.00000.mds.gz: cannot be decompressed as gzip",
+    ),
+    "mds: a short compressed shard": (
+        "mds",
+        bad_mds(lambda index, path: (path / "shard.00000.mds.zstd").write_bytes(b"1234"), "mds_zstd"),
+        MdsSection(),
+        "shard.00000.mds.zstd: has 4 bytes, but index.json says 425 and 3 samples",
+    ),
+    "mds: half a shard, compressed": (
+        "mds",
+        bad_mds(lambda index, path: index["shards"][0].update(zip_data=cut(path / "shard.00000.mds.gz")), "mds_gz"),
+        MdsSection(),
+        "shard.00000.mds.gz, sample 1: damaged: it lies at bytes",
     ),
     "mds: a lost shard": (
         "mds",
@@ -567,6 +616,21 @@ def test_ids_of_another_vocabulary_are_found_before_training_and_when_read(kind:
     )
     with pytest.raises(CorruptRecord, match="has the id 257"):
         next(iter(opened(name, asked).shard(0, 1, 0)))
+
+
+@pytest.mark.parametrize(("name", "unpack"), [("mds_zstd", zstandard.decompress), ("mds_gz", gzip.decompress)])
+def test_compressed_shards_are_those_decompressed_beside_them(
+    name: str, unpack: Callable[[bytes], bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    asked = context("mds", copied(tmp_path, name), MdsSection())
+    assert problems("mds", asked) == []
+    assert len(caplog.messages) == 1, "a check decompresses one shard, not all"
+    fingerprints = [opened("mds", asked).fingerprint for _ in range(2)]
+    assert len(caplog.messages) == 5, "each is decompressed once"
+    for file in (tmp_path / name).glob("shard*"):
+        file.with_suffix("").write_bytes(unpack(file.read_bytes()))
+    assert fingerprints == 2 * [opened("mds", asked).fingerprint]
 
 
 def test_an_array_with_objects_is_not_unpickled(tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ def dataset(kind: str, folder: Path) -> DatasetSpec:
         for file in FOREIGN.glob(f"{kind}_uint16*"):
             shutil.copy(file, folder / "set")
         path, build = folder / "set", "titan_data.foreign.formats:open_tokens"
-    if kind == "mds":
-        shutil.copytree(FOREIGN / "mds_int32", path, dirs_exist_ok=True)
+    if kind.startswith("mds"):
+        shutil.copytree(FOREIGN / ("mds_int32" if kind == "mds" else "mds_gz"), path, dirs_exist_ok=True)
         section = MdsSection()
     if kind == "flat_tokens":
         ids = [number % 250 if number % 30 else 257 for number in range(100_000)]
@@ -115,9 +115,8 @@ def batches(spec: DatasetSpec, number: int) -> list[Any]:
         close(loader)
 
 
-@pytest.mark.parametrize("kind", ["tokenized", "megatron", "datatrove", "flat_tokens", "mds", *TEXT])
-def test_the_documents_are_those_of_files(kind: str, s3: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "unpacked"))
+@pytest.mark.parametrize("kind", ["tokenized", "megatron", "datatrove", "flat_tokens", "mds", "mds, compressed", *TEXT])
+def test_the_documents_are_those_of_files(kind: str, s3: FakeS3, tmp_path: Path) -> None:
     here = dataset(kind, tmp_path)
     there = at_store(here, s3, kind.replace(", ", "-"))
     s3.errors, s3.cuts = 2, 1  # what the stores' own libraries and the reader repeat

@@ -69,5 +69,6 @@ if __name__ == "__main__":
     mds("mds_any", "ndarray", "uint16")
     mds("mds_bytes", "bytes", "int64")
     mds("mds_zstd", "ndarray:int32", "int32", compression="zstd")
+    mds("mds_gz", "ndarray:int32", "int32", compression="gz")
     datatrove("datatrove_uint16", 2, weighted=False)
     datatrove("datatrove_uint32", 4, weighted=True)

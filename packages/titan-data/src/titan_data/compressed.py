@@ -1,4 +1,4 @@
-"""Reads compressed local files through a decompressed copy, made once and kept in the cache of ``datasets``.
+"""Reads compressed files through a decompressed copy, which one process of a machine makes once, in the cache folder.
 
 The file objects of the compression libraries accept damaged files silently. The one of ``zstandard`` treats a truncated file
 as complete and drops all frames but the first; those of ``bz2`` and ``lzma`` ignore any data after the last stream. This
@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import bz2
 import hashlib
+import logging
 import lzma
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import zstandard
 
 from titan_core.api import UserError
 from titan_core.toolkit.atomic_write import atomic_write
+from titan_core.toolkit.cache_folder import cache_folder
+from titan_data.made_once import make_missing
 
-COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
+log = logging.getLogger(__name__)
+
+FOLDER: Final = "decompressed"
+
+COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".xz": "xz", ".bz2": "bzip2"}
 """Names of the formats, by file suffix."""
 
 _CHUNK = 1 << 14
@@ -45,6 +52,7 @@ class _Stream(Protocol):
 _STREAMS: dict[str, Callable[[], _Stream]] = {
     ".gz": lambda: zlib.decompressobj(wbits=16 + zlib.MAX_WBITS),
     ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj(),
+    ".zstd": lambda: zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj(),
     ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
     ".bz2": bz2.BZ2Decompressor,
 }
@@ -92,8 +100,23 @@ def decompressed(files: Sequence[Path]) -> list[Path]:
 
     Raises:
         UserError: a file is damaged or has another format than its suffix says, or its copy cannot be written.
+        OSError: a file cannot be read.
     """
-    return [_copy(file) if file.suffix in COMPRESSED else file for file in files]
+    packed = [file for file in files if file.suffix in COMPRESSED]
+    make_missing([_Copy(file) for file in packed])
+    return [copy_of(file) if file in packed else file for file in files]
+
+
+def copy_of(file: Path) -> Path:
+    """Return where the decompressed copy of ``file`` is, once it has been made.
+
+    Raises:
+        OSError: the file cannot be found.
+    """
+    about = file.stat()
+    # Version 2: copies made by version 1 may come from truncated files.
+    key = hashlib.sha256(f"2:{file.resolve()}:{about.st_size}:{about.st_mtime_ns}".encode()).hexdigest()[:24]
+    return cache_folder(FOLDER) / f"{key}-{file.stem}"
 
 
 def damaged(file: Path, why: Damaged) -> UserError:
@@ -103,22 +126,29 @@ def damaged(file: Path, why: Damaged) -> UserError:
     )
 
 
-def _copy(file: Path) -> Path:
-    import datasets
+class _Copy:
+    """The decompressed copy of a file."""
 
-    about = file.stat()
-    # Version 2: copies made by version 1 may come from truncated files.
-    key = hashlib.sha256(f"2:{file.resolve()}:{about.st_size}:{about.st_mtime_ns}".encode()).hexdigest()[:24]
-    copy = Path(datasets.config.HF_DATASETS_CACHE) / "decompressed" / f"{key}-{file.stem}"
-    if copy.exists():
-        return copy
-    try:
-        with atomic_write(copy) as part, part.open("wb") as plain:  # several ranks may make the copy at once
-            for piece in decompress(file):
-                plain.write(piece)
-    except Damaged as error:
-        raise damaged(file, error) from None
-    except OSError as error:
-        why = f"cannot be decompressed to {copy.parent}: {error.strerror or error}"
-        raise UserError.one(str(file), why, "free disk space, or set HF_DATASETS_CACHE") from error
-    return copy
+    def __init__(self, file: Path) -> None:
+        self._file, self.path = file, copy_of(file)
+
+    def open(self) -> bool:
+        """See :class:`~titan_data.made_once.MadeFile`."""
+        return self.path.exists()
+
+    def make(self) -> None:
+        """See :class:`~titan_data.made_once.MadeFile`.
+
+        Raises:
+            UserError: the file is damaged, or the copy cannot be written.
+        """
+        log.info("decompressing %s, once", self._file)
+        try:
+            with atomic_write(self.path) as part, part.open("wb") as plain:
+                for piece in decompress(self._file):
+                    plain.write(piece)
+        except Damaged as error:
+            raise damaged(self._file, error) from None
+        except OSError as error:
+            why = f"cannot be decompressed to {self.path.parent}: {error.strerror or error}"
+            raise UserError.one(str(self._file), why, "free disk space, or set TITAN_CACHE_DIR") from error

@@ -11,8 +11,6 @@ the footer. What has a wrong checksum is made again, a block when it is first us
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -30,6 +28,7 @@ from numpy.typing import NDArray
 from titan_core.api import UserError
 from titan_core.toolkit.cache_folder import cache_folder, cached_file
 from titan_core.toolkit.text import show_bytes
+from titan_data.made_once import make_missing
 from titan_data.mapped_files import MappedFiles, mapped
 from titan_data.storage import is_remote
 
@@ -272,49 +271,9 @@ def _key(kind: str, about: Sequence[tuple[Path, os.stat_result]]) -> str:
 
 
 def _make_missing(groups: Sequence[_Group], size: int) -> None:
-    """Make the indexes that do not exist; other processes may be doing the same."""
+    """Make the indexes that do not exist."""
     missing = [group for group in groups if not group.open()]
     if missing and size > _LOUD:
         files = sum(len(group.files) for group in missing)
         log.info("locating the documents of %d files (of %s in all), once", files, show_bytes(size))
-    while missing:
-        others = []
-        for group in missing:
-            with _locked(group.path, wait=False) as mine:
-                if not mine:
-                    others.append(group)
-                elif not group.open():
-                    group.make()
-        if len(others) == len(missing):
-            with _locked(others[0].path, wait=True):
-                pass
-        missing = [group for group in others if not group.open()]
-
-
-@contextlib.contextmanager
-def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Lock the making of ``path`` against other processes; yield whether it is locked, or cannot be.
-
-    Args:
-        wait: until it is not locked by another process.
-    """
-    lock = path.with_name(f".{path.name}.lock")
-    try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        stream = lock.open("w")
-    except OSError:  # the folder cannot be written, and no other process will
-        yield True
-        return
-    with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        except OSError:  # a file system without locks: each process makes its own
-            yield True
-            return
-        try:
-            yield True
-        finally:
-            lock.unlink(missing_ok=True)
+    make_missing(missing)

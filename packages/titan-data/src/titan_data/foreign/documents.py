@@ -49,6 +49,11 @@ class TokenFile(ABC):
         """All of its files."""
         return [self.path]
 
+    @property
+    def packed(self) -> Path | None:
+        """The compressed file of which ``path`` is the copy to be made, if it is one."""
+        return None
+
     @abstractmethod
     def ranges(self, maps: MappedFiles, first: int, last: int) -> list[tuple[int, int]]:
         """Return the ranges of bytes that contain documents ``first`` to ``last`` (exclusive), which exist.

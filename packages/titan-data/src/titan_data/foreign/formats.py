@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 from titan_core.api import DatasetContext, DocumentSource, Problem, ShuffledDocuments, UserError
+from titan_data.compressed import decompressed
 from titan_data.foreign import datatrove, flat_tokens, mds, megatron
 from titan_data.foreign.documents import UNRECORDED, Format, TokenDocuments
 from titan_data.storage import located, problems
@@ -25,6 +27,7 @@ def open_tokens(context: DatasetContext[Any]) -> DocumentSource:
         UserError: they are missing, damaged or empty, or are not understood.
     """
     documents = _documents(context)
+    decompressed(_packed(documents))
     shuffled = ShuffledDocuments(documents, context.seed, documents.files, context.shuffle)
     divide = FORMATS[context.name].divide
     return shuffled if divide is None else divide(context, shuffled)
@@ -35,6 +38,9 @@ def check_tokens(context: DatasetContext[Any]) -> list[Problem]:
 
     def check() -> list[Problem]:
         documents = _documents(context)
+        if _packed(documents):  # decompress one file, not all
+            documents = TokenDocuments(documents.token_files[:1], context.vocab_size)
+            decompressed(_packed(documents))
         if not context.skip_corrupt:
             documents.check_sample()
         return []
@@ -46,6 +52,10 @@ def describe_tokens(context: DatasetContext[Any]) -> list[str]:
     """Return how much there is, and how it is read."""
     amount, *more = FORMATS[context.name].describe(_documents(context).token_files)
     return [amount, UNRECORDED, *more]
+
+
+def _packed(documents: TokenDocuments) -> list[Path]:
+    return [file.packed for file in documents.token_files if file.packed is not None]
 
 
 def _documents(context: DatasetContext[Any]) -> TokenDocuments:

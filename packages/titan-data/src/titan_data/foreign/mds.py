@@ -1,4 +1,4 @@
-"""Dataset ``mds``: the shards of MosaicML's streaming library, uncompressed and on a local disk.
+"""Dataset ``mds``: the shards of MosaicML's streaming library. Compressed ones are read through a decompressed copy.
 
 ``index.json`` lists the shards, with the names, encodings and sizes of their columns. A shard is little-endian: the number
 of samples and the first byte of each sample and of the end (uint32 each), the columns once more as JSON, and the samples. A
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from titan_core.api import DatasetContext, UserError
 from titan_core.toolkit.plain_json import read_object
+from titan_data.compressed import COMPRESSED, copy_of
 from titan_data.foreign.config import MdsSection
 from titan_data.foreign.documents import Format, TokenFile, describe_amount, shown
 from titan_data.mapped_files import MappedFiles
@@ -48,24 +49,32 @@ class TokenColumn:
 class MdsShard(TokenFile):
     """A file, as the index lists it. Each sample is a document."""
 
-    size: int
+    listed: Path
+    """The file in the folder: ``path``, or what is decompressed to it."""
     column: TokenColumn
     unread: Sequence[str]
     """Names of the columns that are not read."""
 
+    @property
+    def packed(self) -> Path | None:
+        """See :class:`~titan_data.foreign.documents.TokenFile`."""
+        return self.listed if self.listed != self.path else None
+
     def ranges(self, maps: MappedFiles, first: int, last: int) -> list[tuple[int, int]]:
         """See :class:`~titan_data.foreign.documents.TokenFile`."""
-        bounds = numpy.frombuffer(maps.array(self.path, "|u1")[4 * (1 + first) : 4 * (2 + last)], "<u4")
-        begin, end = int(bounds[0]), int(bounds[-1])
-        if not 4 * (2 + self.documents) <= begin <= end <= self.size:
-            where, which = f"{self.path}, sample {first}", "it" if last == first + 1 else shown(first, last)
-            raise UserError.one(where, f"damaged: {which} lies at bytes {begin:,} to {end:,} of {self.size:,}", _COPY)
+        content = maps.array(self.path, "|u1")
+        bounds = content[4 * (1 + first) : 4 * (2 + last)]
+        begin, end = (int.from_bytes(bounds[at : at + 4].tobytes(), "little") for at in (0, 4 * (last - first)))
+        if not 4 * (2 + self.documents) <= begin <= end <= len(content):
+            where, which = f"{self.listed}, sample {first}", "it" if last == first + 1 else shown(first, last)
+            why = f"damaged: {which} lies at bytes {begin:,} to {end:,} of {len(content):,}"
+            raise UserError.one(where, why, _COPY)
         return [(begin, end)]
 
     def read(self, maps: MappedFiles, document: int) -> tuple[NDArray[Any], str]:
         """See :class:`~titan_data.foreign.documents.TokenFile`."""
         ((begin, end),) = self.ranges(maps, document, document + 1)
-        place = f"{self.path}, sample {document}"
+        place = f"{self.listed}, sample {document}"
         try:
             return _value(maps.array(self.path, "|u1")[begin:end], self.column), place
         except (ValueError, IndexError) as error:
@@ -138,19 +147,37 @@ def _shard(folder: Path, entry: Mapping[str, Any], context: DatasetContext[MdsSe
     if entry["version"] != VERSION:
         why = f"has version {entry['version']!r}, but this titan-data reads version {VERSION}"
         raise UserError.one(where, why, "write the dataset with a current mosaicml-streaming")
-    name, size, samples = entry["raw_data"]["basename"], int(entry["raw_data"]["bytes"]), int(entry["samples"])
+    samples = int(entry["samples"])
+    file, size = _listed(folder, entry["raw_data"], where)
+    listed = file
+    if not file.is_file():
+        if not (compression := entry.get("compression")):
+            raise UserError.one(str(file), f"is missing, although {INDEX} lists it", _COPY)
+        listed, size = _listed(folder, entry["zip_data"], where)
+        if listed.suffix not in COMPRESSED:
+            why = f"is compressed ({compression}), which titan-data does not read"
+            raise UserError.one(where, why, "write the dataset with zstd, gz or bz2, or decompress its shards beside them")
+        if not listed.is_file():
+            raise UserError.one(str(listed), f"is missing, although {INDEX} lists it", _COPY)
+        file = copy_of(listed)
+    if (actual := listed.stat().st_size) != size or (listed == file and samples and size < 4 * (samples + 2)):
+        why = f"has {actual:,} bytes, but {INDEX} says {size:,} and {samples:,} samples"
+        raise UserError.one(str(listed), why, _COPY)
+    column, others = _column(entry, context, where)
+    return MdsShard(file, samples, None, column.dtype, listed, column, others)
+
+
+def _listed(folder: Path, about: Mapping[str, Any], where: str) -> tuple[Path, int]:
+    """Return the file of an entry, and its size.
+
+    Raises:
+        UserError: it is not in the folder.
+        KeyError, TypeError, ValueError: the entry is damaged.
+    """
+    name = about["basename"]
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
         raise UserError.one(where, f"names the file {name!r}, which is not in the folder", _COPY)
-    file = folder / name
-    if not file.is_file():
-        if entry.get("compression"):
-            why = f"is compressed ({entry['compression']}), and its samples cannot be fetched one by one"
-            raise UserError.one(where, why, "write the dataset without compression, or decompress its shards beside them")
-        raise UserError.one(str(file), f"is missing, although {INDEX} lists it", _COPY)
-    if (actual := file.stat().st_size) != size or (samples and size < 4 * (samples + 2)):
-        raise UserError.one(str(file), f"has {actual:,} bytes, but {INDEX} says {size:,} and {samples:,} samples", _COPY)
-    column, others = _column(entry, context, where)
-    return MdsShard(file, samples, None, column.dtype, size, column, others)
+    return folder / name, int(about["bytes"])
 
 
 def _column(entry: Mapping[str, Any], context: DatasetContext[MdsSection], where: str) -> tuple[TokenColumn, Sequence[str]]:
