@@ -144,6 +144,13 @@ def _start(stacks: bool) -> tuple[multiprocessing.process.BaseProcess, Connectio
 
 
 def _serve(pipe: Connection, stacks: bool) -> None:
+    from titan_core.torch_private import one_worker_per_gloo_group  # imported before the fork, and slow elsewhere
+
+    with one_worker_per_gloo_group():  # as in a job, because tests make groups without one too
+        _answer(pipe, stacks)
+
+
+def _answer(pipe: Connection, stacks: bool) -> None:
     file = _stacks_of(os.getpid()).open("w", encoding="utf-8") if stacks else None
     before = dict(os.environ)
     while True:

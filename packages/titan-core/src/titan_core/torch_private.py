@@ -8,6 +8,8 @@
 * ``torch.distributed.distributed_c10d._world.pg_map``: the table of process groups.
 * ``torch.distributed.device_mesh.new_group`` and ``split_group``: public functions, replaced while a device mesh calls them,
   because its ``backend_override`` does not reach groups that it splits from the group of all ranks (torch 2.15).
+* ``ProcessGroupGloo.__init__``, replaced while a job runs, and ``ProcessGroupGloo._Options`` with ``_threads``, ``_devices``
+  and ``_timeout``: torch ignores the options of a gloo group (``pg_options``).
 * ``torch.utils._python_dispatch.TorchDispatchMode``.
 * ``_init_group`` of torch's optimizers, which collects the tensors of an update; and their attributes ``found_inf`` and
   ``grad_scale``, through which ``torch.amp.GradScaler`` lets fused optimizers skip a step.
@@ -18,6 +20,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import device_mesh, distributed_c10d
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, _collective_utils, _redistribute
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -69,6 +73,50 @@ def mesh_groups(device_type: str, host_tensors: bool) -> Iterator[None]:
         yield
     finally:
         module.new_group, module.split_group = new_group, split_group
+
+
+@contextmanager
+def one_worker_per_gloo_group() -> Iterator[None]:
+    """Let each group of gloo that is made within the block run its collectives in one thread, where torch starts two.
+
+    Two corrupt the heap (``ProcessGroupGloo::runLoop``, pytorch pull request 152614, torch 2.11 to 2.15): when a
+    collective has ended and the caller has been woken, its thread assigns the name of the operation to a string of the
+    group, without a lock. Meanwhile the thread of the next collective may do the same. Names of functional collectives,
+    such as ``ALLGATHER_COALESCED``, are too long to be stored in the string itself, so a thread that loses the processor
+    there writes into memory that the other one has freed: ``malloc(): unaligned tcache chunk detected``. All ranks call
+    the collectives of a group in one order, so one thread, which keeps it, cannot deadlock.
+    """
+    if not dist.is_gloo_available():
+        yield
+        return
+    group: Any = dist.ProcessGroupGloo
+    start = group.__init__
+
+    def start_one(
+        own: Any, store: object, rank: int, size: int, timeout: Any = default_pg_timeout, options: Any = None, **more: Any
+    ) -> None:
+        if isinstance(timeout, group._Options):  # one signature of torch's takes options, the other a timeout
+            options = timeout
+        if options is None:
+            options = group._Options()
+            options._devices, options._timeout = _gloo_devices(), timeout
+        options._threads = 1
+        if more.pop("enable_reconfigure", False):  # of torch 2.15
+            options.enable_reconfigure = True
+        start(own, store, rank, size, options, **more)
+
+    group.__init__ = start_one
+    try:
+        yield
+    finally:
+        group.__init__ = start
+
+
+def _gloo_devices() -> list[Any]:
+    """Return the network devices that torch chooses for a group of gloo."""
+    group: Any = dist.ProcessGroupGloo
+    interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    return [group.create_device(interface=name) for name in interfaces] or [group.create_default_device()]
 
 
 def concatenate_meshes(meshes: Sequence[DeviceMesh]) -> DeviceMesh:

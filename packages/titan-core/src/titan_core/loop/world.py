@@ -30,7 +30,7 @@ from titan_core.toolkit.launching import LISTENER
 from titan_core.toolkit.open_files import allow_open_files
 from titan_core.toolkit.simulation import current_simulation
 from titan_core.toolkit.text import ranks
-from titan_core.torch_private import forget_meshes, process_groups, reset_compiler
+from titan_core.torch_private import forget_meshes, one_worker_per_gloo_group, process_groups, reset_compiler
 
 _LAZY = "TORCH_GLOO_LAZY_INIT"
 _MEANING = {**dict.fromkeys(("1", "t", "true", "y", "yes"), True), **dict.fromkeys(("0", "f", "false", "n", "no"), False)}
@@ -80,7 +80,7 @@ def _joined(job: AssembledJob) -> Iterator[World]:
         raise UserError.one("this process", why, "call torch.distributed.destroy_process_group() before")
     device = choose_device(job.config.section(JobSection).device)
     timeout = timedelta(seconds=job.config.section(CommSection).init_timeout_seconds)
-    with _lazy_connections() as lazy:
+    with _lazy_connections() as lazy, one_worker_per_gloo_group():
         if (size := plan.world_size) > 1:
             # Checkpoints connect all ranks to rank 0, in the world's group and in one of their own; it may have the store.
             first = os.environ.get("RANK", "0") == "0"
