@@ -77,7 +77,7 @@ def waited(shuffle: Literal["documents", "blocks", "none"], ranks: int, steps: i
     def train(rank: int) -> None:
         documents = SlowTokens(4_000_000, seconds)
         source = ShuffledDocuments(documents, 0, shuffle=shuffle)
-        source.__dict__["_bytes"] = documents.bytes
+        source.__dict__["_bytes"] = documents.bytes, False
         loader = DataLoader(spec, [source], ByteTokenizer(), rank)
         loader.next_step()  # the first windows
         begin = time.perf_counter()

@@ -75,7 +75,7 @@ def test_documents_of_sixteen_blocks_are_shuffled_together(tmp_path: Path) -> No
     (tmp_path / "file").touch()
     documents = Numbers(size)
     source = ShuffledDocuments(documents, 3, [tmp_path / "file"], "blocks")
-    source.__dict__["_bytes"] = size * of_each
+    source.__dict__["_bytes"] = size * of_each, False
     (found,) = read(source, 1)
     blocks = [number // 4 for number in found]
     first = blocks[:64]

@@ -17,8 +17,8 @@ import zstandard
 
 from titan_core.api import DatasetContext, UserError
 from titan_data.compressed import Damaged, decompress, decompressed
-from titan_data.huggingface import open_local
 from titan_data.local_files import check_files
+from titan_data.record_files import open_local
 from titan_data.text_files import open_text
 
 PACK: dict[str, Callable[[bytes], bytes]] = {

@@ -16,8 +16,9 @@ from titan_core.data.byte_tokenizer import ByteTokenizer
 from titan_core.data.stdlib import open_stdlib
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.tokenizers import encode_text
-from titan_data.huggingface import StreamedDocuments, open_local
+from titan_data.huggingface import StreamedDocuments
 from titan_data.local_files import check_files
+from titan_data.record_files import check_tables, open_local
 from titan_data.records import reads_text
 from titan_data.text_files import PIECE, TextPieces, open_text
 
@@ -121,10 +122,10 @@ def test_local_records(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatc
         path = tmp_path / "data.arrow"
         with pyarrow.ipc.new_stream(str(path), pyarrow.schema([("body", pyarrow.string())])) as writer:
             writer.write_table(pyarrow.table({"body": texts}))
-    assert check_files(request(kind, path, "body")) == []
-    if kind != "arrow":  # the columns of Arrow files are checked when they are opened
-        (problem,) = check_files(request(kind, path))
-        assert "no field 'text' (fields: body" in str(problem)
+    check = check_files if kind == "json" else check_tables
+    assert check(request(kind, path, "body")) == []
+    (problem,) = check(request(kind, path))
+    assert "no field 'text' (fields: body" in str(problem)
     if kind != "json":  # each JSON record may have different fields
         with pytest.raises(UserError, match=r"no field 'text' \(fields: body\)"):
             open_local(request(kind, path))
@@ -143,10 +144,10 @@ def test_parquet_files_may_have_other_columns_and_one_without_the_field_is_named
     tables: list[dict[str, Any]] = [{"text": ["a"], "n": [1]}, {"url": ["u"], "text": ["b"]}, {"n": ["x"], "text": ["c"]}]
     for number, columns in enumerate(tables):
         pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / f"{number}.parquet")
-    assert check_files(request("parquet", tmp_path)) == []
+    assert check_tables(request("parquet", tmp_path)) == []
     assert sorted(open_local(request("parquet", tmp_path)).shard(0, 1, 0)) == ["a", "b", "c"]
     pyarrow.parquet.write_table(pyarrow.table({"body": ["d"]}), tmp_path / "9.parquet")
-    (problem,) = check_files(request("parquet", tmp_path))
+    (problem,) = check_tables(request("parquet", tmp_path))
     assert str(problem).startswith(f"{tmp_path}/9.parquet: no field 'text' (fields: body)")
     with pytest.raises(UserError, match=r"9\.parquet: no field 'text' \(fields: body\)"):
         open_local(request("parquet", tmp_path))

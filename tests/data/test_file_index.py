@@ -18,8 +18,8 @@ from titan_core.api import DatasetContext, UserError
 from titan_data import file_index, json_lines
 from titan_data.csv_files import open_csv
 from titan_data.file_index import FileIndex, _divided
-from titan_data.huggingface import open_local
 from titan_data.json_lines import JsonRecords
+from titan_data.record_files import open_local
 
 
 @pytest.fixture(autouse=True)

@@ -196,7 +196,7 @@ def test_records_with_token_ids(ending: str, tmp_path: Path, monkeypatch: pytest
 
 
 BAD_RECORDS: dict[str, tuple[Any, str]] = {
-    "no column": ({"text": "a"}, "no column 'input_ids' (columns: text); set input_ids.column"),
+    "no column": ({"text": "a"}, "no field 'input_ids' (fields: text); set input_ids.column"),
     "text": ({"input_ids": "1 2 3"}, "column 'input_ids' contains a string that is not a list of token ids"),
     "lists": ({"input_ids": [[1, 2], [3]]}, "column 'input_ids' contains an array that is not a list of token ids"),
     "floats": ({"input_ids": [1.0, 2.0]}, "column 'input_ids' contains an array that is not a list of token ids"),

@@ -36,7 +36,7 @@ LINES = """
 import json, resource, sys
 from pathlib import Path
 from titan_core.api import DatasetContext
-from titan_data.huggingface import open_local
+from titan_data.record_files import open_local
 resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))
 source = open_local(DatasetContext("json", sys.argv[1], "text", 3, "here", section=None))
 print(json.dumps([text for index in range(4) for text in source.shard(index, 4, 0)]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import logging
 import shutil
@@ -26,8 +27,8 @@ from titan_core.data.streams import open_sources
 from titan_data import remote_bytes
 from titan_data.engines import LocalEngine
 from titan_data.foreign.config import FlatTokensSection, MdsSection
-from titan_data.local_files import check_files
 from titan_data.mapped_files import MappedFiles
+from titan_data.record_files import open_local
 from titan_data.remote_bytes import BLOCK, FetchedBlocks, RemoteArray, RemoteBytes
 from titan_data.storage import files_below, kind_of, located, matching
 from titan_data.tokenize import tokenize
@@ -36,11 +37,32 @@ FOREIGN = Path(__file__).parent / "foreign"
 COUNT = 2_000_000
 TEXTS = [f"document {number} " + "of words " * (number * 7 % 5) for number in range(60)]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
+RECORDS = "titan_data.record_files:open_local"
+
+
+def written(texts: list[str], form: str) -> bytes:
+    """Return a file of Parquet or Arrow with groups of seven rows."""
+    import pyarrow
+    import pyarrow.parquet
+
+    table, stream = pyarrow.table({"id": list(range(len(texts))), "text": texts}), io.BytesIO()
+    if form == "parquet":
+        pyarrow.parquet.write_table(table, stream, row_group_size=7)
+    else:
+        with (pyarrow.ipc.new_file if form == "file" else pyarrow.ipc.new_stream)(stream, table.schema) as writer:
+            writer.write_table(table, max_chunksize=7)
+    return stream.getvalue()
+
+
 TEXT = {
-    "json": (".jsonl", LINES, "titan_data.huggingface:open_local"),
-    "json, compressed": (".jsonl.gz", gzip.compress(LINES), "titan_data.huggingface:open_local"),
+    "json": (".jsonl", LINES, RECORDS),
+    "json, compressed": (".jsonl.gz", gzip.compress(LINES), RECORDS),
     "csv": (".csv", b"text\n" + "".join(f"{text}\n" for text in TEXTS).encode(), "titan_data.csv_files:open_csv"),
     "text": (".txt", "\n".join(TEXTS).encode(), "titan_data.text_files:open_text"),
+    "json, an array": (".json", json.dumps([{"text": text} for text in TEXTS]).encode(), RECORDS),
+    "parquet": (".parquet", written(TEXTS, "parquet"), RECORDS),
+    "arrow": (".arrow", written(TEXTS, "file"), RECORDS),
+    "arrow, a stream": (".arrow", written(TEXTS, "stream"), RECORDS),
 }
 
 
@@ -218,13 +240,29 @@ def test_paths_that_are_refused(path: str, message: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "ending"), [("parquet", ".parquet"), ("arrow", ".arrow")])
-def test_what_is_read_from_this_machine_only_is_refused(name: str, ending: str, s3: FakeS3, tmp_path: Path) -> None:
-    (tmp_path / "files").mkdir()
-    (tmp_path / "files" / f"a{ending}").write_bytes(b"PAR1")
-    s3.put(tmp_path / "files", f"{name}/")
-    (problem,) = check_files(context(name, f"s3://{BUCKET}/{name}"))
-    assert f"{name} is not read from an object store; copy the files" in str(problem)
+def test_only_the_column_chunks_that_are_used_are_fetched(s3: FakeS3, tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    noise = [numpy.random.default_rng(number).bytes(50_000) for number in range(60)]
+    (tmp_path / "set").mkdir()
+    table = pyarrow.table({"noise": noise, "text": TEXTS, "more": noise})
+    pyarrow.parquet.write_table(table, tmp_path / "set" / "a.parquet", row_group_size=20, compression="none")
+    s3.put(tmp_path / "set", "columns/")
+    source = open_local(context("parquet", f"s3://{BUCKET}/columns"))
+    s3.ranges.clear()
+    assert sorted(source.shard(0, 1, 0)) == sorted(TEXTS)  # type: ignore[type-var]
+    spans = [[int(number) for number in span.removeprefix("bytes=").split("-")] for _, span in s3.ranges]
+    assert sum(end - begin + 1 for begin, end in spans) < 100_000, "of six million"
+    assert len(spans) <= 4, "the column chunk of each of three row groups"
+
+
+def test_a_broken_store_does_not_make_a_file_damaged(s3: FakeS3, tmp_path: Path) -> None:
+    there = at_store(dataset("parquet", tmp_path), s3, "cut")
+    source = open_local(there.context)
+    s3.cuts = 1000
+    with pytest.raises(OSError, match=r"bytes arrived instead of|payload|closed|Incomplete|Broken"):
+        list(source.shard(0, 1, 0))
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def made(kind: str, folder: Path) -> DatasetSpec:
     kind, _, form = kind.partition(" ")
     write_files(folder / "files", form or kind)
     opener = {"text": "titan_data.text_files:open_text", "hub": "titan_data.huggingface:open_hub"}
-    build: Ref[Any] = Ref(opener.get(kind, "titan_data.huggingface:open_local"))
+    build: Ref[Any] = Ref(opener.get(kind, "titan_data.record_files:open_local"))
     return DatasetSpec(kind, 1.0, build, context(kind, folder / "files"))
 
 

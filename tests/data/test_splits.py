@@ -15,8 +15,9 @@ import pytest
 
 from harness.jobs import make_job
 from titan_core.api import DatasetContext, UserError
-from titan_data.huggingface import open_hub, open_local
+from titan_data.huggingface import open_hub
 from titan_data.local_files import ENDINGS, check_files, check_hub, find_files
+from titan_data.record_files import check_tables, open_local
 from titan_data.text_files import open_text
 
 
@@ -203,7 +204,7 @@ def texts(context: DatasetContext[None]) -> list[Any]:
 
 def test_a_saved_dataset_dict_trains_on_its_train_split(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    assert check_files(request("arrow", saved)) == []
+    assert check_tables(request("arrow", saved)) == []
     assert texts(request("arrow", saved)) == [f"train {i}" for i in range(4)]
     assert "reading split 'train' of test, train" in caplog.text
     assert texts(request("arrow", saved, "test")) == [f"test {i}" for i in range(4)]
@@ -228,7 +229,7 @@ def test_a_damaged_list_of_a_saved_dataset_is_one_clear_error(saved: Path, conte
     for file in (saved / "train/state.json", saved / "dataset_dict.json"):
         before = file.read_text()
         file.write_text(content)
-        (problem,) = check_files(request("arrow", saved))
+        (problem,) = check_tables(request("arrow", saved))
         assert problem.where == str(file)
         assert problem.fix == "save the dataset again"
         file.write_text(before)
@@ -240,7 +241,7 @@ def test_a_missing_part_of_a_saved_dataset_is_reported(saved: Path) -> None:
     state = json.loads((saved / "train/state.json").read_text())
     state["_data_files"].append({"filename": "data-00001-of-00002.arrow"})
     (saved / "train/state.json").write_text(json.dumps(state))
-    (problem,) = check_files(request("arrow", saved))
+    (problem,) = check_tables(request("arrow", saved))
     assert "data-00001-of-00002.arrow: missing, although state.json lists it" in str(problem)
 
 

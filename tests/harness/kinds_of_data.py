@@ -53,8 +53,8 @@ RAW = lines(RECORDS).encode()
 BOOK = "\n".join(TEXTS * 40)
 
 
-def tables(*columns: dict[str, list[Any]]) -> Make:
-    """Write a Parquet file for each dictionary of columns."""
+def tables(*columns: dict[str, list[Any]], **options: Any) -> Make:
+    """Write a Parquet file for each dictionary of columns; ``options`` are those of ``write_table``."""
 
     def make(folder: Path) -> dict[str, object]:
         import pyarrow
@@ -62,10 +62,35 @@ def tables(*columns: dict[str, list[Any]]) -> Make:
 
         (folder / "data").mkdir()
         for number, one in enumerate(columns):
-            pyarrow.parquet.write_table(pyarrow.table(one), folder / "data" / f"part-{number}.parquet")
+            pyarrow.parquet.write_table(pyarrow.table(one), folder / "data" / f"part-{number}.parquet", **options)
         return {"training.dataset": "parquet", "training.dataset_path": "data"}
 
     return make
+
+
+def arrow_table(new: str, **options: Any) -> Make:
+    """``new``: the function of ``pyarrow.ipc`` that writes the file; ``options``: of its buffers."""
+
+    def make(folder: Path) -> dict[str, object]:
+        import pyarrow
+
+        table = pyarrow.Table.from_pylist(RECORDS)
+        (folder / "data").mkdir()
+        options_of = pyarrow.ipc.IpcWriteOptions(**options)
+        with getattr(pyarrow.ipc, new)(str(folder / "data" / "a.arrow"), table.schema, options=options_of) as writer:
+            writer.write_table(table, max_chunksize=5)
+        return {"training.dataset": "arrow", "training.dataset_path": "data"}
+
+    return make
+
+
+def chat_tables(folder: Path) -> dict[str, object]:
+    """Lists of structs, in several row groups."""
+    save_tokenizer(folder / "tokenizer", TEMPLATE)
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    made = tables({"messages": [chat] * 24, "source": ["x"] * 24}, row_group_size=5)(folder)
+    return {**made, "training.dataset": "chat", "model.tokenizer": "hf", "model.tokenizer_path": "tokenizer",
+            "data.document_mask": "true"}  # fmt: skip
 
 
 def arrow(folder: Path) -> dict[str, object]:
@@ -165,7 +190,12 @@ KINDS: dict[str, Make] = {
     "`.jsonl.bz2`": files("json", a__jsonl__bz2=bz2.compress(RAW)),
     "Parquet": tables({"text": TEXTS}),
     "Parquet, files of other columns": tables({"text": TEXTS, "url": TEXTS}, {"score": [1.0] * 12, "text": TEXTS}),
+    "Parquet, several row groups, snappy": tables({"id": TEXTS, "text": TEXTS}, row_group_size=5, compression="snappy"),
+    "Parquet, several row groups, zstd": tables({"text": TEXTS, "id": TEXTS}, row_group_size=3, compression="zstd"),
     "Arrow, `Dataset.save_to_disk`": arrow,
+    "Arrow, a stream": arrow_table("new_stream"),
+    "Arrow, a file": arrow_table("new_file"),
+    "Arrow, a compressed file (Feather)": arrow_table("new_file", compression="lz4"),
     "splits, `DatasetDict.save_to_disk`": split_folder,
     "CSV": files("csv", a__csv=table_text([{"text": text, "n": "1"} for text in TEXTS], ",")),
     "TSV": files("csv", a__tsv=table_text([{"text": f'"{text}"\n', "n": "1"} for text in TEXTS], "\t")),
@@ -185,6 +215,7 @@ KINDS: dict[str, Make] = {
     "chats: ShareGPT": chats([{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}] * 24),
     "chats: Alpaca": chats([{"instruction": "Add.", "input": "1, 2", "output": "3"}] * 24),
     "chats: question and answer": chats(PAIRS),
+    "chats: Parquet": chat_tables,
     "chats: CSV": chats(PAIRS, name="chats.csv"),
     "chats: prompt and completion without a template": chats(
         [{"prompt": "2 + 2 =", "completion": " 4"}] * 24, None, **{"chat.template": "none"}

@@ -152,7 +152,6 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-debug/src/titan_debug/numerics/replay.py", "setattr"): (1, OWN_NAMES),
     ("titan-simulate/src/titan_simulate/estimate/work.py", "attrgetter"): (1, FIELD),
     # Libraries that could load code
-    ("titan-data/src/titan_data/huggingface.py", "datasets.load_dataset"): (1, "its readers, by constant names"),
     ("titan-data/src/titan_data/huggingface.py", "datasets.load_dataset_builder"): (
         1,
         "names and files of the hub",

@@ -30,7 +30,7 @@ from titan_core.toolkit.cache_folder import cache_folder, cached_file
 from titan_core.toolkit.text import show_bytes
 from titan_data.made_once import make_missing
 from titan_data.mapped_files import MappedFiles, mapped
-from titan_data.storage import is_remote
+from titan_data.storage import is_remote, version
 
 log = logging.getLogger(__name__)
 
@@ -257,9 +257,11 @@ def _divided(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
 def _key(kind: str, about: Sequence[tuple[Path, os.stat_result]]) -> str:
     """Return the name of the index of some files."""
     digest = hashlib.sha256(f"{_VERSION} {kind}".encode())
+    if is_remote(about[0][0]):
+        digest.update("\n".join(version(file) for file, _ in about).encode())
+        return digest.hexdigest()[:40]
     for file, status in about:
-        name = str(file) if is_remote(file) else os.path.realpath(file)
-        digest.update(f"{name}\0{status.st_size} {status.st_mtime_ns}\n".encode())
+        digest.update(f"{os.path.realpath(file)}\0{status.st_size} {status.st_mtime_ns}\n".encode())
     each = max(1, _SAMPLES // len(about))
     for number in range(0, len(about), -(-len(about) // _SAMPLES)):
         file, status = about[number]

@@ -1,124 +1,32 @@
-"""Reads datasets through Hugging Face ``datasets``: from the hub, streamed, and from local files, memory-mapped."""
+"""Streams datasets from the Hugging Face hub, through ``datasets``."""
 
 from __future__ import annotations
 
-import glob
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import datasets
-import pyarrow
-import pyarrow.parquet
 
 from titan_core.api import (
-    CorruptRecord,
     DatasetContext,
     Document,
     DocumentShard,
     DocumentSource,
-    ShuffledDocuments,
     UserError,
 )
 from titan_core.toolkit.reading import State, is_transient
 from titan_core.toolkit.text import shorten
-from titan_data.compressed import decompressed
-from titan_data.json_lines import JsonRecords
-from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files, require_hub_name
-from titan_data.records import FIELD_FIX, Reader, missing_field, reads_text
-from titan_data.storage import is_remote, not_remote
+from titan_data.local_files import require_hub_name
+from titan_data.records import Reader, reads_text
 
 PRESETS = {
     "c4": ("allenai/c4", "en", "train"),
     "c4_validation": ("allenai/c4", "en", "validation"),
 }
 """Hub datasets with their own component name: (hub name, configuration, split)."""
-
-
-def open_local(context: DatasetContext[None]) -> DocumentSource:
-    """Open local JSON, Parquet or Arrow files.
-
-    Raises:
-        UserError: the files cannot be read, contain no documents, or lack the text field.
-    """
-    if context.format is not None:
-        return open_files(context, context.name, reads_text(context))
-    return open_files(context, context.name, reads_text(context), context.text_field)
-
-
-def open_files(context: DatasetContext[Any], form: str, read: Reader, field: str | None = None) -> DocumentSource:
-    """Open local files of ``form``, a key of :data:`~titan_data.local_files.ENDINGS`.
-
-    Args:
-        field: the only field that ``read`` needs, if it needs only one.
-
-    Raises:
-        UserError: the files cannot be read, contain no documents, or lack the field.
-    """
-    files = find_files(context, ENDINGS[form])
-    plain = decompressed(files)
-    if form == "json" and (lines := JsonRecords(plain, files, read)).are_lines:
-        if len(lines) == 0:
-            raise UserError.one(context.where, EMPTY, EMPTY_FIX)
-        return ShuffledDocuments(lines, context.seed, plain, context.shuffle)
-    if is_remote(context.path or ""):
-        raise UserError(not_remote(context, "a JSON array" if form == "json" else form))
-    datasets.disable_progress_bars()
-    try:
-        # Files may differ in columns that are not read.
-        columns = {"columns": [field]} if form == "parquet" and field is not None else {}
-        names = [glob.escape(str(file)) for file in plain]
-        table = datasets.load_dataset(form, data_files=names, split="train", **columns)
-    except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
-        if columns:
-            _require_column(files, field or "")
-        cause = error.__cause__ or error
-        raise UserError.one(context.where, f"cannot be read as {form}: {cause}", "fix the file") from error
-    if len(table) == 0:
-        raise UserError.one(context.where, EMPTY, EMPTY_FIX)
-    if field is not None and field not in table.column_names:
-        raise UserError.one(context.where, missing_field(field, table.column_names), FIELD_FIX)
-    rows = _Rows(table if field is None else table.select_columns([field]), context.path, read)
-    return ShuffledDocuments(rows, context.seed, plain, context.shuffle)
-
-
-def _require_column(files: Iterable[Path], field: str) -> None:
-    """
-    Raises:
-        UserError: a Parquet file has no column ``field``.
-    """
-    for file in files:
-        try:
-            names = pyarrow.parquet.read_schema(file).names
-        except (pyarrow.ArrowException, OSError) as error:
-            raise UserError.one(str(file), f"not a Parquet file: {error}", "check the path") from None
-        if field not in names:
-            raise UserError.one(str(file), missing_field(field, names), FIELD_FIX)
-
-
-class _Rows:
-    def __init__(self, table: datasets.Dataset, path: str | None, read: Reader) -> None:
-        self._table, self._path, self._read = table, path, read
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def text(self, index: int) -> Document:
-        """Return the document in row ``index``.
-
-        Raises:
-            CorruptRecord: the row is not UTF-8, or has no document.
-        """
-        place = f"{self._path}, row {index}"
-        try:
-            record = self._table[index]
-        except UnicodeDecodeError as error:
-            why = f"not UTF-8 text: {error.reason} at byte {error.start}"
-            raise CorruptRecord(place, why, "convert it to UTF-8") from None
-        return self._read(record, place)
 
 
 def open_hub(context: DatasetContext[None]) -> DocumentSource:

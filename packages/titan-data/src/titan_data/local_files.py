@@ -16,7 +16,7 @@ from titan_core.toolkit.text import shorten
 from titan_data.compressed import COMPRESSED, Damaged, damaged, decompress
 from titan_data.records import FIELD_FIX, Reader, check_format, missing_field, text_of
 from titan_data.splits import files_of_split, without_caches
-from titan_data.storage import files_below, is_remote, kind_of, located, matching, not_remote, reading, unreadable
+from titan_data.storage import files_below, kind_of, located, matching, reading, unreadable
 
 ENDINGS = {
     "json": (".jsonl", ".json", ".ndjson"),
@@ -25,9 +25,6 @@ ENDINGS = {
     "csv": (".csv", ".tsv"),
     "text": (".txt", ".text", ".md"),
 }
-
-_HERE = ("parquet", "arrow")
-"""Forms that are read from files of this machine only."""
 
 _ON_HUB = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -83,10 +80,6 @@ def check_files(context: DatasetContext[None]) -> list[Problem]:
         problems = check_format(context)
         if context.name == "json" and not problems:
             problems += _check_json(files, context)
-        if context.name in _HERE and is_remote(context.path or ""):
-            return [not_remote(context, context.name)]
-        if context.name == "parquet":
-            problems += _check_parquet(files, context)
     except UserError as error:
         return list(error.problems)
     except OSError as error:
@@ -143,7 +136,7 @@ def first_line(file: Path) -> tuple[int, bytes]:
 
 def first_record(context: DatasetContext[Any]) -> tuple[Any, str] | None:
     """Return the first record of the JSON lines at the dataset's path, and its place. ``None`` for files with one JSON array
-    or indented objects, which are left for ``datasets`` to check.
+    or indented objects, whose first one is not looked for.
 
     Raises:
         CorruptRecord: it is not JSON.
@@ -175,32 +168,6 @@ def check_first(context: DatasetContext[Any], form: str | None, read: Reader) ->
             read(*first)
 
 
-def first_row(context: DatasetContext[Any], form: str) -> tuple[Any, str] | None:
-    """Return the first record of files of ``form``, a key of :data:`ENDINGS`, and its place. ``None`` if it takes more than
-    a few bytes to find it.
-
-    Raises:
-        UserError: it cannot be read.
-    """
-    if form != "parquet":
-        try:
-            return first_record(context) if form == "json" else None
-        except CorruptRecord as error:
-            raise UserError.one(error.place, error.why, error.fix) from None
-    import pyarrow
-    import pyarrow.parquet
-
-    for file in find_files(context, ENDINGS[form]):
-        try:
-            batches = pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=1)
-            rows: list[Any] = next((batch.to_pylist() for batch in batches), [])
-        except (pyarrow.ArrowException, OSError) as error:
-            raise UserError.one(str(file), f"not a Parquet file: {error}", "check the path") from None
-        if rows:
-            return rows[0], f"{file}, row 0"
-    return None
-
-
 def form_of(context: DatasetContext[Any], forms: Sequence[str], contents: str) -> str | None:
     """Return which of ``forms`` (keys of :data:`ENDINGS`) the files at the dataset's path have; ``None`` for a dataset on
     the hub.
@@ -220,10 +187,7 @@ def form_of(context: DatasetContext[Any], forms: Sequence[str], contents: str) -
     if len(found) != 1:
         why = "contains files of several forms" if found else f"is not a file that ends in {' or '.join(endings)}"
         raise UserError.one(context.where, why, f"name files of one form, {contents}")
-    form = found.pop()
-    if form in _HERE and is_remote(context.path or ""):
-        raise UserError(not_remote(context, form))
-    return form
+    return found.pop()
 
 
 def _lines(file: Path) -> Iterator[bytes]:
@@ -243,7 +207,7 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 
 def _check_json(files: list[Path], context: DatasetContext[Any]) -> Iterator[Problem]:
-    """Check the first record. Files with one JSON array or indented objects are left for ``datasets`` to check."""
+    """Check the first record. Those of a JSON array, and indented ones, are found when it is opened."""
     for file in files:
         number, line = first_line(file)
         if not line:
@@ -270,26 +234,6 @@ def _check_formatted(record: Any, context: DatasetContext[Any], place: str) -> I
         text_of(record, context, place)
     except CorruptRecord as error:
         yield Problem(error.place, error.why, error.fix)
-
-
-def _check_parquet(files: list[Path], context: DatasetContext[Any]) -> Iterator[Problem]:
-    import pyarrow
-    import pyarrow.parquet
-
-    rows = 0
-    for file in files:
-        try:
-            metadata = pyarrow.parquet.read_metadata(file)
-        except pyarrow.ArrowException as error:
-            yield Problem(str(file), f"not a Parquet file: {error}", "check the path")
-            return
-        names = metadata.schema.to_arrow_schema().names
-        if context.format is None and context.text_field not in names:
-            yield _no_field(str(file), context.text_field, names)
-            return
-        rows += metadata.num_rows
-    if not rows:
-        yield _empty(context)
 
 
 def plain_suffix(file: Path) -> str:

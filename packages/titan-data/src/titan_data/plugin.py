@@ -22,15 +22,15 @@ FOREIGN: Final = (
 @hookimpl
 def titan_datasets() -> list[Dataset]:
     files = "titan_data.local_files:check_files"
-    hub = "titan_data.huggingface:open_hub"
+    records, hub = "titan_data.record_files:open_local", "titan_data.huggingface:open_hub"
     return [
         *(
-            Dataset(name=name, summary=summary, build=Ref(opener), check=Ref(files), splits=True)
-            for name, summary, opener in (
-                ("json", "local JSON lines", "titan_data.huggingface:open_local"),
-                ("parquet", "local Parquet files", "titan_data.huggingface:open_local"),
-                ("arrow", "local Arrow files", "titan_data.huggingface:open_local"),
-                ("text", "local text files", "titan_data.text_files:open_text"),
+            Dataset(name=name, summary=summary, build=Ref(opener), check=Ref(check), splits=True)
+            for name, summary, opener, check in (
+                ("json", "local JSON lines", records, files),
+                ("parquet", "local Parquet files", records, "titan_data.record_files:check_tables"),
+                ("arrow", "local Arrow files", records, "titan_data.record_files:check_tables"),
+                ("text", "local text files", "titan_data.text_files:open_text", files),
             )
         ),
         Dataset(

@@ -113,12 +113,6 @@ def problems(context: DatasetContext[Any], check: Callable[[], Iterable[Problem]
         return [unreadable(context, error)]
 
 
-def not_remote(context: DatasetContext[Any], what: str) -> Problem:
-    """Return the problem of a remote dataset whose form is read from this machine's files only."""
-    fix = "copy the files to this machine, or tokenise them (`titan data tokenize`) and name the result in the store"
-    return Problem(context.where, f"{what} is not read from an object store", fix)
-
-
 def kind_of(path: Path) -> str | None:
     """Return whether ``path`` is a "file" or a "folder"; ``None`` if there is nothing.
 
@@ -163,6 +157,19 @@ def beside(file: Path, ending: str) -> Path:
     return file.with_name(file.name + ending)
 
 
+def version(file: Path) -> str:
+    """Return what the store says of the contents of a remote file: with other contents, it says something else.
+
+    Raises:
+        OSError: the store cannot be reached, or refuses.
+    """
+    remote: Any = file
+    with reading(file):
+        about = remote.fs.info(remote.path)
+    keys = ("size", "ETag", "etag", "LastModified", "mtime", "sha256")
+    return "\n".join([str(file), *(str(about.get(key)) for key in keys)])
+
+
 def local(file: Path) -> Path:
     """Return ``file`` itself, or a copy in the cache of this machine. For indexes, from which each document needs few bytes.
 
@@ -173,7 +180,5 @@ def local(file: Path) -> Path:
         return file
     remote: Any = file
     with reading(file):
-        about = remote.fs.info(remote.path)
-        mark = [str(file), *(str(about.get(key)) for key in ("size", "ETag", "etag", "LastModified", "mtime", "sha256"))]
-        name = hashlib.sha256("\n".join(mark).encode()).hexdigest()[:32]
+        name = hashlib.sha256(version(file).encode()).hexdigest()[:32]
         return cached_file(cache_folder("remote"), name, lambda part: remote.fs.get_file(remote.path, str(part)), _COPIES)

@@ -58,6 +58,14 @@ class ChatForm:
         return [line, *([f"fields that are not read: {', '.join(unread)}"] if unread else [])]
 
 
+def known_fields(section: ChatSection) -> tuple[str, ...]:
+    """Return the names of all fields that a record may be read from."""
+    named = (section.messages, section.prompt, section.completion, section.context, section.system)
+    contexts = (name for names in _CONTEXTS.values() for name in names)
+    pairs = (name for pair in _PAIRS for name in pair)
+    return tuple(dict.fromkeys(name for name in (*named, *_MESSAGES, *pairs, *contexts, *_SYSTEM, TOOLS, _EARLIER) if name))
+
+
 def form_of_record(record: Mapping[str, Any], section: ChatSection, place: str) -> ChatForm:
     """Return the fields of ``record`` to read.
 

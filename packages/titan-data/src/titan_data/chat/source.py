@@ -17,11 +17,11 @@ from titan_core.api import (
     WeightedTokens,
 )
 from titan_data.chat.config import ChatSection
-from titan_data.chat.forms import FIELDS, form_of_record
+from titan_data.chat.forms import FIELDS, form_of_record, known_fields
 from titan_data.chat.records import chat_of, fields_of
 from titan_data.chat.tokens import plain_tokens, templated_tokens
 from titan_data.chat.tools import require_rendered_tools
-from titan_data.local_files import check_first, first_row, form_of
+from titan_data.local_files import check_first, form_of
 from titan_data.records import check_format, converted
 from titan_data.storage import problems
 
@@ -97,13 +97,18 @@ def open_chats(context: DatasetContext[ChatSection]) -> DocumentSource:
         UserError: it cannot be opened, or the tokenizer has no chat template.
     """
     from titan_data.csv_files import open_csv_files
-    from titan_data.huggingface import open_files, stream_hub
+    from titan_data.huggingface import stream_hub
+    from titan_data.record_files import open_files
+    from titan_data.row_groups import Columns
 
     read = ChatReader(context)
     form = form_of(context, _FORMS, f"with the fields {FIELDS}")
     if form == "csv":
         return open_csv_files(context, read)
-    return stream_hub(context, read) if form is None else open_files(context, form, read)
+    if form is None:
+        return stream_hub(context, read)
+    others = None if context.format is not None else known_fields(context.section)
+    return open_files(context, form, read, Columns(others=others))
 
 
 def check_chats(context: DatasetContext[ChatSection]) -> list[Problem]:
@@ -125,6 +130,8 @@ def describe_chats(context: DatasetContext[ChatSection]) -> list[str]:
     Raises:
         UserError: there is no such file, or it cannot be read.
     """
+    from titan_data.record_files import first_row
+
     form = form_of(context, _FORMS, f"with the fields {FIELDS}")
     first = None if form is None else first_row(context, form)
     if first is None:

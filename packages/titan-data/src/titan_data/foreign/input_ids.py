@@ -5,7 +5,7 @@ A column ``labels`` says which tokens are trained on (-100: not), and a column `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy
@@ -18,14 +18,14 @@ from titan_core.api import (
     DocumentSource,
     ExcludedRecord,
     Problem,
-    UserError,
     WeightedTokens,
 )
 from titan_core.toolkit.plain_json import json_kind
 from titan_core.toolkit.tokenizers import token_ids
 from titan_data.foreign.config import InputIdsSection
 from titan_data.foreign.documents import TOKENIZER_FIX, UNRECORDED
-from titan_data.local_files import ENDINGS, check_first, find_files, form_of
+from titan_data.local_files import check_first, form_of
+from titan_data.records import missing_field
 from titan_data.storage import problems
 
 FORMS: Final = ("parquet", "arrow", "json")
@@ -50,7 +50,7 @@ class InputIdsReader:
         if not isinstance(record, Mapping):
             raise CorruptRecord(place, f"a record must be a JSON object, not {json_kind(record)}")
         if self._column not in record:
-            raise CorruptRecord(place, _no_column(self._column, record), "set input_ids.column")
+            raise CorruptRecord(place, missing_field(self._column, record), "set input_ids.column")
         ids = _integers(record[self._column], self._column, place)
         if self._vocab_size is not None:
             try:
@@ -111,20 +111,30 @@ def open_input_ids(context: DatasetContext[InputIdsSection]) -> DocumentSource:
     Raises:
         UserError: it cannot be opened.
     """
-    from titan_data.huggingface import open_files, stream_hub
+    from titan_data.huggingface import stream_hub
 
     read, form = InputIdsReader(context), form_of(context, FORMS, CONTENTS)
-    return stream_hub(context, read) if form is None else open_files(context, form, read)
+    return stream_hub(context, read) if form is None else _open_files(context, form, read)
+
+
+def _open_files(context: DatasetContext[InputIdsSection], form: str, read: InputIdsReader) -> DocumentSource:
+    from titan_data.record_files import open_files
+    from titan_data.row_groups import Columns, is_integers
+
+    column = context.section.column
+    fix = "set input_ids.column"
+    columns = Columns(column, is_integers, "lists of token ids", fix, others=("labels", "attention_mask"))
+    return open_files(context, form, read, columns)
 
 
 def check_input_ids(context: DatasetContext[InputIdsSection]) -> list[Problem]:
-    """Check the first record of JSON lines, or the columns of the first Parquet file."""
+    """Check the first record of JSON lines, or the columns of Parquet and Arrow files."""
 
     def check() -> list[Problem]:
         form = form_of(context, FORMS, CONTENTS)
         check_first(context, form, InputIdsReader(context))
-        if form == "parquet":
-            _require_column(context)
+        if form in ("parquet", "arrow"):
+            _open_files(context, form, InputIdsReader(context))
         return []
 
     return problems(context, check)
@@ -134,24 +144,3 @@ def describe_input_ids(context: DatasetContext[InputIdsSection]) -> list[str]:
     """Return the form of the files."""
     form = form_of(context, FORMS, CONTENTS)
     return [f"column {context.section.column!r} of {form or 'a dataset on the hub'}", UNRECORDED]
-
-
-def _require_column(context: DatasetContext[InputIdsSection]) -> None:
-    """
-    Raises:
-        UserError: the first Parquet file has no column of token ids.
-    """
-    import pyarrow
-    import pyarrow.parquet
-
-    file = find_files(context, ENDINGS["parquet"])[0]
-    try:
-        names = pyarrow.parquet.read_schema(file).names
-    except pyarrow.ArrowException as error:
-        raise UserError.one(str(file), f"not a Parquet file: {error}", "check the path") from None
-    if context.section.column not in names:
-        raise UserError.one(str(file), _no_column(context.section.column, names), "set input_ids.column")
-
-
-def _no_column(column: str, names: Iterable[Any]) -> str:
-    return f"no column {column!r} (columns: {', '.join(map(str, names))})"

@@ -18,6 +18,8 @@ BLOCK_BYTES: Final = 4 << 20
 """Size of a block, if there are enough of them."""
 WINDOW: Final = 16
 """Number of blocks whose documents are shuffled with each other."""
+UNPACKED_BLOCK: Final = 16 << 20
+"""Size of a block of documents that are unpacked in memory, each of which is a window of its own."""
 _LEAST: Final = 64
 """Least number of blocks of each shard, unless it has fewer documents: shards differ by two blocks at most."""
 NO_DOCUMENT: Final = -1
@@ -47,9 +49,9 @@ class Every:
 
 class Blocks:
     """Blocks of successive documents in random order, of which a shard reads every ``count``-th; the documents of
-    :data:`WINDOW` blocks that follow each other in the shard are shuffled together."""
+    ``together`` blocks that follow each other in the shard are shuffled with each other."""
 
-    def __init__(self, size: int, block: int, index: int, count: int, key: tuple[int, ...]) -> None:
+    def __init__(self, size: int, block: int, index: int, count: int, key: tuple[int, ...], together: int = WINDOW) -> None:
         """
         Args:
             size: number of all documents.
@@ -59,7 +61,7 @@ class Blocks:
         number = -(-size // block)
         self._order = Permutation(number, key) if number else None
         self._mine = range(index, number, count)
-        self._window = WINDOW * block
+        self._together, self._window = together, together * block
 
     def __len__(self) -> int:
         return len(self._mine) * self._block
@@ -89,12 +91,19 @@ class Blocks:
         return [(first, min(first + self._block, self._size)) for first in firsts]
 
     def _blocks_of(self, window: int) -> NDArray[int64]:
-        mine = self._mine[window * WINDOW : (window + 1) * WINDOW]
+        mine = self._mine[window * self._together : (window + 1) * self._together]
         return self._order(_array(mine)) if self._order is not None else _array(mine)
 
 
 def order_of(
-    shuffle: Shuffle, size: int, num_bytes: int | None, index: int, count: int, key: tuple[int, ...]
+    shuffle: Shuffle,
+    size: int,
+    num_bytes: int | None,
+    index: int,
+    count: int,
+    key: tuple[int, ...],
+    *,
+    unpacked: bool = False,
 ) -> Every | Blocks:
     """Return the order of shard ``index`` of ``count``.
 
@@ -102,10 +111,13 @@ def order_of(
         size: number of all documents.
         num_bytes: size of all documents; ``None`` if it is not known.
         key: seed and number of the epoch.
+        unpacked: whether ``num_bytes`` are not those of files but of memory, of which each shard holds a window.
     """
     if shuffle == "blocks":
-        of_size = BLOCK_BYTES * size // num_bytes if num_bytes else BLOCK_BYTES // _TYPICAL
-        return Blocks(size, max(1, min(of_size, size // (_LEAST * count))), index, count, key)
+        of_block = UNPACKED_BLOCK if unpacked else BLOCK_BYTES
+        of_size = of_block * size // num_bytes if num_bytes else of_block // _TYPICAL
+        block = max(1, min(of_size, size // (_LEAST * count)))
+        return Blocks(size, block, index, count, key, 1 if unpacked else WINDOW)
     order = Permutation(size, key) if size and shuffle == "documents" else None
     return Every(range(index, size, count), order)
 

@@ -31,6 +31,8 @@ class RandomAccess(Protocol):
     They may also have a method ``read_ahead(first, last)``: documents ``first`` to ``last`` (exclusive) are read soon, in
     random order. It starts reading them in one go, and does not wait. And a method ``extents(first, last)``, which returns
     where they are, as files, first and end bytes: :meth:`ShuffledDocuments.requests` computes from it what an order costs.
+    Documents that are unpacked in groups, which take memory, may have an attribute ``unpacked_bytes``, the size of all of
+    them (``None``: not known): under ``data.shuffle = "blocks"``, a shard then reads a few MiB of neighbours at a time.
     """
 
     def __len__(self) -> int: ...
@@ -73,8 +75,7 @@ class ShuffledDocuments:
 
     def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
         """Return logical shard ``index`` of ``count`` of the epoch's order: every ``count``-th document, or block."""
-        key = (self._seed, epoch)
-        return _IndexedShard(self._documents, order_of(self._shuffle, len(self._documents), self._bytes, index, count, key))
+        return _IndexedShard(self._documents, self._order(index, count, epoch))
 
     def requests(self, index: int, count: int, epoch: int) -> Iterator[tuple[int, list[tuple[Path, int, int]]]]:
         """Yield, for each document of a shard in order, its bytes, and the ranges of bytes (file, first, end) that are
@@ -82,7 +83,7 @@ class ShuffledDocuments:
         documents have a method ``extents(first, last)``, which returns the ranges of documents ``first`` to ``last``
         (exclusive)."""
         extents: Any = getattr(self._documents, "extents", None)
-        order = order_of(self._shuffle, len(self._documents), self._bytes, index, count, (self._seed, epoch))
+        order = self._order(index, count, epoch)
         window, ranges = -1, []
         for first in range(0, len(order) if extents is not None else 0, _AT_ONCE):
             documents = order.documents_at(first, min(first + _AT_ONCE, len(order))).tolist()
@@ -95,9 +96,20 @@ class ShuffledDocuments:
                     yield sum(end - begin for _, begin, end in own), ranges if isinstance(order, Blocks) else own
                     ranges = []
 
+    def _order(self, index: int, count: int, epoch: int) -> Every | Blocks:
+        size, unpacked = self._bytes
+        key = (self._seed, epoch)
+        return order_of(self._shuffle, len(self._documents), size, index, count, key, unpacked=unpacked)
+
     @cached_property
-    def _bytes(self) -> int | None:
-        return sum(file.stat().st_size for file in self._files) if self._shuffle == "blocks" and self._files else None
+    def _bytes(self) -> tuple[int | None, bool]:
+        """The size of all documents, if it is known and needed, and whether they are unpacked."""
+        if self._shuffle != "blocks":
+            return None, False
+        unpacked: int | None = getattr(self._documents, "unpacked_bytes", None)
+        if unpacked is not None:
+            return unpacked, True
+        return (sum(file.stat().st_size for file in self._files) if self._files else None), False
 
 
 def fingerprint_files(files: Sequence[Path]) -> dict[str, Any]:

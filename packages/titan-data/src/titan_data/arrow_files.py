@@ -1,0 +1,150 @@
+"""Arrow files and streams (Feather version 2, ``Dataset.save_to_disk``) as :mod:`titan_data.row_groups` reads them.
+
+A file is a stream of messages between a magic number and a footer. How many rows a record batch has is not in the footer
+but in the batch's message, in a few bytes of metadata (a flatbuffer, https://arrow.apache.org/docs/format/Columnar.html),
+with which the library would read the batch itself. These few bytes are therefore read here, and batches by the library.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow
+import pyarrow.ipc
+
+from titan_data.remote_bytes import RemoteBytes
+from titan_data.row_groups import Bounds, Form, GroupTable, seekable
+
+_MAGIC: Final = b"ARROW1"
+_START: Final = 8
+"""First byte of the messages of a file; those of a stream begin with its first."""
+_CONTINUES: Final = b"\xff\xff\xff\xff"
+"""Begins a message since version 0.15 of the format."""
+_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
+
+
+class ArrowFile:
+    """The schema of a file or stream; see :class:`~titan_data.row_groups.RowFile`."""
+
+    def __init__(self, content: Any) -> None:
+        """
+        Raises:
+            pyarrow.ArrowException, OSError: it is no Arrow file or stream, or damaged.
+        """
+        self._is_file = content[: len(_MAGIC)] == _MAGIC
+        begin = _START if self._is_file else 0
+        schema = _message(content, begin)
+        if schema is None or schema.kind != _SCHEMA:
+            raise pyarrow.ArrowInvalid("it does not begin with a schema")
+        self.schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(content[begin : schema.end]))
+        self.held, self._first = 4 * schema.end, schema.end
+        at, message = self._first, _message(content, self._first)
+        while message is not None and message.kind != _BATCH:
+            at = message.end
+            message = _message(content, at)
+        self.mapped = not isinstance(content, RemoteBytes) and (message is None or not message.compressed)
+
+    def groups(self, content: Any) -> GroupTable:
+        """Return the record batches."""
+        found, rows, at = [], 0, self._first
+        while (message := _message(content, at)) is not None:
+            if message.kind == _DICTIONARY and not self._is_file:
+                raise pyarrow.ArrowInvalid("a stream with dictionaries cannot be read from its middle: write an Arrow file")
+            if message.kind == _BATCH:
+                rows += message.rows
+                found.append((rows, at, message.end))
+            at = message.end
+        return found
+
+    def extents(self, group: int, bounds: Bounds, columns: Sequence[str]) -> list[Bounds]:
+        """Return the bounds of the record batch."""
+        return [bounds]
+
+    def unpacked(self, group: int, bounds: Bounds, columns: Sequence[str]) -> int:
+        """Return the size of the record batch in the file."""
+        return bounds[1] - bounds[0]
+
+    def tables(self, content: Any, group: int, bounds: Bounds, columns: Sequence[str], rows: int) -> Iterator[pyarrow.Table]:
+        """Yield the columns of a record batch, as a whole: a batch cannot be read in parts."""
+        if self._is_file:
+            fields = [self.schema.names.index(name) for name in columns]
+            options = pyarrow.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+            batch = pyarrow.ipc.open_file(seekable(content), options=options).get_batch(group)
+        else:
+            begin, end = bounds
+            part = memoryview(content[begin:end]) if isinstance(content, RemoteBytes) else memoryview(content)[begin:end]
+            batch = pyarrow.ipc.read_record_batch(pyarrow.py_buffer(part), self.schema)
+        yield pyarrow.Table.from_batches([batch]).select(list(columns))
+
+
+class _Message(NamedTuple):
+    kind: int
+    end: int
+    """The byte after it."""
+    rows: int
+    compressed: bool
+
+
+def _message(content: Any, at: int) -> _Message | None:
+    """Return the message that begins at byte ``at``; ``None`` at the end of the messages.
+
+    Raises:
+        pyarrow.ArrowInvalid: there is none.
+    """
+    head = content[at : at + 8]
+    if not head:
+        return None  # a stream may end without a mark
+    prefix = 8 if head[:4] == _CONTINUES else 4
+    try:
+        (size,) = struct.unpack_from("<i", head, prefix - 4)
+        if size == 0:
+            return None
+        metadata = content[at + prefix : at + prefix + max(size, 0)]
+        message = _Table(metadata, struct.unpack_from("<I", metadata)[0])
+        kind, body, header = message.number(1, "<B"), message.number(3, "<q"), message.table(2)
+        rows, compressed = (header.number(0, "<q"), header.at(3) is not None) if kind == _BATCH else (0, False)
+    except struct.error:
+        raise pyarrow.ArrowInvalid(f"there is no whole message at byte {at}") from None
+    end = at + prefix + size + body
+    if min(body, rows) < 0 or end > len(content):
+        raise pyarrow.ArrowInvalid(f"the message at byte {at} ends at byte {end}, but the file at byte {len(content)}")
+    return _Message(kind, end, rows, compressed)
+
+
+class _Table:
+    """A table of a flatbuffer: fields by number, each of which may be absent. Whatever is outside of the buffer raises a
+    ``struct.error``."""
+
+    def __init__(self, buffer: bytes, at: int) -> None:
+        self._buffer, self._at = buffer, at
+        self._offsets = at - self._unpack("<i", at)
+
+    def at(self, field: int) -> int | None:
+        """Return where a field is."""
+        place = 4 + 2 * field
+        if place >= self._unpack("<H", self._offsets):
+            return None
+        offset = self._unpack("<H", self._offsets + place)
+        return self._at + offset if offset else None
+
+    def number(self, field: int, form: str) -> int:
+        """Return a number; 0 if it is absent."""
+        at = self.at(field)
+        return 0 if at is None else self._unpack(form, at)
+
+    def table(self, field: int) -> _Table:
+        """Return a table within this one."""
+        at = self.at(field)
+        if at is None:
+            raise struct.error
+        return _Table(self._buffer, at + self._unpack("<I", at))
+
+    def _unpack(self, form: str, at: int) -> int:
+        if at < 0:
+            raise struct.error
+        return int(struct.unpack_from(form, self._buffer, at)[0])
+
+
+ARROW: Final = Form("Arrow", "record batches of Arrow, version 1", ArrowFile, verified=False)

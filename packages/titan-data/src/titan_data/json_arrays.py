@@ -1,0 +1,161 @@
+"""JSON files with an array of records, or with records of several lines, fetched through an index of where records begin
+and end (:mod:`titan_data.file_index`)."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy
+from numpy.typing import NDArray
+
+from titan_core.api import CorruptRecord, Document, UserError
+from titan_data.file_documents import FileDocuments
+from titan_data.file_index import FileIndex
+from titan_data.records import Reader
+
+_CHUNK: Final = 1 << 20
+_BETWEEN: Final = " \t\r\n"
+_AT_ONCE: Final = 4096
+"""Records whose bounds are yielded together."""
+
+
+class JsonArrays(FileDocuments):
+    """Records fetched by index."""
+
+    def __init__(self, files: Sequence[Path], shown: Sequence[Path], read: Reader) -> None:
+        """
+        Args:
+            shown: names of the files in error messages. A decompressed copy has the name of the original.
+
+        Raises:
+            UserError: a file is not JSON.
+        """
+        self._files, self._shown, self._read = files, shown, read
+        names = dict(zip(files, shown, strict=True))
+        self._index = FileIndex(files, "records of JSON arrays, version 1", lambda file: _scan(file, names[file]))
+        super().__init__(self._index.upto)
+
+    def text(self, index: int) -> Document:
+        """Return the document in record ``index``.
+
+        Raises:
+            CorruptRecord: it has no document, or the file has changed since its records were located.
+        """
+        number, record = self.locate(index)
+        ((file, begin, end),) = self.ranges(number, record, record + 1)
+        place = f"{self._shown[number]}, record {record + 1}"
+        try:
+            found = json.loads(self._maps.content(file)[begin:end])
+        except (ValueError, RecursionError) as error:
+            raise CorruptRecord(place, f"not a JSON record: {error}", "restart the job if the file has changed") from None
+        return self._read(found, place)
+
+    def ranges(self, number: int, first: int, last: int) -> list[tuple[Path, int, int]]:
+        """See :class:`~titan_data.file_documents.FileDocuments`."""
+        bounds = self._index.values(number, 2 * first, 2 * last)
+        return [(self._files[number], int(bounds[0]), int(bounds[-1]))]
+
+
+def _scan(file: Path, shown: Path) -> Generator[NDArray[numpy.int64], None, tuple[int, int]]:
+    """Yield the first byte and the byte after the last of each record, alternately; return the number of records.
+
+    Raises:
+        UserError: the file is not JSON.
+    """
+    text = _Text(file, shown)
+    bounds: list[int] = []
+    records = 0
+    in_array = text.skip("[")
+    while True:
+        if in_array and text.skip("]"):
+            in_array = False
+        if not in_array and text.ended():
+            break
+        bounds += text.value()
+        records += 1
+        if in_array and not text.skip(",") and not text.next_is("]"):
+            raise text.wrong("records of an array must be separated by commas")
+        if len(bounds) >= 2 * _AT_ONCE:
+            yield numpy.array(bounds, numpy.int64)
+            bounds = []
+    yield numpy.array(bounds, numpy.int64)
+    return records, 0
+
+
+class _Text:
+    """A file that is read from its first character to its last, of which no more is held than the current record needs."""
+
+    def __init__(self, file: Path, shown: Path) -> None:
+        self._shown, self._stream = shown, file.open("rb")
+        self._decoder, self._json = codecs.getincrementaldecoder("utf-8-sig")(), json.JSONDecoder()
+        self._held, self._place, self._bytes = "", 0, 0
+        self._complete = False
+        self._more(_CHUNK)
+
+    def skip(self, character: str) -> bool:
+        """Skip blanks and ``character``; return whether it was there."""
+        found = self.next_is(character)
+        if found:
+            self._advance(self._place + 1)
+        return found
+
+    def next_is(self, character: str) -> bool:
+        """Skip blanks; return whether ``character`` follows."""
+        return not self.ended() and self._held[self._place] == character
+
+    def ended(self) -> bool:
+        """Skip blanks; return whether nothing follows."""
+        while True:
+            place = self._place
+            while place < len(self._held) and self._held[place] in _BETWEEN:
+                place += 1
+            self._advance(place)
+            if place < len(self._held) or self._complete:
+                return place == len(self._held)
+            self._more(_CHUNK)
+
+    def value(self) -> tuple[int, int]:
+        """Skip a JSON value; return its first byte, and the byte after its last.
+
+        Raises:
+            UserError: there is none.
+        """
+        self.ended()
+        while True:
+            try:
+                _, end = self._json.raw_decode(self._held, self._place)
+            except (ValueError, RecursionError) as error:
+                if self._complete:
+                    raise self.wrong(str(error)) from None
+                end = len(self._held)
+            if end < len(self._held) or self._complete:
+                begin = self._bytes
+                self._advance(end)
+                return begin, self._bytes
+            self._more(max(_CHUNK, len(self._held)))  # parsed again, with twice as much
+
+    def wrong(self, why: str) -> UserError:
+        """Return the error of a file that is not JSON here."""
+        return UserError.one(str(self._shown), f"not JSON at byte {self._bytes}: {why}", "fix the file")
+
+    def _advance(self, place: int) -> None:
+        self._bytes += len(self._held[self._place : place].encode())
+        self._place = place
+
+    def _more(self, size: int) -> None:
+        read = self._stream.read(size)
+        self._complete = not read
+        if not self._bytes and read.startswith(codecs.BOM_UTF8):
+            self._bytes = len(codecs.BOM_UTF8)
+        try:
+            self._held = self._held[self._place :] + self._decoder.decode(read, not read)
+        except UnicodeDecodeError as error:
+            why = f"not UTF-8 text: {error.reason}"
+            raise UserError.one(str(self._shown), why, "convert the file to UTF-8") from None
+        self._place = 0
+        if self._complete:
+            self._stream.close()

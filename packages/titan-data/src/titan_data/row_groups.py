@@ -1,0 +1,468 @@
+"""Rows of files that store them in groups, column by column: Parquet (row groups), Arrow (record batches).
+
+Where the groups are is found once (:mod:`titan_data.file_index`), from footers and headers. A document is read by decoding
+the used columns of its group, or of a part of a group that is large; what was decoded last stays in memory, up to a number
+of bytes for the process. So neighbours cost nothing, and a document at random its group.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy
+import pyarrow
+import pyarrow.types
+from numpy.typing import NDArray
+
+from titan_core.api import CorruptRecord, Document, UserError
+from titan_data.file_documents import FileDocuments
+from titan_data.file_index import FileIndex
+from titan_data.mapped_files import MappedFiles
+from titan_data.records import FIELD_FIX, Reader, missing_field
+from titan_data.remote_bytes import RemoteBytes
+
+LIMIT: Final = 512 << 20
+"""Bytes of decoded rows and of footers that a process keeps."""
+PART: Final = 8 << 20
+"""Bytes of decoded rows that are kept together, if a group has more than twice as many."""
+_PASSES: Final = 16
+"""Large groups of a dataset whose decoding can be continued with the next part, instead of from the first row."""
+_SAMPLED: Final = 16
+"""Files of which the size of decoded rows is taken, to estimate that of all."""
+_numbers = itertools.count()
+
+GroupTable: TypeAlias = list[tuple[int, int, int]]
+"""Of each group: the row after its last, counted from the file's first, its first byte, and the byte after its last."""
+Bounds: TypeAlias = tuple[int, int]
+
+
+class RowFile(Protocol):
+    """What is held of a file: its schema, and where its columns are. Each method but the first gets the number of a group,
+    its bounds in the file, and the names of columns."""
+
+    schema: pyarrow.Schema
+    held: int
+    """Bytes of memory."""
+    mapped: bool
+    """Whether decoded rows are parts of the memory map of a local file."""
+
+    def groups(self, content: Any) -> GroupTable:
+        """Return the groups."""
+
+    def extents(self, group: int, bounds: Bounds, columns: Sequence[str]) -> list[Bounds]:
+        """Return the ranges of bytes that are read."""
+
+    def unpacked(self, group: int, bounds: Bounds, columns: Sequence[str]) -> int:
+        """Return the bytes of the decoded rows, about."""
+
+    def tables(self, content: Any, group: int, bounds: Bounds, columns: Sequence[str], rows: int) -> Iterator[pyarrow.Table]:
+        """Yield the rows, at most ``rows`` at a time where the format allows that."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A format of files."""
+
+    name: str
+    version: str
+    """Of the groups that :attr:`opened` finds; see :class:`~titan_data.file_index.FileIndex`."""
+    opened: Callable[[Any], RowFile]
+    """Opens the contents of a file."""
+    verified: bool
+    """Whether the library verifies the places of values when it decodes them."""
+
+
+def is_text(of: pyarrow.DataType) -> bool:
+    """Whether a column contains texts."""
+    if pyarrow.types.is_dictionary(of):
+        return is_text(of.value_type)
+    types = pyarrow.types
+    return bool(types.is_string(of) or types.is_large_string(of) or types.is_string_view(of))
+
+
+def is_integers(of: pyarrow.DataType) -> bool:
+    """Whether a column contains lists of integers."""
+    types = pyarrow.types
+    if not (types.is_list(of) or types.is_large_list(of) or types.is_fixed_size_list(of) or types.is_list_view(of)):
+        return False
+    return bool(types.is_integer(of.value_type))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that a dataset reads."""
+
+    needed: str | None = None
+    """Each file must have it."""
+    fits: Callable[[pyarrow.DataType], bool] = is_text
+    """Whether the needed column has the right type."""
+    what: str = "text"
+    """What the needed column contains, for errors."""
+    fix: str = FIELD_FIX
+    others: tuple[str, ...] | None = ()
+    """Read from files that have them; ``None``: all."""
+
+    def of(self, schema: pyarrow.Schema, file: Path) -> list[str]:
+        """Return the columns to read from ``file``.
+
+        Raises:
+            UserError: the needed one is missing, is there twice, or has another type.
+        """
+        names = schema.names
+        if self.needed is not None:
+            if self.needed not in names:
+                raise UserError.one(str(file), missing_field(self.needed, names), self.fix)
+            if names.count(self.needed) > 1:
+                raise UserError.one(str(file), f"has two columns {self.needed!r}", "rename one")
+            if not self.fits(found := schema.field(self.needed).type):
+                raise UserError.one(str(file), f"column {self.needed!r} contains {found}, not {self.what}", self.fix)
+        unique = [name for name in names if names.count(name) == 1]
+        wanted = [name for name in unique if self.others is None or name in self.others or name == self.needed]
+        return wanted or unique  # none of them: the reader lists what there is
+
+
+class ReadFailed(Exception):
+    """Bytes of a store could not be fetched. No ``OSError``, which the library raises for damaged files too."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _Damaged(Exception):
+    """Rows cannot be decoded."""
+
+
+class RowGroups(FileDocuments):
+    """Rows fetched by index, as mappings from the names of columns to values."""
+
+    def __init__(self, files: Sequence[Path], shown: Sequence[Path], form: Form, columns: Columns, read: Reader) -> None:
+        """
+        Args:
+            shown: names of the files in error messages. A decompressed copy has the name of the original.
+
+        Raises:
+            UserError: a file is damaged or encrypted, or lacks a column.
+            OSError: a file cannot be read.
+        """
+        self._files, self._shown, self._form, self._read = files, shown, form, read
+        self._index = FileIndex(files, form.version, _scan(form, dict(zip(files, shown, strict=True))))
+        super().__init__(self._index.upto)
+        self._number = next(_numbers)
+        weakref.finalize(self, _decoded.forget, self._number)
+        self._columns: dict[int, list[str]] = {}
+        for mark, file in zip(*numpy.unique(self._index.extra, return_index=True), strict=True):  # files of one schema
+            self._columns[int(mark)] = columns.of(self._opened(int(file)).schema, shown[file])
+        self._passes: OrderedDict[tuple[int, int], _Pass] = OrderedDict()
+        self._announced: set[tuple[int, int]] = set()
+
+    def text(self, index: int) -> Document:
+        """Return the document in row ``index``.
+
+        Raises:
+            CorruptRecord: its group is damaged, it is not UTF-8, or it has no document.
+            UserError: the file has changed since its groups were located.
+        """
+        file, row = self.locate(index)
+        place = f"{self._shown[file]}, row {row}"
+        group = self._groups(file).of(row)
+        try:
+            table, first = self._rows(file, group, row)
+            found = table.slice(row - first, 1)
+            if not self._form.verified:
+                with _understood(_Damaged):
+                    found.validate(full=True)
+            (record,) = found.to_pylist()
+        except _Damaged as error:
+            why = f"its group of rows ({group.first} to {group.last - 1}) cannot be read: {error}"
+            raise CorruptRecord(place, why, "copy the file again") from None
+        except UnicodeDecodeError as error:
+            why = f"not UTF-8 text: {error.reason} at byte {error.start}"
+            raise CorruptRecord(place, why, "convert it to UTF-8") from None
+        return self._read(record, place)
+
+    def read_ahead(self, first: int, last: int) -> None:
+        """Start reading the groups of rows ``first`` to ``last`` (exclusive) that have not been decoded."""
+        while first < last:
+            file, row = self.locate(first)
+            group = self._groups(file).of(row)
+            key = (file, group.number)
+            if key not in self._announced and _decoded.get((self._number, *key, 0)) is None:
+                self._announced.add(key)
+                for path, begin, end in self.ranges(file, row, row + 1):
+                    self._maps.read_ahead(path, begin, end)
+            first += group.last - row
+
+    def ranges(self, number: int, first: int, last: int) -> list[tuple[Path, int, int]]:
+        """See :class:`~titan_data.file_documents.FileDocuments`: those of the used columns of whole groups."""
+        opened, columns, groups = self._opened(number), self._columns_of(number), self._groups(number)
+        found = []
+        while first < last:
+            group = groups.of(first)
+            extents = opened.extents(group.number, group.bounds, columns)
+            found += [(self._files[number], begin, end) for begin, end in extents]
+            first = group.last
+        return found
+
+    def useful_bytes(self, index: int) -> float:
+        """Return the bytes that row ``index`` takes in the file: the mean of its group."""
+        file, row = self.locate(index)
+        group = self._groups(file).of(row)
+        ranges = self._opened(file).extents(group.number, group.bounds, self._columns_of(file))
+        return sum(end - begin for begin, end in ranges) / (group.last - group.first)
+
+    @cached_property
+    def unpacked_bytes(self) -> int | None:
+        """Bytes of all rows as they are decoded, about; ``None`` if they are parts of memory maps."""
+        count = min(_SAMPLED, len(self._files))
+        rows = size = 0
+        for file in sorted({number * (len(self._files) - 1) // max(count - 1, 1) for number in range(count)}):
+            opened, columns = self._opened(file), self._columns_of(file)
+            if opened.mapped:
+                return None
+            groups = self._groups(file)
+            size += sum(opened.unpacked(group.number, group.bounds, columns) for group in groups)
+            rows += self._index.documents(file)
+        return size * len(self) // rows if rows else 0
+
+    def _rows(self, file: int, group: _Group, row: int) -> tuple[pyarrow.Table, int]:
+        """Return decoded rows of a group, ``row`` among them, and the number of the first of them.
+
+        Raises:
+            _Damaged: they cannot be decoded.
+            UserError: there are fewer.
+            OSError: they cannot be read.
+        """
+        opened, columns = self._opened(file), self._columns_of(file)
+        rows = group.last - group.first
+        unpacked = opened.unpacked(group.number, group.bounds, columns)
+        each = rows if unpacked <= 2 * PART or opened.mapped else max(1, rows * PART // unpacked)
+        part = (row - group.first) // each
+        first = group.first + part * each
+        key = (self._number, file, group.number, part)
+        table = _decoded.get(key)
+        if table is None:
+            self._announced.discard((file, group.number))
+            with _understood(_Damaged):
+                table = self._decode(opened, file, group, columns, each, part)
+            if table is None or table.num_rows != min(each, group.last - first):
+                raise self._changed(file)
+            if not opened.mapped:
+                _decoded.put(key, table, table.nbytes)
+        return table, first
+
+    def _decode(
+        self, opened: RowFile, file: int, group: _Group, columns: Sequence[str], each: int, part: int
+    ) -> pyarrow.Table | None:
+        """Return part ``part`` of a group in parts of ``each`` rows."""
+        here = self._passes.pop((file, group.number), None)
+        if here is None or here.next > part:
+            content = self._maps.content(self._files[file])
+            tables = opened.tables(content, group.number, group.bounds, columns, each)
+            here = _Pass(_parts(tables, each))
+        table = None
+        while here.next <= part:
+            table = next(here.parts, None)
+            here.next += 1
+        if each < group.last - group.first:
+            self._passes[file, group.number] = here
+            if len(self._passes) > _PASSES:
+                self._passes.popitem(last=False)
+        return table
+
+    def _groups(self, file: int) -> _Groups:
+        return _Groups(self._index.values(file).reshape(-1, 3))
+
+    def _columns_of(self, file: int) -> list[str]:
+        return self._columns[int(self._index.extra[file])]
+
+    def _opened(self, file: int) -> RowFile:
+        """
+        Raises:
+            UserError: the file has changed since its groups were located.
+            OSError: it cannot be read.
+        """
+        key = (self._number, file)
+        opened: RowFile | None = _decoded.get(key)
+        if opened is None:
+            opened = _open(self._form, self._maps.content(self._files[file]), self._shown[file])
+            if schema_mark(opened.schema) != self._index.extra[file]:
+                raise self._changed(file)
+            _decoded.put(key, opened, opened.held)
+        return opened
+
+    def _changed(self, file: int) -> UserError:
+        why = "has changed since its rows were located, when the job started, or is damaged"
+        return UserError.one(str(self._shown[file]), why, "restart the job, and do not write to the files of a running one")
+
+
+@dataclass(frozen=True)
+class _Group:
+    number: int
+    first: int
+    last: int
+    """Exclusive, as the first a row of the file."""
+    bounds: Bounds
+
+
+class _Groups:
+    """The groups of a file."""
+
+    def __init__(self, values: NDArray[numpy.int64]) -> None:
+        self._values = values
+
+    def __iter__(self) -> Iterator[_Group]:
+        return (self._at(number) for number in range(len(self._values)))
+
+    def of(self, row: int) -> _Group:
+        """Return the group that contains ``row``."""
+        return self._at(int(numpy.searchsorted(self._values[:, 0], row, "right")))
+
+    def _at(self, number: int) -> _Group:
+        last, begin, end = self._values[number].tolist()
+        return _Group(number, int(self._values[number - 1, 0]) if number else 0, last, (begin, end))
+
+
+@dataclass
+class _Pass:
+    """A group that is decoded part by part."""
+
+    parts: Iterator[pyarrow.Table]
+    next: int = 0
+
+
+class _Decoded:
+    """What this process has decoded last, of all datasets. Keys begin with the number of the dataset."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[int, ...], tuple[Any, int]] = OrderedDict()
+        self._lock = threading.RLock()  # reentrant, because a garbage collection may call forget() anywhere
+        self.bytes = 0
+
+    def get(self, key: tuple[int, ...]) -> Any:
+        with self._lock:
+            if key not in self._kept:
+                return None
+            self._kept.move_to_end(key)
+            return self._kept[key][0]
+
+    def put(self, key: tuple[int, ...], value: Any, size: int) -> None:
+        """Keep ``value``, and drop what was used least recently: all but ``value`` if it is as large as :data:`LIMIT`."""
+        with self._lock:
+            self._kept[key] = value, size
+            self.bytes += size
+            while self.bytes > LIMIT and len(self._kept) > 1:
+                _, (_, freed) = self._kept.popitem(last=False)
+                self.bytes -= freed
+
+    def forget(self, number: int) -> None:
+        with self._lock:
+            for key in [key for key in self._kept if key[0] == number]:
+                self.bytes -= self._kept.pop(key)[1]
+
+
+_decoded = _Decoded()
+
+
+def schema_mark(schema: pyarrow.Schema) -> int:
+    """Return a number that schemas of the same names and types have in common."""
+    text = "\n".join(f"{column.name}: {column.type}" for column in schema)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
+
+
+def _scan(form: Form, shown: dict[Path, Path]) -> Callable[[Path], Generator[NDArray[numpy.int64], None, tuple[int, int]]]:
+    """Return what finds the groups of a file: yields a :data:`GroupTable`, returns its rows and the mark of its schema."""
+
+    def scan(file: Path) -> Generator[NDArray[numpy.int64], None, tuple[int, int]]:
+        content = MappedFiles().content(file)
+        opened = _open(form, content, shown[file])
+        with _understood(lambda why: _refused(form, shown[file], why)):
+            table = opened.groups(content)
+        yield numpy.array(table, numpy.int64).reshape(-1)
+        return (table[-1][0] if table else 0), schema_mark(opened.schema)
+
+    return scan
+
+
+def _open(form: Form, content: Any, shown: Path) -> RowFile:
+    with _understood(lambda why: _refused(form, shown, why)):
+        return form.opened(content)
+
+
+def _refused(form: Form, file: Path, why: str) -> UserError:
+    if "decrypt" in why:
+        return UserError.one(str(file), "is encrypted, which titan-data does not read", "decrypt it")
+    return UserError.one(str(file), f"not {form.name}, or damaged: {why}", "check the path, or copy the file again")
+
+
+@contextmanager
+def _understood(raised: Callable[[str], Exception]) -> Iterator[None]:
+    """Raise ``raised`` of the reason where a file cannot be understood.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        yield
+    except ReadFailed as error:
+        raise error.error from None
+    except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:  # names that are not UTF-8; no such field
+        raise raised(" ".join(str(error).split())) from None
+
+
+def _parts(tables: Iterator[pyarrow.Table], rows: int) -> Iterator[pyarrow.Table]:
+    """Yield the rows of ``tables`` in tables of ``rows`` rows; the last may have fewer."""
+    held: list[pyarrow.Table] = []
+    for table in tables:
+        held.append(table)
+        while sum(map(len, held)) >= rows:
+            joined = pyarrow.concat_tables(held)
+            yield joined.slice(0, rows)
+            held = [joined.slice(rows)] if len(joined) > rows else []
+    if held:
+        yield pyarrow.concat_tables(held)
+
+
+def seekable(content: Any) -> Any:
+    """Return the contents of a file as libraries read them: a buffer, or a stream that fetches what is read."""
+    if isinstance(content, RemoteBytes):
+        return pyarrow.PythonFile(_Stream(content), "r")
+    return pyarrow.BufferReader(pyarrow.py_buffer(content))
+
+
+@dataclass
+class _Stream:
+    """A remote file, as a Python file."""
+
+    content: RemoteBytes
+    at: int = 0
+    closed: bool = field(default=False, init=False)
+
+    def read(self, size: int = -1) -> bytes:
+        end = len(self.content) if size < 0 else min(self.at + size, len(self.content))
+        try:
+            found: bytes = self.content[self.at : end]
+        except OSError as error:
+            raise ReadFailed(error) from error
+        self.at = max(self.at, end)
+        return found
+
+    def seek(self, at: int, whence: int = 0) -> int:
+        self.at = at + (0, self.at, len(self.content))[whence]
+        return self.at
+
+    def tell(self) -> int:
+        return self.at
+
+    def close(self) -> None:
+        self.closed = True
