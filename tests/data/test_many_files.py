@@ -112,3 +112,20 @@ def test_too_many_open_files_are_not_blamed_on_the_plugin() -> None:
     assert "ulimit -n" in problem.fix and "titan-data" not in problem.fix
     assert not is_transient(OSError(24, "Too many open files"))  # five retries, each twice as long, would not help
     assert is_transient(OSError(5, "Input/output error"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a map was advised is in /proc")
+def test_the_kernel_reads_single_pages_of_an_index(tmp_path: Path) -> None:
+    """Not those around it, which a document in random order does not need."""
+    for name in ("data", "index"):
+        numpy.zeros(1000, "<i8").tofile(tmp_path / name)
+    maps = MappedFiles()
+    arrays = maps.array(tmp_path / "data", "<i8"), maps.index(tmp_path / "index", "<i8")
+    advised = {}
+    name = ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line.startswith("VmFlags:"):
+            advised[Path(name).name] = "rr" in line.split()
+        elif (fields := line.split(maxsplit=5)) and "-" in fields[0]:
+            name = fields[5] if len(fields) > 5 else ""
+    assert (advised["data"], advised["index"]) == (False, True) and len(arrays) == 2

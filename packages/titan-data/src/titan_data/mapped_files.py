@@ -35,13 +35,16 @@ class _Pool:
         self.full = False
         """Whether there were ever more files than maps."""
 
-    def content(self, key: tuple[int, Path]) -> mmap.mmap | bytes:
+    def content(self, key: tuple[int, Path], *, is_index: bool = False) -> mmap.mmap | bytes:
         with self._lock:
             found = self._maps.get(key)
             if found is not None:
                 self._maps.move_to_end(key)
                 return found
             self._maps[key] = found = _map(key[1])
+            if is_index and isinstance(found, mmap.mmap):
+                # The kernel reads 128 KiB around each page that is touched, and a document needs 16 bytes of an index.
+                found.madvise(mmap.MADV_RANDOM)
             if len(self._maps) > _most():
                 self.full = True
                 self._maps.popitem(last=False)  # closed with the last array in it
@@ -112,7 +115,7 @@ class MappedFiles:
         """
         if is_remote(file) and file not in self._copies:
             self._copies[file] = local(file)
-        return self.array(self._copies.get(file, file), dtype, skip)
+        return _array(_pool.content((self._number, self._copies.get(file, file)), is_index=True), dtype, skip)
 
     def _remote_bytes(self, file: Path) -> RemoteBytes:
         if file not in self._remote:
