@@ -15,9 +15,11 @@ READING = "tests/core/test_reading.py"
 SHUFFLING = "tests/core/test_shuffling.py"
 PERMUTATION = "tests/core/test_permutation.py"
 PACKING = "tests/core/test_best_fit.py"
+ORDERED = "tests/core/test_orders.py"
 
 LOADER, TOKENS, SHARDS = "core/data/loader.py", "core/data/tokens.py", "core/data/shards.py"
 BEST_FIT = "core/data/best_fit.py"
+PERMUTED, ORDERS = "core/api/data/permutation.py", "core/api/data/orders.py"
 SHUFFLED, BUFFERED, MIXTURE = "core/api/data/shuffled.py", "core/data/buffered_shuffle.py", "core/data/mixture.py"
 
 MUTANTS = (
@@ -43,10 +45,19 @@ MUTANTS = (
     Mutant("windows-overlap-by-one", SHARDS, "plan.global_size // plan.logical_shards, plan.seq_len + 1\n        self._readers", "plan.global_size // plan.logical_shards, plan.seq_len\n        self._readers", (ORACLE,)),
     Mutant("epochs-in-one-order", SHUFFLED, "key = (self._seed, epoch)", "key = (self._seed, 0)", (ORACLE,)),
     Mutant("orders-of-one-seed", SHUFFLED, "key = (self._seed, epoch)", "key = (0, epoch)", (SHUFFLING,)),
-    Mutant("shards-in-blocks", "core/api/data/orders.py", "range(index, size, count)", "range(index * size // count, (index + 1) * size // count)", (ORACLE,)),
+    Mutant("shards-in-blocks", ORDERS, "range(index, size, count)", "range(index * size // count, (index + 1) * size // count)", (ORACLE,)),
     Mutant("the-order-of-an-older-block", SHUFFLED, "if self._block is None or self._block[0] != number:", "if self._block is None:", (SHUFFLING,)),
-    Mutant("positions-walked-once", "core/api/data/permutation.py", "while len(outside := numpy.flatnonzero(found >= self._size)):", "if len(outside := numpy.flatnonzero(found >= self._size)):", (PERMUTATION,)),
-    Mutant("one-round", "core/api/data/permutation.py", "_ROUNDS: Final = 12", "_ROUNDS: Final = 2", (PERMUTATION,)),
+    Mutant("positions-walked-once", PERMUTED, "while len(outside := numpy.flatnonzero(found >= self._size)):", "if len(outside := numpy.flatnonzero(found >= self._size)):", (PERMUTATION,)),
+    Mutant("one-round", PERMUTED, "_ROUNDS: Final = 12", "_ROUNDS: Final = 2", (PERMUTATION,)),
+    Mutant("a-round-lost", PERMUTED, "_ROUNDS: Final = 12", "_ROUNDS: Final = 11", (PERMUTATION,)),
+    Mutant("a-round-lost-on-the-way-back", PERMUTED, "reversed(list(enumerate(self._keys)))", "reversed(list(enumerate(self._keys))[1:])", (PERMUTATION,)),
+    Mutant("cycles-not-walked", PERMUTED, "while len(outside := numpy.flatnonzero(found >= self._size)):", "while len(outside := numpy.flatnonzero(found > found)):", (PERMUTATION,)),
+    Mutant("the-inverse-is-off-by-one", PERMUTED, "return self._walked(elements, self._backward)", "return self._walked(elements, self._backward) - 1", (PERMUTATION,)),
+    Mutant("the-order-has-no-version", SHUFFLED, 'f"{self._shuffle}, version {VERSIONS[self._shuffle]}"', "self._shuffle", (IDENTITY,)),
+    Mutant("epochs-of-blocks-in-one-order", ORDERS, "Permutation(number, key) if number", "Permutation(number, key[:1]) if number", (ORDERED,)),
+    Mutant("the-last-block-left-out", ORDERS, "number = -(-size // block)", "number = size // block", (ORDERED,)),
+    Mutant("the-last-block-too-long", ORDERS, "documents[documents >= self._size] = NO_DOCUMENT", "documents[documents > self._size] = NO_DOCUMENT", (ORDERED,)),
+    Mutant("windows-in-files-order", ORDERS, "(*self._key, self._index, window)", "(*self._key, self._index)", (ORDERED,)),
     Mutant("orders-of-other-versions-accepted", "core/data/streams.py", '            f"dataset.{number}.order": getattr(source, "order", None),\n', "", (IDENTITY,)),
     Mutant("blocks-in-one-order", BUFFERED, "[*self._key, self._block]", "[*self._key]", (SHUFFLING,)),
     Mutant("given-of-a-block-forgotten", BUFFERED, 'self._documents, self._returned = None, int(state["given"])', "self._documents, self._returned = None, 0", (SHUFFLING,)),

@@ -38,6 +38,8 @@ MUTANTS = (
     Mutant("megatron-documents-of-one-sequence", "data/foreign/megatron.py", "int(bounds[first]), int(bounds[last])", "int(bounds[first]), int(bounds[first]) + 1", (FOREIGN,)),
     Mutant("flat-documents-begin-with-an-end", "data/foreign/flat_tokens.py", "else found + 1", "else found", (FOREIGN,)),
     Mutant("foreign-ids-unchecked", "data/foreign/documents.py", "        if self._vocab_size is not None:\n", "        if False:\n", (FOREIGN,)),
+    Mutant("announced-bytes-kept-for-one-reading", "data/remote_bytes.py", "return self._left <= 0 and not self._untouched.any()", "return True", ("tests/data/test_remote.py::test_blocks_of_documents_are_fetched_once",)),
+    Mutant("losses-not-announced", "data/foreign/datatrove.py", "for _, begin, end in found if self.weighted]", "for _, begin, end in found if not self.weighted]", ("tests/data/test_read_ahead.py",)),
     Mutant("tools-left-out", "data/chat/tools.py", "    for number in calls:\n", "    for number in ():\n", (CHAT,)),
     Mutant("prompts-are-trained-on", "data/chat/tokens.py", "[number % 2 for number in range(len(pieces))]", "[1 for number in range(len(pieces))]", (CHAT,)),
     Mutant("answers-of-other-messages", "data/chat/tokens.py", "[by_index[index] for index in chat.trained]", "list(full.assistant)", (CHAT,)),

@@ -88,6 +88,23 @@ def test_documents_of_sixteen_blocks_are_shuffled_together(tmp_path: Path) -> No
     assert {one // 4 for one in found[:128]} == {one // 4 for one, _ in announced}
 
 
+def test_epochs_have_orders_of_blocks_and_windows_of_documents_of_their_own() -> None:
+    def of_epoch(epoch: int) -> orders.Blocks:
+        order = orders.order_of("blocks", 64 * 40, 64 * 40 << 20, 0, 1, (3, epoch))
+        assert isinstance(order, orders.Blocks)
+        return order
+
+    def arrangement(window: int) -> list[tuple[int, int]]:
+        """Return the number of the block in the window, and the place in it, of each document."""
+        firsts = [first for first, _ in of_epoch(0).ranges_of(window)]
+        documents = of_epoch(0).documents_at(64 * window, 64 * (window + 1)).tolist()
+        return [(firsts.index(document // 4 * 4), document % 4) for document in documents]
+
+    assert len(of_epoch(0).ranges_of(0)) == 16
+    assert of_epoch(0).ranges_of(0) != of_epoch(1).ranges_of(0)
+    assert sorted(arrangement(0)) == sorted(arrangement(1)) and arrangement(0) != arrangement(1)
+
+
 def test_blocks_are_smaller_for_many_shards() -> None:
     """Each of them has 64, so that their lengths differ little."""
     size = 64 * 40
