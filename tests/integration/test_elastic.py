@@ -50,7 +50,7 @@ def require_same_training(folder: Path, alone: Path, environment: dict[str, str]
     assert losses == pytest.approx(undisturbed, rel=1e-6)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_machine_is_killed_and_comes_back(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir()

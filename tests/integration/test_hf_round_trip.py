@@ -20,9 +20,14 @@ from harness.jobs import run_recipe
 from titan_core.cli.main import main
 
 QUICK = ["gemma3", "gpt_oss"]  # windows; experts, sinks
-FULL = ["qwen2", "deepseek_v3", "qwen3_next", "falcon_h1", "phi3"]  # latent attention, recurrences, fused layers
+FULL = ["deepseek_v3", "qwen3_next"]  # latent attention, recurrences
+LONG = ["qwen2", "falcon_h1", "phi3"]  # tied, two recurrences in a block, fused layers
 TIED = {"gemma3", "qwen2"}
-FAMILIES = [*QUICK, *(pytest.param(family, marks=pytest.mark.full) for family in FULL)]
+FAMILIES = [
+    *QUICK,
+    *(pytest.param(family, marks=pytest.mark.full) for family in FULL),
+    *(pytest.param(family, marks=pytest.mark.long) for family in LONG),
+]
 VOCABULARY = 258  # of the byte tokenizer: Titan generates none of the rows beyond
 PROMPT, NEW_TOKENS = "import ", 64
 RECIPE = """

@@ -37,7 +37,7 @@ def test_a_job_of_one_machine_listens_on_loopback_only(tmp_path: Path, monkeypat
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_replica_groups_of_one_machine_listen_on_loopback_only(
     ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,8 +67,13 @@ def test_whole(gloo: GlooPool, bf16_whole: list[float], tmp_path: Path, recipe: 
     assert last == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("recipe", ["tensorwise, float8 all-gather", "mxfp8_rceil"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param("tensorwise, float8 all-gather", marks=pytest.mark.full),
+        pytest.param("mxfp8_rceil", marks=pytest.mark.long),
+    ],
+)
 def test_checkpoints_hold_high_precision_and_load_into_bf16_and_back(gloo: GlooPool, tmp_path: Path, recipe: str) -> None:
     saved = {**FAST, "checkpoint.enable": "true", "checkpoint.interval": 4, "job.dump_folder": "run", "training.steps": 12}
     saved["checkpoint.allow_changed"] = '["float8.*", "mx.*", "training.mixed_precision_param"]'
@@ -151,16 +156,16 @@ def alone(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Runs:
 @pytest.mark.parametrize(
     ("recipe", "mesh"),
     [
-        pytest.param("tensorwise", "FSDP 2", marks=pytest.mark.full),
-        pytest.param("tensorwise, float8 all-gather", "FSDP 2", marks=pytest.mark.full),
+        pytest.param("tensorwise", "FSDP 2", marks=pytest.mark.long),
+        pytest.param("tensorwise, float8 all-gather", "FSDP 2", marks=pytest.mark.long),
         pytest.param("tensorwise, float8 all-gather", "FSDP 2 x TP 2", marks=pytest.mark.full),
-        pytest.param("rowwise", "FSDP 2 x TP 2", marks=pytest.mark.full),
+        pytest.param("rowwise", "FSDP 2 x TP 2", marks=pytest.mark.long),
         pytest.param("rowwise", "PP 2", marks=pytest.mark.full),
         pytest.param("rowwise_with_gw_hp", "TP 2", marks=pytest.mark.full),
         pytest.param("tensorwise", "TP 2, compiled", marks=pytest.mark.full),
         pytest.param("mxfp8_rceil", "FSDP 2 x TP 2", marks=pytest.mark.full),
-        pytest.param("mxfp8_rceil", "PP 2", marks=pytest.mark.full),
-        pytest.param("tensorwise", "selective", marks=pytest.mark.full),
+        pytest.param("mxfp8_rceil", "PP 2", marks=pytest.mark.long),
+        pytest.param("tensorwise", "selective", marks=pytest.mark.long),
         pytest.param("mxfp8_rceil", "selective", marks=pytest.mark.full),
     ],
 )
@@ -200,7 +205,7 @@ def test_selective_recomputation_keeps_what_scales_are_computed_from(in_tmp: Pat
     assert searches("selective") == searches("none") < searches("full")
 
 
-@pytest.mark.parametrize("recipe", ["rowwise", pytest.param("tensorwise", marks=pytest.mark.full)])
+@pytest.mark.parametrize("recipe", ["rowwise", pytest.param("tensorwise", marks=pytest.mark.long)])
 def test_selective_recomputation_keeps_every_second_float8_matmul(fake_cuda: FakeCuda, recipe: str) -> None:
     small = "{dim = 64, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 128}"
     settings = {"model.args": small, "training.seq_len": 64, "training.local_batch_size": 1, "training.global_batch_size": 1}

@@ -44,7 +44,11 @@ RING = {
 }
 
 
-@pytest.mark.parametrize("case", rows(RING, ("allgather, selective, CP 4", "alltoall, full, CP 2")))
+RING_QUICK = ("allgather, selective, CP 4", "alltoall, full, CP 2")
+RING_FULL = ("allgather, full, CP 2", "allgather, none, CP 8", "alltoall, selective, CP 4", "alltoall, none, CP 8")
+
+
+@pytest.mark.parametrize("case", rows(RING, RING_QUICK, RING_FULL))
 def test_the_ring_communicates_once_forward_and_once_backward(fake_cuda: FakeCuda, case: str) -> None:
     method, mode, size = RING[case]
     found = fake_cuda.train("tiny", {**TINY, CP: size, METHOD: method, AC: mode}, 2 * size, rank=1)
@@ -70,7 +74,11 @@ BY_HEADS = {
 }
 
 
-@pytest.mark.parametrize("case", rows(BY_HEADS, ("selective, CP 4, 2 by heads", "full, CP 2, 2 by heads")))
+BY_HEADS_QUICK = ("selective, CP 4, 2 by heads", "full, CP 2, 2 by heads")
+BY_HEADS_FULL = ("none, CP 4, 4 by heads", "full, CP 4, 2 by heads")
+
+
+@pytest.mark.parametrize("case", rows(BY_HEADS, BY_HEADS_QUICK, BY_HEADS_FULL))
 def test_heads_are_exchanged_twice_forward_and_twice_backward(fake_cuda: FakeCuda, case: str) -> None:
     mode, size, heads = BY_HEADS[case]
     found = fake_cuda.train("tiny", {**TINY, CP: size, HEADS: heads, AC: mode}, 2 * size, rank=1)
@@ -116,7 +124,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("case", OPTIONS)
+@pytest.mark.parametrize("case", rows(OPTIONS, (), ("documents", "TP 2", "CP 2 by heads, documents")))
 def test_windows_capped_scores_and_sinks_train(fake_cuda: FakeCuda, case: str) -> None:
     ranks, overrides = OPTIONS[case]
     args = str(TINY["model.args"]).replace("}", ", window = 100, softcap = 20.0, sinks = true}")
@@ -161,7 +169,7 @@ CP_OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("case", MASKS)
+@pytest.mark.parametrize("case", rows(MASKS, (), ("TP 2", "CP 2, documents", "CP 4, 2 by heads")))
 def test_masks_are_made_once_for_a_microbatch_and_distinct_window(fake_cuda: FakeCuda, case: str) -> None:
     """Whatever the number of layers, and whether they are recomputed."""
     ranks, overrides = CP_OPTIONS[case]

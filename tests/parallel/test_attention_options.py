@@ -49,7 +49,11 @@ def train(folder: str, overrides: dict[str, object]) -> RunRecord:
     return run_job(small_gpt.job_of(windowed(), overrides, int(os.environ["WORLD_SIZE"])), weights=True)
 
 
-@pytest.mark.parametrize("case", rows(CASES, ("CP 2", "CP 2x2 by rings and heads, documents")))
+QUICK = ("CP 2", "CP 2x2 by rings and heads, documents")
+FULL = tuple(f"{mesh}, documents" for mesh in MESHES if mesh != "CP 2x2 by rings and heads")
+
+
+@pytest.mark.parametrize("case", rows(CASES, QUICK, FULL))
 def test_training_is_that_of_one_device(gloo: GlooPool, tmp_path: Path, case: str) -> None:
     mesh, kind = CASES[case]
     ranks, overrides = MESHES[mesh]

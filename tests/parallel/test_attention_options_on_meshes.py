@@ -37,6 +37,13 @@ MESHES: dict[str, tuple[int, dict[str, object]]] = {
     "CP 2, compiled": (2, {CP: 2, "compile.enable": "true", "compile.backend": "aot_eager"}),
 }
 QUICK = ("CP 2 with window", "TP x CP, full with all, documents")
+FULL = (
+    *(f"{mesh} with all, documents" for mesh in MESHES if mesh != "TP x CP, full"),
+    "TP 2 with sinks",
+    "CP 4, selective with cap",
+    "CP 4, selective with window",
+    "PP 2 with all",
+)
 Reference = Callable[[str], RunRecord]
 
 
@@ -50,7 +57,7 @@ def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Refe
     return functools.cache(run)
 
 
-@pytest.mark.parametrize("case", rows([f"{mesh} with {options}" for mesh in MESHES for options in OPTIONS], QUICK))
+@pytest.mark.parametrize("case", rows([f"{mesh} with {options}" for mesh in MESHES for options in OPTIONS], QUICK, FULL))
 def test_it_trains_as_on_one_device(gloo: GlooPool, one_device: Reference, tmp_path: Path, case: str) -> None:
     mesh, _, options = case.partition(" with ")
     ranks, overrides = MESHES[mesh]

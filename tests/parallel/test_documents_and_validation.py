@@ -69,9 +69,10 @@ CASES: dict[str, tuple[int, dict[str, object]]] = {
 
 
 QUICK = ("accumulation", "PP 2, Interleaved1F1B")
+FULL = ("FSDP x PP x CP", "TP x CP by heads", "CP 2, full", "PP 2, ZBVZeroBubble, selective")
 
 
-@pytest.mark.parametrize("case", rows(CASES, QUICK))
+@pytest.mark.parametrize("case", rows(CASES, QUICK, FULL))
 def test_training_and_validation_equal_those_of_one_device(
     gloo: GlooPool, data: dict[str, object], one_device: RunRecord, tmp_path: Path, case: str
 ) -> None:
@@ -124,7 +125,11 @@ FLEX_CASES: dict[str, tuple[int, dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("case", rows(FLEX_CASES, ("CP 2", "windows without documents, CP 2x2 by rings and heads")))
+FLEX_QUICK = ("CP 2", "windows without documents, CP 2x2 by rings and heads")
+FLEX_FULL = ("TP 2, full", "CP 4, selective", "PP 2, ZBVZeroBubble, selective", "windows, CP 2")
+
+
+@pytest.mark.parametrize("case", rows(FLEX_CASES, FLEX_QUICK, FLEX_FULL))
 def test_flex_attention_equals_the_dense_mask(gloo: GlooPool, data: dict[str, object], tmp_path: Path, case: str) -> None:
     ranks, overrides = FLEX_CASES[case]
     short = {**data, "training.steps": 1, "training.global_batch_size": 4, "validation.enable": "false"}
