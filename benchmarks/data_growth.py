@@ -61,6 +61,19 @@ def json_lines(file: Path, size: int) -> Path:
     return file
 
 
+def parquet(folder: Path, files: int) -> Path:
+    """Write files of ten row groups, each with a hundred documents of a kilobyte."""
+    import pyarrow
+    import pyarrow.parquet
+
+    folder.mkdir()
+    for file in range(files):
+        texts = [f"document {file} {number}: " + "words and words " * 60 for number in range(1000)]
+        table = pyarrow.table({"text": texts, "url": texts})
+        pyarrow.parquet.write_table(table, folder / f"{file:05d}.parquet", row_group_size=100, compression="zstd")
+    return folder
+
+
 def measured(dataset: str, path: Path, workers: int, rounds: int) -> tuple[float, float, float]:
     """Return the CPU seconds of all processes, the MiB of the rank and the MiB of its largest data worker: the least of
     ``rounds`` runs of two steps."""
@@ -130,6 +143,11 @@ def growth(sizes: Sequence[int], gigabytes: Sequence[float], rounds: int) -> Non
             for workers in (0, 4):
                 _print(f"JSON lines, {size:g} GB, later starts", "json", file, workers, rounds)
             file.unlink()
+        for files in (100, 1000):
+            path = parquet(Path(folder, f"parquet-{files}"), files)
+            _print(f"Parquet, {files:,} files, first start", "parquet", path, 0, 1)
+            for workers in (0, 4):
+                _print(f"Parquet, {files:,} files, later starts", "parquet", path, workers, rounds)
 
 
 def _print(name: str, dataset: str, path: Path, workers: int, rounds: int) -> None:

@@ -38,7 +38,7 @@ from pathlib import Path
 from titan_core.api import DatasetContext
 from titan_data.record_files import open_local
 resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))
-source = open_local(DatasetContext("json", sys.argv[1], "text", 3, "here", section=None))
+source = open_local(DatasetContext(sys.argv[2], sys.argv[1], "text", 3, "here", section=None))
 print(json.dumps([text for index in range(4) for text in source.shard(index, 4, 0)]))
 """
 
@@ -50,7 +50,26 @@ def test_many_small_files_of_json_lines_are_read_under_a_low_limit(tmp_path: Pat
     for number in range(FILES):
         (folder / f"{number:05d}.jsonl").write_text(f'{{"text": "{number}"}}\n')
     for _ in range(2):  # the second start finds the index
-        assert sorted(map(int, _under_limit(LINES, folder))) == list(range(FILES))  # type: ignore[call-overload]
+        assert sorted(map(int, _under_limit(LINES, folder, "json"))) == list(range(FILES))  # type: ignore[call-overload]
+    assert len(list((tmp_path / "cache" / "file-index").iterdir())) == 1, "one index for all of them"
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_many_files_of_rows_are_read_under_a_low_limit(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    monkeypatch.setenv("TITAN_CACHE_DIR", str(tmp_path / "cache"))
+    folder, count = tmp_path / "data", 400
+    folder.mkdir()
+    for number in range(count):
+        table = pyarrow.table({"text": [str(number)]})
+        if form == "parquet":
+            pyarrow.parquet.write_table(table, folder / f"{number:05d}.parquet")
+        else:
+            with pyarrow.ipc.new_stream(str(folder / f"{number:05d}.arrow"), table.schema) as writer:
+                writer.write_table(table)
+    assert sorted(map(int, _under_limit(LINES, folder, form))) == list(range(count))  # type: ignore[call-overload]
     assert len(list((tmp_path / "cache" / "file-index").iterdir())) == 1, "one index for all of them"
 
 
@@ -66,8 +85,8 @@ def test_a_tokenised_dataset_of_many_parts_is_read_under_a_low_limit(tmp_path: P
     assert sorted(_under_limit(PARTS, tmp_path)) == [[number, number + 1] for number in range(FILES // 2)]
 
 
-def _under_limit(program: str, folder: Path) -> list[object]:
-    command = [sys.executable, "-c", program.replace("{limit}", str(LIMIT)), str(folder)]
+def _under_limit(program: str, folder: Path, *more: str) -> list[object]:
+    command = [sys.executable, "-c", program.replace("{limit}", str(LIMIT)), str(folder), *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return list(json.loads(done.stdout))

@@ -165,6 +165,22 @@ def test_blocks_of_packed_files_are_of_unpacked_bytes(tmp_path: Path) -> None:
     assert len(list(source.shard(1, 3, 0))) == pytest.approx(20_000 / 3, abs=200)
 
 
+def test_a_corpus_that_does_not_stay_decoded_is_warned_of_in_random_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(tmp_path / "data", "snappy")
+    check_tables(request(tmp_path / "data"))
+    open_local(request(tmp_path / "data"))
+    assert not caplog.records
+    monkeypatch.setattr(row_groups, "LIMIT", 2000)
+    open_local(request(tmp_path / "data", shuffle="blocks"))
+    check_tables(request(tmp_path / "data"))
+    assert not caplog.records
+    open_local(request(tmp_path / "data"))
+    (record,) = caplog.records
+    assert "a document at random costs the decoding of its group: set data.shuffle" in record.getMessage()
+
+
 def test_what_is_announced_and_counted_are_the_column_chunks_of_groups(tmp_path: Path) -> None:
     files = written(tmp_path / "data", "uncompressed, a checksum a page")
     documents = rows(files, Columns("text"))
@@ -175,7 +191,7 @@ def test_what_is_announced_and_counted_are_the_column_chunks_of_groups(tmp_path:
                 for chunk in chunks]  # fmt: skip
     assert documents.extents(0, 40) == expected
     assert documents.extents(10, 12) == expected[1:2]
-    assert documents.useful_bytes(10) == chunks[1].total_compressed_size / 9
+    assert documents.useful_bytes(10) == chunks[1].total_compressed_size // 9
     documents.read_ahead(0, COUNT)
 
 

@@ -18,6 +18,7 @@ import tempfile
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -114,7 +115,7 @@ class _Group:
         self._checksums: NDArray[numpy.int64] = numpy.zeros(0, _VALUE)
         self._checked: NDArray[numpy.bool_] = numpy.zeros(0, bool)
 
-    @property
+    @cached_property
     def path(self) -> Path:
         return cache_folder(FOLDER) / self.name
 

@@ -25,13 +25,22 @@ def titan_datasets() -> list[Dataset]:
     records, hub = "titan_data.record_files:open_local", "titan_data.huggingface:open_hub"
     return [
         *(
-            Dataset(name=name, summary=summary, build=Ref(opener), check=Ref(check), splits=True)
-            for name, summary, opener, check in (
-                ("json", "local JSON lines", records, files),
-                ("parquet", "local Parquet files", records, "titan_data.record_files:check_tables"),
-                ("arrow", "local Arrow files", records, "titan_data.record_files:check_tables"),
-                ("text", "local text files", "titan_data.text_files:open_text", files),
+            Dataset(name=name, summary=summary, build=Ref(opener), check=Ref(files), splits=True)
+            for name, summary, opener in (
+                ("json", "local JSON lines", records),
+                ("text", "local text files", "titan_data.text_files:open_text"),
             )
+        ),
+        *(
+            Dataset(
+                name=name,
+                summary=summary,
+                build=Ref(records),
+                check=Ref("titan_data.record_files:check_tables"),
+                describe=Ref("titan_data.record_files:describe_tables"),
+                splits=True,
+            )
+            for name, summary in (("parquet", "local Parquet files"), ("arrow", "local Arrow files"))
         ),
         Dataset(
             name="csv",

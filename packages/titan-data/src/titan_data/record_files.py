@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 from typing import Any, Final
 
 from titan_core.api import CorruptRecord, DatasetContext, DocumentSource, Problem, ShuffledDocuments, UserError
@@ -14,6 +16,8 @@ from titan_data.parquet_files import PARQUET
 from titan_data.records import Reader, check_format, reads_text
 from titan_data.row_groups import Columns, RowGroups
 from titan_data.storage import problems
+
+log = logging.getLogger(__name__)
 
 _FORMS: Final = {"parquet": PARQUET, "arrow": ARROW}
 
@@ -32,11 +36,25 @@ def check_tables(context: DatasetContext[None]) -> list[Problem]:
 
     def check() -> list[Problem]:
         found = check_format(context)
-        if not found:
-            open_local(context)
+        if not found and not len(_tables(context)):
+            raise UserError.one(context.where, EMPTY, EMPTY_FIX)
         return found
 
     return problems(context, check)
+
+
+def describe_tables(context: DatasetContext[None]) -> list[str]:
+    """Return what is in Parquet or Arrow files.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    return _tables(context).describe()
+
+
+def _tables(context: DatasetContext[None]) -> RowGroups:
+    files = find_files(context, ENDINGS[context.name])
+    return RowGroups(decompressed(files), files, _FORMS[context.name], text_columns(context), reads_text(context))
 
 
 def text_columns(context: DatasetContext[None]) -> Columns:
@@ -58,6 +76,8 @@ def open_files(context: DatasetContext[Any], form: str, read: Reader, columns: C
     records: JsonRecords | JsonArrays | RowGroups
     if form in _FORMS:
         records = RowGroups(plain, files, _FORMS[form], columns, read)
+        if context.shuffle == "documents" and multiprocessing.parent_process() is None and (advice := records.advice):
+            log.warning("dataset %s: %s", context.path, advice)
     elif not (records := JsonRecords(plain, files, read)).are_lines:
         records = JsonArrays(plain, files, read)
     if len(records) == 0:

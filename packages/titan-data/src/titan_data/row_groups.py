@@ -25,6 +25,7 @@ import pyarrow.types
 from numpy.typing import NDArray
 
 from titan_core.api import CorruptRecord, Document, UserError
+from titan_core.toolkit.text import show_bytes
 from titan_data.file_documents import FileDocuments
 from titan_data.file_index import FileIndex
 from titan_data.mapped_files import MappedFiles
@@ -38,7 +39,7 @@ PART: Final = 8 << 20
 _PASSES: Final = 16
 """Large groups of a dataset whose decoding can be continued with the next part, instead of from the first row."""
 _SAMPLED: Final = 16
-"""Files of which the size of decoded rows is taken, to estimate that of all."""
+"""Files whose decoded size stands for that of all."""
 _numbers = itertools.count()
 
 GroupTable: TypeAlias = list[tuple[int, int, int]]
@@ -214,26 +215,60 @@ class RowGroups(FileDocuments):
             first = group.last
         return found
 
-    def useful_bytes(self, index: int) -> float:
+    def useful_bytes(self, index: int) -> int:
         """Return the bytes that row ``index`` takes in the file: the mean of its group."""
         file, row = self.locate(index)
         group = self._groups(file).of(row)
-        ranges = self._opened(file).extents(group.number, group.bounds, self._columns_of(file))
-        return sum(end - begin for begin, end in ranges) / (group.last - group.first)
+        size = sum(end - begin for _, begin, end in self.ranges(file, row, row + 1))
+        return size // (group.last - group.first)
 
-    @cached_property
+    def describe(self) -> list[str]:
+        """Return what is in the files, and what a document at random costs, for ``titan data inspect``."""
+        line = f"{len(self._files):,} files of {self._form.name}, {len(self):,} rows"
+        if self._largest:
+            named = ", ".join(map(repr, self._columns_of(0)))
+            line += f"; of the columns that are read ({named}), a group has up to {show_bytes(self._largest)} in memory"
+        return [line, *([advice] if (advice := self.advice) else [])]
+
+    @property
+    def advice(self) -> str | None:
+        """What to do if a document at random costs its group, because not all groups fit into memory."""
+        if (self.unpacked_bytes or 0) <= LIMIT:
+            return None
+        cost = f"half of its group of rows (up to {show_bytes(self._largest)})" if self._largest > 2 * PART else "its group"
+        less = ", write smaller groups (row_group_size=1000), or tokenise the dataset" if self._largest > 2 * PART else ""
+        return (
+            f"its rows take more than the {show_bytes(LIMIT)} that a process keeps, so a document at random costs the "
+            f'decoding of {cost}: set data.shuffle = "blocks"{less}'
+        )
+
+    @property
     def unpacked_bytes(self) -> int | None:
         """Bytes of all rows as they are decoded, about; ``None`` if they are parts of memory maps."""
-        count = min(_SAMPLED, len(self._files))
-        rows = size = 0
-        for file in sorted({number * (len(self._files) - 1) // max(count - 1, 1) for number in range(count)}):
+        return self._sizes[0]
+
+    @property
+    def _largest(self) -> int:
+        """Bytes of the largest group as it is decoded."""
+        return self._sizes[1]
+
+    @cached_property
+    def _sizes(self) -> tuple[int | None, int]:
+        largest = rows = size = 0
+        for file in self._sample():
             opened, columns = self._opened(file), self._columns_of(file)
             if opened.mapped:
-                return None
-            groups = self._groups(file)
-            size += sum(opened.unpacked(group.number, group.bounds, columns) for group in groups)
+                return None, 0
+            for group in self._groups(file):
+                unpacked = opened.unpacked(group.number, group.bounds, columns)
+                size, largest = size + unpacked, max(largest, unpacked)
             rows += self._index.documents(file)
-        return size * len(self) // rows if rows else 0
+        return (size * len(self) // rows if rows else 0), largest
+
+    def _sample(self) -> list[int]:
+        """Return the numbers of some files."""
+        count = min(_SAMPLED, len(self._files))
+        return sorted({number * (len(self._files) - 1) // max(count - 1, 1) for number in range(count)})
 
     def _rows(self, file: int, group: _Group, row: int) -> tuple[pyarrow.Table, int]:
         """Return decoded rows of a group, ``row`` among them, and the number of the first of them.

@@ -32,7 +32,8 @@ class RandomAccess(Protocol):
     random order. It starts reading them in one go, and does not wait. And a method ``extents(first, last)``, which returns
     where they are, as files, first and end bytes: :meth:`ShuffledDocuments.requests` computes from it what an order costs.
     Documents that are unpacked in groups, which take memory, may have an attribute ``unpacked_bytes``, the size of all of
-    them (``None``: not known): under ``data.shuffle = "blocks"``, a shard then reads a few MiB of neighbours at a time.
+    them (``None``: not known): under ``data.shuffle = "blocks"``, a shard then reads a few MiB of neighbours at a time. And
+    a method ``useful_bytes(index)``, the part of its group's extents that is of document ``index``.
     """
 
     def __len__(self) -> int: ...
@@ -83,6 +84,7 @@ class ShuffledDocuments:
         documents have a method ``extents(first, last)``, which returns the ranges of documents ``first`` to ``last``
         (exclusive)."""
         extents: Any = getattr(self._documents, "extents", None)
+        useful_bytes: Any = getattr(self._documents, "useful_bytes", None)
         order = self._order(index, count, epoch)
         window, ranges = -1, []
         for first in range(0, len(order) if extents is not None else 0, _AT_ONCE):
@@ -93,7 +95,8 @@ class ShuffledDocuments:
                     ranges += [one for block in order.ranges_of(window) for one in extents(*block)]
                 if document != NO_DOCUMENT:
                     own = extents(document, document + 1)
-                    yield sum(end - begin for _, begin, end in own), ranges if isinstance(order, Blocks) else own
+                    size = sum(end - begin for _, begin, end in own) if useful_bytes is None else useful_bytes(document)
+                    yield size, ranges if isinstance(order, Blocks) else own
                     ranges = []
 
     def _order(self, index: int, count: int, epoch: int) -> Every | Blocks:
