@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from benchmarks.mutants.mutant import Mutant
 
-TOKENIZED, SPLITS, DATASETS, CHAT, MARKS, COMPRESSED, FOREIGN, CSV = (
+TOKENIZED, SPLITS, DATASETS, CHAT, MARKS, COMPRESSED, FOREIGN, CSV, ROWS = (
     "tests/data/test_tokenized.py",
     "tests/data/test_splits.py",
     "tests/data/test_datasets.py",
@@ -15,6 +15,7 @@ TOKENIZED, SPLITS, DATASETS, CHAT, MARKS, COMPRESSED, FOREIGN, CSV = (
     "tests/data/test_compressed.py",
     "tests/data/test_foreign_tokens.py",
     "tests/data/test_csv_files.py",
+    "tests/data/test_row_groups.py",
 )
 
 MUTANTS = (
@@ -35,6 +36,10 @@ MUTANTS = (
     Mutant("pieces-lose-the-rest", "data/text_files.py", "end = size - first if last else", "end = self._size if last else", (DATASETS,)),
     Mutant("each-piece-begins-a-text", "data/text_files.py", "begins=piece == 0", "begins=True", (DATASETS,)),
     Mutant("records-end-between-quotes", "data/csv_files.py", "(inside % 2 == 0)", "(inside >= 0)", (CSV,)),
+    Mutant("rows-of-the-group-before", "data/row_groups.py", 'row, "right")', 'row, "left")', (ROWS,)),
+    Mutant("decoded-rows-without-bound", "data/row_groups.py", "while self.bytes > LIMIT and", "while False and", (ROWS,)),
+    Mutant("large-groups-from-their-first-row", "data/row_groups.py", "if here is None or here.next > part:", "if True:", (ROWS,)),
+    Mutant("columns-whose-names-begin-alike", "data/parquet_files.py", "key=len", "key=lambda name: -len(name)", (ROWS,)),
     Mutant("megatron-documents-of-one-sequence", "data/foreign/megatron.py", "int(bounds[first]), int(bounds[last])", "int(bounds[first]), int(bounds[first]) + 1", (FOREIGN,)),
     Mutant("flat-documents-begin-with-an-end", "data/foreign/flat_tokens.py", "else found + 1", "else found", (FOREIGN,)),
     Mutant("foreign-ids-unchecked", "data/foreign/documents.py", "        if self._vocab_size is not None:\n", "        if False:\n", (FOREIGN,)),
