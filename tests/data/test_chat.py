@@ -420,7 +420,7 @@ def parquet(file: Path) -> None:
 def test_files_of_all_forms_hold_the_same_documents(
     tmp_path: Path, name: str, write: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TITAN_CACHE_DIR", str(tmp_path / "cache"))
     save_tokenizer(tmp_path)
     write(tmp_path / name)
     made = context(tmp_path, str(tmp_path / name))

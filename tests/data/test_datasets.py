@@ -110,7 +110,7 @@ def test_local_records(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatc
     import pyarrow
     import pyarrow.parquet
 
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TITAN_CACHE_DIR", str(tmp_path / "cache"))
     texts = [f"document {number}" for number in range(10)]
     if kind == "json":
         path = tmp_path / "data.jsonl"
@@ -140,7 +140,7 @@ def test_parquet_files_may_have_other_columns_and_one_without_the_field_is_named
     import pyarrow
     import pyarrow.parquet
 
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TITAN_CACHE_DIR", str(tmp_path / "cache"))
     tables: list[dict[str, Any]] = [{"text": ["a"], "n": [1]}, {"url": ["u"], "text": ["b"]}, {"n": ["x"], "text": ["c"]}]
     for number, columns in enumerate(tables):
         pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / f"{number}.parquet")
@@ -240,7 +240,7 @@ def test_a_row_that_is_not_text_is_reported_with_its_place(tmp_path: Path, monke
     import pyarrow
     import pyarrow.parquet
 
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TITAN_CACHE_DIR", str(tmp_path / "cache"))
     texts = pyarrow.array([b"good", b"\xff\xfe"], pyarrow.binary()).view(pyarrow.string())
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "data.parquet")
     shard = open_local(request("parquet", tmp_path)).shard(0, 1, 0)

@@ -185,7 +185,7 @@ def records(folder: Path, rows: list[dict[str, Any]], ending: str) -> Path:
 
 @pytest.mark.parametrize("ending", ["saved", "parquet", "jsonl"])
 def test_records_with_token_ids(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TITAN_CACHE_DIR", str(tmp_path / "cache"))
     rows = [{"input_ids": [*ids, 0, 0], "attention_mask": [1] * len(ids) + [0, 0],
              "labels": [-100, -100, *ids[2:], -100, -100]} for ids in IDS]  # fmt: skip
     asked = context("input_ids", records(tmp_path, rows, ending), InputIdsSection())

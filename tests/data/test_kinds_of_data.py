@@ -41,7 +41,6 @@ def job_of(kind: str, folder: Path, **more: object) -> AssembledJob:
 
 @pytest.fixture(autouse=True)
 def cache(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", in_tmp / "cache")
     monkeypatch.setenv("TITAN_CACHE_DIR", str(in_tmp / "cache"))
 
 

@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +255,24 @@ def test_only_the_column_chunks_that_are_used_are_fetched(s3: FakeS3, tmp_path: 
     spans = [[int(number) for number in span.removeprefix("bytes=").split("-")] for _, span in s3.ranges]
     assert sum(end - begin + 1 for begin, end in spans) < 100_000, "of six million"
     assert len(spans) <= 4, "the column chunk of each of three row groups"
+
+
+def test_blocks_of_row_groups_are_fetched_once(s3: FakeS3, tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    texts = [numpy.random.default_rng(number).bytes(500).hex() for number in range(4000)]
+    (tmp_path / "set").mkdir()
+    table = pyarrow.table({"text": texts, "id": list(range(4000))})
+    pyarrow.parquet.write_table(table, tmp_path / "set" / "a.parquet", row_group_size=250, compression="none")
+    s3.put(tmp_path / "set", "blocks/")
+    source = open_local(replace(context("parquet", f"s3://{BUCKET}/blocks"), shuffle="blocks"))
+    s3.ranges.clear()
+    shards = [source.shard(index, 2, 0) for index in range(2)]
+    found = [text for pair in zip_longest(*shards) for text in pair if text is not None]
+    assert sorted(found) == sorted(texts)
+    spans = [[int(number) for number in span.removeprefix("bytes=").split("-")] for _, span in s3.ranges]
+    assert sum(end - begin + 1 for begin, end in spans) < 1.1 * 4000 * 1004
 
 
 def test_a_broken_store_does_not_make_a_file_damaged(s3: FakeS3, tmp_path: Path) -> None:
