@@ -33,6 +33,7 @@ from titan_data.remote_bytes import BLOCK, FetchedBlocks, RemoteArray, RemoteByt
 from titan_data.storage import files_below, kind_of, located, matching
 from titan_data.tokenize import tokenize
 
+FULL = pytest.mark.full
 FOREIGN = Path(__file__).parent / "foreign"
 COUNT = 2_000_000
 TEXTS = [f"document {number} " + "of words " * (number * 7 % 5) for number in range(60)]
@@ -137,7 +138,9 @@ def batches(spec: DatasetSpec, number: int) -> list[Any]:
         close(loader)
 
 
-@pytest.mark.parametrize("kind", ["tokenized", "megatron", "datatrove", "flat_tokens", "mds", "mds, compressed", *TEXT])
+@pytest.mark.parametrize(
+    "kind", ["tokenized", "megatron", "datatrove", "flat_tokens", "mds", pytest.param("mds, compressed", marks=FULL), *TEXT]
+)
 def test_the_documents_are_those_of_files(kind: str, s3: FakeS3, tmp_path: Path) -> None:
     here = dataset(kind, tmp_path)
     there = at_store(here, s3, kind.replace(", ", "-"))
@@ -146,7 +149,14 @@ def test_the_documents_are_those_of_files(kind: str, s3: FakeS3, tmp_path: Path)
     assert s3.ranges and all(span for path, span in s3.ranges if path.endswith((".bin", ".ds"))), "data is read by range"
 
 
-@pytest.mark.parametrize("kind", ["tokenized", "megatron", "datatrove", "flat_tokens", "mds", "json", "csv", "text"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "flat_tokens",
+        "json",
+        *(pytest.param(kind, marks=FULL) for kind in ("tokenized", "megatron", "datatrove", "mds", "csv", "text")),
+    ],
+)
 def test_blocks_of_documents_are_fetched_once(
     kind: str, s3: FakeS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
