@@ -19,7 +19,8 @@ from titan_data.foreign.config import InputIdsSection
 from titan_data.foreign.input_ids import check_input_ids, open_input_ids
 from titan_data.parquet_files import PARQUET
 from titan_data.record_files import check_tables, open_local
-from titan_data.row_groups import Columns, RowGroups, _decoded
+from titan_data.row_groups import RowGroups, _decoded
+from titan_data.table_columns import Columns
 
 COUNT = 100
 TEXTS = [f"document {number} ü " + "of words " * (number * 7 % 11) for number in range(COUNT)]

@@ -15,7 +15,8 @@ import pyarrow
 import pyarrow.ipc
 
 from titan_data.remote_bytes import RemoteBytes
-from titan_data.row_groups import Bounds, Form, GroupTable, seekable
+from titan_data.row_groups import Bounds, Form, GroupTable
+from titan_data.seekable import seekable
 
 _MAGIC: Final = b"ARROW1"
 _START: Final = 8

@@ -9,7 +9,8 @@ import pyarrow
 import pyarrow.parquet
 
 from titan_data.remote_bytes import BLOCK, RemoteBytes
-from titan_data.row_groups import Bounds, Form, GroupTable, seekable
+from titan_data.row_groups import Bounds, Form, GroupTable
+from titan_data.seekable import seekable
 
 _PER_FOOTER: Final = 8
 """Bytes of memory for a byte of a footer, about."""

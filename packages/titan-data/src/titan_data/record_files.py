@@ -14,8 +14,9 @@ from titan_data.json_lines import JsonRecords
 from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files, first_record
 from titan_data.parquet_files import PARQUET
 from titan_data.records import Reader, check_format, reads_text
-from titan_data.row_groups import Columns, RowGroups
+from titan_data.row_groups import RowGroups
 from titan_data.storage import problems
+from titan_data.table_columns import Columns
 
 log = logging.getLogger(__name__)
 

@@ -14,14 +14,13 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy
 import pyarrow
-import pyarrow.types
 from numpy.typing import NDArray
 
 from titan_core.api import CorruptRecord, Document, UserError
@@ -29,8 +28,9 @@ from titan_core.toolkit.text import show_bytes
 from titan_data.file_documents import FileDocuments
 from titan_data.file_index import FileIndex
 from titan_data.mapped_files import MappedFiles
-from titan_data.records import FIELD_FIX, Reader, missing_field
-from titan_data.remote_bytes import RemoteBytes
+from titan_data.records import Reader
+from titan_data.seekable import ReadFailed
+from titan_data.table_columns import Columns
 
 LIMIT: Final = 512 << 20
 """Bytes of decoded rows and of footers that a process keeps."""
@@ -81,63 +81,6 @@ class Form:
     """Opens the contents of a file."""
     verified: bool
     """Whether the library verifies the places of values when it decodes them."""
-
-
-def is_text(of: pyarrow.DataType) -> bool:
-    """Whether a column contains texts."""
-    if pyarrow.types.is_dictionary(of):
-        return is_text(of.value_type)
-    types = pyarrow.types
-    return bool(types.is_string(of) or types.is_large_string(of) or types.is_string_view(of))
-
-
-def is_integers(of: pyarrow.DataType) -> bool:
-    """Whether a column contains lists of integers."""
-    types = pyarrow.types
-    if not (types.is_list(of) or types.is_large_list(of) or types.is_fixed_size_list(of) or types.is_list_view(of)):
-        return False
-    return bool(types.is_integer(of.value_type))
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The columns that a dataset reads."""
-
-    needed: str | None = None
-    """Each file must have it."""
-    fits: Callable[[pyarrow.DataType], bool] = is_text
-    """Whether the needed column has the right type."""
-    what: str = "text"
-    """What the needed column contains, for errors."""
-    fix: str = FIELD_FIX
-    others: tuple[str, ...] | None = ()
-    """Read from files that have them; ``None``: all."""
-
-    def of(self, schema: pyarrow.Schema, file: Path) -> list[str]:
-        """Return the columns to read from ``file``.
-
-        Raises:
-            UserError: the needed one is missing, is there twice, or has another type.
-        """
-        names = schema.names
-        if self.needed is not None:
-            if self.needed not in names:
-                raise UserError.one(str(file), missing_field(self.needed, names), self.fix)
-            if names.count(self.needed) > 1:
-                raise UserError.one(str(file), f"has two columns {self.needed!r}", "rename one")
-            if not self.fits(found := schema.field(self.needed).type):
-                raise UserError.one(str(file), f"column {self.needed!r} contains {found}, not {self.what}", self.fix)
-        unique = [name for name in names if names.count(name) == 1]
-        wanted = [name for name in unique if self.others is None or name in self.others or name == self.needed]
-        return wanted or unique  # none of them: the reader lists what there is
-
-
-class ReadFailed(Exception):
-    """Bytes of a store could not be fetched. No ``OSError``, which the library raises for damaged files too."""
-
-    def __init__(self, error: OSError) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 class _Damaged(Exception):
@@ -466,38 +409,3 @@ def _parts(tables: Iterator[pyarrow.Table], rows: int) -> Iterator[pyarrow.Table
             held = [joined.slice(rows)] if len(joined) > rows else []
     if held:
         yield pyarrow.concat_tables(held)
-
-
-def seekable(content: Any) -> Any:
-    """Return the contents of a file as libraries read them: a buffer, or a stream that fetches what is read."""
-    if isinstance(content, RemoteBytes):
-        return pyarrow.PythonFile(_Stream(content), "r")
-    return pyarrow.BufferReader(pyarrow.py_buffer(content))
-
-
-@dataclass
-class _Stream:
-    """A remote file, as a Python file."""
-
-    content: RemoteBytes
-    at: int = 0
-    closed: bool = field(default=False, init=False)
-
-    def read(self, size: int = -1) -> bytes:
-        end = len(self.content) if size < 0 else min(self.at + size, len(self.content))
-        try:
-            found: bytes = self.content[self.at : end]
-        except OSError as error:
-            raise ReadFailed(error) from error
-        self.at = max(self.at, end)
-        return found
-
-    def seek(self, at: int, whence: int = 0) -> int:
-        self.at = at + (0, self.at, len(self.content))[whence]
-        return self.at
-
-    def tell(self) -> int:
-        return self.at
-
-    def close(self) -> None:
-        self.closed = True

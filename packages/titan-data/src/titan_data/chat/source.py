@@ -99,7 +99,7 @@ def open_chats(context: DatasetContext[ChatSection]) -> DocumentSource:
     from titan_data.csv_files import open_csv_files
     from titan_data.huggingface import stream_hub
     from titan_data.record_files import open_files
-    from titan_data.row_groups import Columns
+    from titan_data.table_columns import Columns
 
     read = ChatReader(context)
     form = form_of(context, _FORMS, f"with the fields {FIELDS}")

@@ -119,7 +119,7 @@ def open_input_ids(context: DatasetContext[InputIdsSection]) -> DocumentSource:
 
 def _open_files(context: DatasetContext[InputIdsSection], form: str, read: InputIdsReader) -> DocumentSource:
     from titan_data.record_files import open_files
-    from titan_data.row_groups import Columns, is_integers
+    from titan_data.table_columns import Columns, is_integers
 
     column = context.section.column
     fix = "set input_ids.column"
