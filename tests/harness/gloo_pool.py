@@ -14,7 +14,7 @@ from collections.abc import Callable
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from torch.distributed import TCPStore
 
@@ -144,14 +144,16 @@ def _start(stacks: bool) -> tuple[multiprocessing.process.BaseProcess, Connectio
 
 
 def _serve(pipe: Connection, stacks: bool) -> None:
+    file = _stacks_of(os.getpid()).open("w", encoding="utf-8") if stacks else None
+    if file is not None:
+        faulthandler.enable(file)
     from titan_core.torch_private import one_worker_per_gloo_group  # imported before the fork, and slow elsewhere
 
     with one_worker_per_gloo_group():  # as in a job, because tests make groups without one too
-        _answer(pipe, stacks)
+        _answer(pipe, file)
 
 
-def _answer(pipe: Connection, stacks: bool) -> None:
-    file = _stacks_of(os.getpid()).open("w", encoding="utf-8") if stacks else None
+def _answer(pipe: Connection, file: TextIO | None) -> None:
     before = dict(os.environ)
     while True:
         if file is not None:
