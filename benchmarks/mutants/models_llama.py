@@ -12,23 +12,21 @@ LLAMA, FORMATS, ROPE, TOKENIZER = (
     "tests/models_llama/test_rope.py",
     "tests/models_llama/test_tokenizer.py",
 )
-CONFIG, LAYOUT, MODEL, TABLE = (
-    "models-llama/config.py",
-    "models-llama/layout.py",
-    "models-llama/model.py",
-    "models-llama/rope.py",
+CONFIG, SCALING = "models-llama/config.py", "models-llama/rope.py"
+LAYOUT, MODEL, TABLE, HF, HF_CONFIG = (
+    f"core/toolkit/{name}.py" for name in ("decoder_layout", "decoder", "rotary", "hf_decoder", "hf_config")
 )
 
 MUTANTS = (
     Mutant("gate-and-up-swapped", MODEL, "F.silu(self.w1(x)) * self.w3(x)", "F.silu(self.w3(x)) * self.w1(x)", (LLAMA, FORMATS)),
     Mutant("norm-of-the-wrong-input", MODEL, "return h + self.feed_forward(self.ffn_norm(h))", "return h + self.feed_forward(self.ffn_norm(x))", (LLAMA, FORMATS)),
-    Mutant("values-rotated", MODEL, "apply_rope(k, rope), v, documents", "apply_rope(k, rope), apply_rope(v, rope), documents", (LLAMA, FORMATS)),
-    Mutant("documents-not-masked", MODEL, "apply_rope(k, rope), v, documents)", "apply_rope(k, rope), v)", (LLAMA,)),
+    Mutant("values-rotated", MODEL, "self.rotate(k, rope), v, documents", "self.rotate(k, rope), self.rotate(v, rope), documents", (LLAMA, FORMATS)),
+    Mutant("documents-not-masked", MODEL, "self.rotate(k, rope), v, documents)", "self.rotate(k, rope), v)", (LLAMA,)),
     Mutant("positions-ignored", MODEL, "self.rope[: h.shape[1]] if positions is None else self.rope[positions]", "self.rope[: h.shape[1]]", (LLAMA,)),
     Mutant("norm-with-the-default-eps", MODEL, "self.norm = nn.RMSNorm(args.dim, eps=args.norm_eps)", "self.norm = nn.RMSNorm(args.dim)", (LLAMA, FORMATS)),
-    Mutant("wavelengths-of-a-radian", TABLE, "wavelengths = 2 * math.pi / frequencies", "wavelengths = 1 / frequencies", (ROPE,)),
-    Mutant("blend-upside-down", TABLE, "(1.0 - kept) * frequencies / scaling.factor + kept * frequencies", "kept * frequencies / scaling.factor + (1.0 - kept) * frequencies", (ROPE,)),
-    Mutant("rotation-backwards", TABLE, "(even * cos - odd * sin, even * sin + odd * cos)", "(even * cos + odd * sin, odd * cos - even * sin)", (ROPE, LLAMA)),
+    Mutant("wavelengths-of-a-radian", SCALING, "wavelengths = 2 * math.pi / frequencies", "wavelengths = 1 / frequencies", (ROPE,)),
+    Mutant("blend-upside-down", SCALING, "(1.0 - kept) * frequencies / scaling.factor + kept * frequencies", "kept * frequencies / scaling.factor + (1.0 - kept) * frequencies", (ROPE,)),
+    Mutant("rotation-backwards", TABLE, "x * cos - y * sin, x * sin + y * cos", "x * cos + y * sin, y * cos - x * sin", (ROPE, LLAMA)),
     Mutant("rope-in-low-precision", TABLE, "x.float().unflatten", "x.unflatten", (ROPE,),
            equivalent="the table is in fp32, and a product with it is too"),
     Mutant("flops-of-the-lookup", CONFIG, "looked_up = 0 if self.tie_embeddings else self.vocab_size * self.dim", "looked_up = 0", (LLAMA,)),
@@ -38,11 +36,11 @@ MUTANTS = (
     Mutant("deep-layers-start-large", LAYOUT, "0.02 / (2 * (index + 1)) ** 0.5", "0.02 / (2 * 1) ** 0.5", (LLAMA,)),
     Mutant("gate-starts-smaller", LAYOUT, "feed_forward.w[23].weight", "feed_forward.w[12].weight", (LLAMA,)),
     Mutant("tied-output-starts-like-an-embedding", LAYOUT, "output if args.tie_embeddings else Normal(std=1.0)", "Normal(std=1.0)", (LLAMA,)),
-    Mutant("keys-not-permuted", "models-llama/formats.py", 'rows = order if ours in ("attention.wq", "attention.wk") else ()', 'rows = order if ours == "attention.wq" else ()', (FORMATS,)),
-    Mutant("gate-is-up", "models-llama/formats.py", '"feed_forward.w1": "mlp.gate_proj"', '"feed_forward.w1": "mlp.up_proj"', (FORMATS,)),
-    Mutant("biases-ignored", "models-llama/formats.py", "if _flag(config, key):", "if False:", (FORMATS,)),
-    Mutant("unknown-keys-ignored", "models-llama/formats.py", "        if key not in known and value not in _NOTHING:\n", "        if False:\n", (FORMATS,)),
-    Mutant("key-heads-by-default-one", "models-llama/formats.py", 'heads if config.get("num_key_value_heads") is None', '1 if config.get("num_key_value_heads") is None', (FORMATS,)),
-    Mutant("theta-of-the-outer-table", "models-llama/formats.py", '{"rope_theta": 10_000.0, **config, **rope}', '{"rope_theta": 10_000.0, **rope, **config}', (FORMATS,)),
+    Mutant("keys-not-permuted", "models-llama/formats.py", '{"attention.wq": order, "attention.wk": order}', '{"attention.wq": order}', (FORMATS,)),
+    Mutant("gate-is-up", HF, '"feed_forward.w1": "mlp.gate_proj"', '"feed_forward.w1": "mlp.up_proj"', (FORMATS,)),
+    Mutant("biases-ignored", HF_CONFIG, "if flag(config, key):", "if False:", (FORMATS,)),
+    Mutant("unknown-keys-ignored", HF_CONFIG, 'if key not in known and key not in _IDS and key != "architectures" and value not in _NOTHING:', "if False:", (FORMATS,)),
+    Mutant("key-heads-by-default-one", HF, 'heads if config.get("num_key_value_heads") is None', '1 if config.get("num_key_value_heads") is None', (FORMATS,)),
+    Mutant("theta-of-the-outer-table", HF_CONFIG, '**config, **table(config, "rope_parameters")}', '**table(config, "rope_parameters"), **config}', (FORMATS,)),
     Mutant("documents-without-an-end", "models-llama/tokenizer.py", "numpy.concatenate([marks[:1], *pieces, marks[1:]])", "numpy.concatenate([marks[:1], *pieces])", (TOKENIZER,)),
 )  # fmt: skip

@@ -1,94 +1,20 @@
-"""Llama 3.1 (arXiv 2407.21783, section 3.2), written for one device, without parallelism.
-
-Shape suffixes in comments: B batch, S sequence, D width, H query heads, K key/value heads, E head width, V vocabulary.
-"""
+"""Llama 3.1 (arXiv 2407.21783, section 3.2)."""
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-
-from titan_core.api import CausalAttention
+from titan_core.toolkit.decoder import Decoder, DecoderBlock, FeedForward, GroupedQueryAttention
+from titan_core.toolkit.rotary import rotate_neighbours
 from titan_models_llama.config import LlamaArgs
-from titan_models_llama.rope import apply_rope
 
 
-class Attention(nn.Module):
-    """Grouped-query attention with rotary positions."""
-
-    def __init__(self, args: LlamaArgs) -> None:
-        super().__init__()
-        self.head_dim = args.head_dim
-        kv_dim = args.n_kv_heads * args.head_dim
-        self.wq = nn.Linear(args.dim, args.dim, bias=False)
-        self.wk = nn.Linear(args.dim, kv_dim, bias=False)
-        self.wv = nn.Linear(args.dim, kv_dim, bias=False)
-        self.wo = nn.Linear(args.dim, args.dim, bias=False)
-        self.mixer = CausalAttention()
-
-    def forward(self, x: Tensor, rope: Tensor, documents: Tensor | None = None) -> Tensor:
-        """``x`` is B S D, ``documents`` B S; for ``rope`` see :func:`~titan_models_llama.rope.apply_rope`."""
-        batch, seq, _ = x.shape
-        # -1: tensor parallelism may leave only some of the heads in a projection.
-        q, k, v = (
-            projection(x).view(batch, seq, -1, self.head_dim).transpose(1, 2)  # B H S E
-            for projection in (self.wq, self.wk, self.wv)
-        )
-        mixed = self.mixer(apply_rope(q, rope), apply_rope(k, rope), v, documents)
-        return self.wo(mixed.transpose(1, 2).reshape(batch, seq, -1))
-
-
-class FeedForward(nn.Module):
-    """SwiGLU (Shazeer, arXiv 2002.05202)."""
-
-    def __init__(self, args: LlamaArgs) -> None:
-        super().__init__()
-        self.w1 = nn.Linear(args.dim, args.ffn_dim, bias=False)
-        self.w2 = nn.Linear(args.ffn_dim, args.dim, bias=False)
-        self.w3 = nn.Linear(args.dim, args.ffn_dim, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """B S D to B S D."""
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
-
-
-class Block(nn.Module):
-    """Attention and feed-forward, each after a norm and within a residual connection."""
-
-    def __init__(self, args: LlamaArgs) -> None:
-        super().__init__()
-        self.attention_norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
-        self.attention = Attention(args)
-        self.ffn_norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
-        self.feed_forward = FeedForward(args)
-
-    def forward(self, x: Tensor, rope: Tensor, documents: Tensor | None = None) -> Tensor:
-        """B S D to B S D."""
-        h = x + self.attention(self.attention_norm(x), rope, documents)
-        return h + self.feed_forward(self.ffn_norm(h))
-
-
-class Llama(nn.Module):
+class Llama(Decoder):
     """Token ids to logits."""
 
-    rope: Tensor
-
     def __init__(self, args: LlamaArgs) -> None:
-        super().__init__()
-        self.tok_embeddings = nn.Embedding(args.vocab_size, args.dim)
-        self.layers = nn.ModuleDict({str(index): Block(args) for index in range(args.n_layers)})
-        self.norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
-        self.output = nn.Linear(args.dim, args.vocab_size, bias=False)
-        if args.tie_embeddings:
-            self.output.weight = self.tok_embeddings.weight
-        # Cosines and sines by position. The layout computes the values, so checkpoints do not contain them.
-        self.register_buffer("rope", torch.empty(args.max_seq_len, 2, args.head_dim // 2), persistent=False)
-
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        """``tokens``, ``positions`` (default ``0 .. S - 1``) and ``documents`` (default: one) are B S, logits B S V."""
-        h = self.tok_embeddings(tokens)
-        rope = self.rope[: h.shape[1]] if positions is None else self.rope[positions]
-        for layer in self.layers.values():
-            h = layer(h, rope, documents)
-        return self.output(self.norm(h))
+        super().__init__(
+            args,
+            (
+                DecoderBlock(args, GroupedQueryAttention(args, rotate_neighbours), FeedForward(args.dim, args.ffn_dim))
+                for _ in range(args.n_layers)
+            ),
+        )
