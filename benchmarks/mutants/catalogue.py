@@ -16,6 +16,7 @@ from benchmarks.mutants import (
     launch,
     models_hf,
     models_llama,
+    models_qwen3,
     parallel,
     report,
     simulate,
@@ -26,6 +27,7 @@ from benchmarks.mutants.mutant import Mutant
 MUTANTS: tuple[Mutant, ...] = (
     *core.MUTANTS, *data.MUTANTS, *ckpt.MUTANTS, *parallel.MUTANTS, *float8.MUTANTS, *ft.MUTANTS, *inference.MUTANTS,
     *models_hf.MUTANTS,
-    *models_llama.MUTANTS, *debug.MUTANTS, *torchtitan.MUTANTS, *completion.MUTANTS, *cluster.MUTANTS, *launch.MUTANTS,
+    *models_llama.MUTANTS, *models_qwen3.MUTANTS,
+    *debug.MUTANTS, *torchtitan.MUTANTS, *completion.MUTANTS, *cluster.MUTANTS, *launch.MUTANTS,
     *report.MUTANTS, *datasets.MUTANTS, *simulate.MUTANTS,
 )  # fmt: skip

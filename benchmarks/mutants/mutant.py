@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 PACKAGES = (
-    "core", "models-llama", "models-hf",
+    "core", "models-llama", "models-qwen3", "models-hf",
     "parallel", "float8", "ckpt", "debug", "data", "inference", "launch", "cluster", "ft", "report",
     "simulate", "torchtitan", "completion",
 )  # fmt: skip

@@ -83,7 +83,10 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
         'architectures is ["BertForMaskedLM"], and the library\'s causal language model is BertLMHeadModel',
     ),
-    "dropout": ({"attention_dropout": 0.1}, "drops attention weights (set its dropout (attention_dropout) to 0.0)"),
+    "dropout": (
+        {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "attention_dropout": 0.1},
+        "drops attention weights (set its dropout (attention_dropout) to 0.0)",
+    ),
     "frequencies": (
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
         "(set rope_type of rope_parameters to another type (yarn, linear, default))",

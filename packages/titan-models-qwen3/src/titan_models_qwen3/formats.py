@@ -1,0 +1,77 @@
+"""Hugging Face's ``Qwen3ForCausalLM``. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from titan_core.api import ForeignTensor
+from titan_core.toolkit import hf_decoder
+from titan_core.toolkit.hf_config import (
+    WITHOUT_EFFECT,
+    count,
+    flag,
+    require_known,
+    require_plain,
+    rope_theta,
+    rope_type,
+    unused_notes,
+)
+from titan_core.toolkit.text import show
+from titan_models_qwen3.config import Qwen3Args
+
+_OF_A_LAYER = {
+    **hf_decoder.OF_A_LAYER,
+    "attention.q_norm": "self_attn.q_norm",
+    "attention.k_norm": "self_attn.k_norm",
+}
+_WITHOUT_EFFECT = {*WITHOUT_EFFECT, "sliding_window", "max_window_layers"}
+"""Keys that do not change what ``Qwen3ForCausalLM`` computes from its weights in evaluation mode; those of windows while
+``use_sliding_window`` is false, and true is refused."""
+_FULL = "full_attention"
+
+
+def hf_tensors(args: Qwen3Args) -> list[ForeignTensor]:
+    """Return the tensors of ``Qwen3ForCausalLM``."""
+    return hf_decoder.hf_tensors(args, _OF_A_LAYER)
+
+
+def hf_config(args: Qwen3Args) -> dict[str, Any]:
+    """Return the contents of ``config.json`` with the keys of transformers 4, which version 5 also reads."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        **hf_decoder.written_sizes(args),
+        "rope_theta": args.rope_theta,
+        "rope_scaling": None,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "max_window_layers": args.n_layers,
+    }
+
+
+def hf_notes(config: Mapping[str, Any]) -> list[str]:
+    """Return one line for each difference between a ``config.json`` and :class:`Qwen3Args` that does not change what the
+    weights compute."""
+    return unused_notes(config, _WITHOUT_EFFECT)
+
+
+def hf_args(config: Mapping[str, Any]) -> Qwen3Args:
+    """Return the model that a ``config.json`` of transformers 4 or 5 describes.
+
+    Raises:
+        KeyError: A key is missing. So is ``head_dim``, which does not follow from the other sizes.
+        ValueError: It is not a Qwen3 model, has a feature that this model lacks, or a value is wrong.
+    """
+    if config.get("model_type") != "qwen3":
+        raise ValueError(f"model_type is {show(config.get('model_type'))}, not 'qwen3'")
+    require_plain(config, ("attention_bias",))
+    if flag(config, "use_sliding_window"):
+        raise ValueError("use_sliding_window is true, and this model attends to all earlier positions")
+    kinds = config.get("layer_types")
+    if kinds is not None and not (isinstance(kinds, list) and all(kind == _FULL for kind in kinds)):
+        raise ValueError(f"layer_types is {show(kinds)}, and this model has only layers of {_FULL!r}")
+    rope_type(config, "default")
+    known = {*hf_decoder.SIZES, *_WITHOUT_EFFECT, "use_sliding_window", "layer_types"}
+    require_known(config, "Qwen3ForCausalLM", known)
+    return Qwen3Args(**hf_decoder.read_sizes(config), head_dim=count(config, "head_dim"), rope_theta=rope_theta(config))

@@ -1,0 +1,35 @@
+"""The components that titan-models-qwen3 registers."""
+
+from __future__ import annotations
+
+from titan_core.api import Model, Recipe, Ref, WeightFormat, hookimpl, recipes_in
+from titan_models_qwen3.config import FLAVORS
+
+api = (2, 0)
+
+
+@hookimpl
+def titan_models() -> list[Model]:
+    return [
+        Model(
+            name="qwen3",
+            summary="Qwen3",
+            flavors=FLAVORS,
+            define=Ref("titan_models_qwen3.layout:define"),
+            formats=(
+                WeightFormat(
+                    files="safetensors",
+                    tensors=Ref("titan_models_qwen3.formats:hf_tensors"),
+                    to_args=Ref("titan_models_qwen3.formats:hf_args"),
+                    notes=Ref("titan_models_qwen3.formats:hf_notes"),
+                    from_args=Ref("titan_models_qwen3.formats:hf_config"),
+                    ignored=("*.rotary_emb.inv_freq",),
+                ),
+            ),
+        )
+    ]
+
+
+@hookimpl
+def titan_recipes() -> list[Recipe]:
+    return recipes_in("titan_models_qwen3")
