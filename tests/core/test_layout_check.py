@@ -44,6 +44,10 @@ LAYOUT = layout(ARGS)
             "Shard\\(dim=0, norm=True\\) for 'layers.0.feed_forward.w1.weight': all parameters of a norm have one dimension",
         ),
         (replace(LAYOUT, rules={"*.w1.weight": Experts(1, Shard(-1))}), "which divides one dimension twice"),
+        (
+            replace(LAYOUT, exact=("*.router.weight",)),
+            r"layout of model 'tiny': exact pattern '\*.router.weight' matches no parameter",
+        ),
         (replace(LAYOUT, block_costs=(1.0,)), "block_costs has 1 numbers, but num_blocks is 6"),
         (
             replace(LAYOUT, block_costs=(1.0,) * 5 + (0.0,)),
@@ -81,6 +85,27 @@ def test_shared_parameters_must_be_declared() -> None:
     check_layout(model, layout(args), "tiny")
     with pytest.raises(UserError, match=r"'output\.weight' is shared with another"):
         check_layout(model, replace(layout(args), tied={}), "tiny")
+
+
+def test_a_module_computes_in_fp32_or_not() -> None:
+    class Owner(TinyModel):
+        def __init__(self) -> None:
+            super().__init__(ARGS)
+            self.norm.scale = torch.nn.Parameter(torch.ones(()))
+
+    with torch.device("meta"):
+        model = Owner()
+    check_layout(model, replace(LAYOUT, exact=("norm.*", "layers.0.*")), "tiny")
+    with pytest.raises(UserError, match=r"exact contains 'norm.scale' but not 'norm.weight' of the same module"):
+        check_layout(model, replace(LAYOUT, exact=("norm.scale",)), "tiny")
+
+
+def test_a_tied_parameter_is_not_exact() -> None:
+    args = ARGS.model_copy(update={"tie_embeddings": True})
+    with torch.device("meta"):
+        model = TinyModel(args)
+    with pytest.raises(UserError, match=r"exact contains 'tok_embeddings.weight', which is tied to another parameter"):
+        check_layout(model, replace(layout(args), exact=("tok_embeddings.weight",)), "tiny")
 
 
 def test_a_layers_weight_and_bias_have_one_rule() -> None:

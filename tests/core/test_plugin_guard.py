@@ -410,6 +410,11 @@ def test_a_definition_is_guarded_too() -> None:
             call()
 
 
+def test_patterns_of_exact_parameters_are_a_tuple() -> None:
+    with pytest.raises(PluginFailure, match=r"returned exact = '\*.router.weight'; it must be a tuple of patterns"):
+        ORIGIN.call("define", lambda: definition(exact="*.router.weight"), (), RETURNS["Model.define"])
+
+
 def test_problems_come_back_as_a_list() -> None:
     found = ORIGIN.call("check", lambda: (Problem("a", "b") for _ in range(2)), (), RETURNS["Transform.check"])
     assert [str(problem) for problem in found] == ["a: b", "a: b"]

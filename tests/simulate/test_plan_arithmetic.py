@@ -34,7 +34,7 @@ DIM, HIDDEN, VOCABULARY, BLOCKS, EXPERTS, CHOSEN = 1024, 4096, 32_000, 8, 8, 2
 VIEW = MeshView("ep", "x.ep", ("dp_shard", "cp"))
 
 
-def _sizes(tied: bool = False) -> ModelSizes:
+def _sizes(tied: bool = False, exact: tuple[str, ...] = ()) -> ModelSizes:
     """A decoder whose blocks have attention with fewer key heads, and experts."""
     shapes: dict[str, tuple[int, ...]] = {
         "embed.weight": (VOCABULARY, DIM), "norm.weight": (DIM,), "out.weight": (VOCABULARY, DIM)
@@ -58,7 +58,7 @@ def _sizes(tied: bool = False) -> ModelSizes:
         },
         regions=("blocks.*.attention",),
         mixers={"blocks.*.attention.mixer": causal_attention(16, 4)},
-        tied={"out.weight": "embed.weight"} if tied else {},
+        tied={"out.weight": "embed.weight"} if tied else {}, exact=exact,
     )  # fmt: skip
     if tied:
         del shapes["out.weight"]
@@ -94,6 +94,20 @@ def test_sizes_follow_from_the_rules() -> None:
     assert SIZES.num_experts == (EXPERTS,)
     # The operations per token tell how many experts a token passes through.
     assert block.routed == pytest.approx(CHOSEN * DIM, rel=0.01)
+
+
+def test_what_computes_in_fp32_is_gathered_in_fp32() -> None:
+    machine, none = read_machine("h100"), (0, 0, 0)
+    for pattern, on_one, on_tp, on_ep in (
+        ("none", *none),
+        ("*.q.weight", DIM**2, DIM**2 // 2, DIM**2),
+        ("blocks.*.norm.weight", DIM, DIM, DIM),
+        ("*.experts.up", EXPERTS * DIM * HIDDEN, EXPERTS * DIM * HIDDEN, 2 * DIM * HIDDEN),
+    ):
+        exact = Arithmetic(_sizes(exact=(pattern,)), machine)
+        for mesh, more in ((_mesh(dp_shard=8), on_one), (_mesh(dp_shard=4, tp=2), on_tp), (_mesh(dp_shard=8, ep=4), on_ep)):
+            found = exact.guess(_job(mesh)).memory["gathered"] - _guess(mesh).memory["gathered"]
+            assert found == pytest.approx(2 * BLOCKS * more, abs=1)
 
 
 TABLES, BLOCK = 2 * VOCABULARY * DIM + DIM, 2 * DIM**2 + DIM + EXPERTS * 2 * DIM * HIDDEN

@@ -13,7 +13,7 @@ from titan_core.toolkit.models import PrunedModule
 def linear_layers(
     part: ModelPart, filters: Sequence[str], convert_head: bool, multiple: int
 ) -> Iterator[tuple[str, nn.Linear]]:
-    """Yield the linear layers of ``part`` to convert, with their names.
+    """Yield the linear layers of ``part`` to convert, with their names: none that compute in fp32 by the model's layout.
 
     Args:
         filters: layers to skip: parts of names, or patterns.
@@ -24,7 +24,7 @@ def linear_layers(
     for name, module in part.named_modules():
         if not isinstance(module, nn.Linear) or any(name == last or name.startswith(f"{last}.") for last in head):
             continue
-        if _is_filtered(name, filters):
+        if _is_filtered(name, filters) or matches(f"{name}.weight", part.layout.exact):
             continue
         if all(size % multiple == 0 for size in module.weight.shape):
             yield name, module

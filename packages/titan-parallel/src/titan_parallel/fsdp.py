@@ -3,7 +3,8 @@ gradients and optimizer state (FSDP); over two it shards over the inner and repl
 dimension has size 1 it only replicates (DDP), as torch's own ``replicate`` does.
 
 The mesh determines the ranks for each parameter (:meth:`JobMesh.data_mesh`), so no dimension is named here. Modules whose
-parameters an earlier transform has sharded over a view of the mesh (experts) are FSDP units of their own.
+parameters an earlier transform has sharded over a view of the mesh (experts) are FSDP units of their own, and so are those
+whose parameters compute in fp32 under mixed precision (:attr:`ModelLayout.exact`), one unit for those of each block.
 
 TorchTitan paper, arXiv 2410.06511, section 2.1; Zhao et al., arXiv 2304.11277.
 """
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from titan_core.api import JobMesh, ModelPart, TrainingContext, UserError
+from titan_core.api import JobMesh, ModelPart, TrainingContext, UserError, matches
 from titan_core.toolkit.sections import TrainingSection
 from titan_parallel.config import CompileSection, FSDPKeys
 
@@ -38,16 +39,27 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
         part.parameters_on = torch.device("cpu")
     layout = part.layout
 
-    def shard(modules: list[nn.Module], reshard: bool, view: str | None = None) -> None:
+    def shard(
+        modules: list[nn.Module],
+        reshard: bool,
+        view: str | None = None,
+        precision: MixedPrecisionPolicy = mixed_precision,
+    ) -> None:
+        modules = [module for module in modules if not isinstance(module, FSDPModule)]  # others are units already
         if modules:
             fully_shard(
                 modules if len(modules) > 1 else modules[0],
                 mesh=context.mesh.data_mesh(view),
-                mp_policy=mixed_precision,
+                mp_policy=precision,
                 offload_policy=offload,
                 reshard_after_forward=reshard,
             )
 
+    if {mixed_precision.param_dtype, mixed_precision.reduce_dtype} != {torch.float32}:
+        exact = exact_modules(part, context)
+        small = _are_small([module for _, modules in exact for module in modules], context, torch.float32)
+        for view, modules in exact:
+            shard(modules, policy == "always" or (policy == "default" and not small), view, _EXACT)
     for view, module in on_views(part, context.mesh):
         shard([module], policy != "never", view)
     embedding = list(part.present(layout.embedding).values())
@@ -80,6 +92,28 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
     return part
 
 
+_EXACT = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
+
+
+def exact_modules(part: ModelPart, context: TrainingContext[FSDPKeys]) -> list[tuple[str | None, list[nn.Module]]]:
+    """Return the modules whose parameters compute in fp32, each with the view of the mesh that its parameters are sharded
+    over: those of a block, of the embedding or of the head together, or each alone if blocks are compiled."""
+    units = [*part.present(part.layout.embedding), *part.blocks(), *part.present(part.layout.head)]
+    found: dict[str, nn.Module] = {}
+    groups: dict[tuple[str, str | None], list[nn.Module]] = {}
+    for path, module in part.named_modules():
+        own = dict(module.named_parameters(path, recurse=False))
+        if not any(matches(name, part.layout.exact) for name in own):
+            continue
+        if any(path.startswith(f"{outer}.") for outer in found):
+            continue
+        found[path] = module
+        unit = next((unit for unit in units if f"{path}.".startswith(f"{unit}.")), path)
+        view = context.mesh.view_of(next(iter(own.values())))
+        groups.setdefault((path if _compiles_blocks(context) else unit, view), []).append(module)
+    return [(view, modules) for (_, view), modules in groups.items()]
+
+
 def _groups(blocks: list[nn.Module], context: TrainingContext[FSDPKeys]) -> list[list[nn.Module]]:
     """Divide ``blocks``, in order, into groups to gather together: one block each, or several small ones."""
     groups: list[list[nn.Module]] = []
@@ -91,14 +125,20 @@ def _groups(blocks: list[nn.Module], context: TrainingContext[FSDPKeys]) -> list
     return groups
 
 
-def _are_small(modules: list[nn.Module], context: TrainingContext[FSDPKeys]) -> bool:
-    """Whether ``modules`` can be gathered together within ``fsdp_group_mib``."""
+def _compiles_blocks(context: TrainingContext[FSDPKeys]) -> bool:
+    """Whether no modules may be one unit: compiled code contains a module's hooks, and those of a group depend on which of
+    its modules have run."""
     compiles = context.job.section(CompileSection)
-    if compiles.enable and "model" in compiles.components:
-        return False  # compiled code contains a module's hooks, and those of a group depend on which of its modules have run
+    return compiles.enable and "model" in compiles.components
+
+
+def _are_small(modules: list[nn.Module], context: TrainingContext[FSDPKeys], dtype: torch.dtype | None = None) -> bool:
+    """Whether ``modules`` can be gathered together within ``fsdp_group_mib``, in ``dtype`` or that of the job."""
+    if _compiles_blocks(context):
+        return False
     parameters = [parameter for module in modules for parameter in module.parameters()]
-    width = getattr(torch, context.job.section(TrainingSection).mixed_precision_param).itemsize
-    gathered: int = width * sum(_local(parameter).numel() for parameter in parameters)
+    dtype = dtype or getattr(torch, context.job.section(TrainingSection).mixed_precision_param)
+    gathered: int = dtype.itemsize * sum(_local(parameter).numel() for parameter in parameters)
     alike = len({parameter.dtype for parameter in parameters}) <= 1  # FSDP gathers only one dtype together
     return alike and gathered <= context.section.fsdp_group_mib * 2**20
 

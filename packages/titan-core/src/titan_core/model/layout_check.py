@@ -19,7 +19,7 @@ def check_layout(model: nn.Module, layout: ModelLayout, name: str) -> None:
             parameter does not belong to exactly one of embedding, blocks and head.
     """
     where, fix = f"layout of model {name!r}", "fix the model plugin"
-    mistakes = [mistake for check in (_ends, _blocks, _patterns, _rules, _values, _tied) for mistake in check(model, layout)]
+    mistakes = [mistake for check in _CHECKS for mistake in check(model, layout)]
     problems = [Problem(where, why, fix) for why in mistakes]
     if not problems:  # names that do not exist own nothing
         problems = [Problem(where, *mistake) for mistake in _ownership(model, layout)]
@@ -64,7 +64,7 @@ def _patterns(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
     buffers = [path for path, _ in model.named_buffers()]
     for kind, paths, fields in (
         ("module", modules, ("regions", "sums", "mixers")),
-        ("parameter", parameters, ("rules", "parameters")),
+        ("parameter", parameters, ("rules", "parameters", "exact")),
         ("buffer", buffers, ("buffers",)),
     ):
         for field in fields:
@@ -128,6 +128,21 @@ def _rules(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
                 yield f"rules contain {rule} for {path!r}, which has {parameter.dim()} dimension(s)"
         if len({dim % max(1, parameter.dim()) for dim in dims}) < len(dims):
             yield f"rules contain {rule} for {path!r}, which divides one dimension twice"
+
+
+def _exact(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
+    """Modules compute either in fp32 or not: data parallelism gathers all parameters of a module in one type."""
+    for path, module in model.named_modules():
+        own = [name for name, _ in module.named_parameters(path, recurse=False) if matches(name, layout.exact)]
+        others = [name for name, _ in module.named_parameters(path) if not matches(name, layout.exact)]
+        if own and others:
+            yield f"exact contains {own[0]!r} but not {others[0]!r} of the same module: move one into a module of its own"
+    for name in (name for pair in layout.tied.items() for name in pair):
+        if matches(name, layout.exact):
+            yield f"exact contains {name!r}, which is tied to another parameter"
+
+
+_CHECKS = (_ends, _blocks, _patterns, _rules, _values, _tied, _exact)
 
 
 def _ownership(model: nn.Module, layout: ModelLayout) -> Iterator[tuple[str, str]]:

@@ -181,6 +181,8 @@ def _definition(origin: CodeOrigin, result: Any) -> Any:
             raise WrongResult(f"returned {name} = {shown(size)}; it must be a whole number, at least 1")
     if not all(map(_is_figure, layout.block_costs)):
         raise WrongResult(f"returned block_costs = {shown(layout.block_costs)}; they must be finite, and at least 0")
+    if not (isinstance(layout.exact, tuple) and all(isinstance(pattern, str) for pattern in layout.exact)):
+        raise WrongResult(f"returned exact = {shown(layout.exact)}; it must be a tuple of patterns")
     mixers = {
         name: mixer if mixer.divided is None else replace(mixer, divided=owned(mixer.divided, origin, "Mixer.divided"))
         for name, mixer in layout.mixers.items()

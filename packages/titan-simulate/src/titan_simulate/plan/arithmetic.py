@@ -24,7 +24,7 @@ from typing import Literal
 from titan_core.api import MeshPlan, Mixer, PipelineCosts
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.plan.groups import Group, group_along
-from titan_simulate.plan.model_sizes import ModelSizes, Unit, keys_of
+from titan_simulate.plan.model_sizes import Held, ModelSizes, Unit, keys_of
 
 GIB = 2**30
 STATE = "parameters, gradients, optimizer"
@@ -194,20 +194,21 @@ class _Rank:
         """Computation, by that without recomputation: forward is a third of it."""
         self._passes = (4 + 2 * job.recomputed) * self._count
         """Collectives around a region of a block: two in each pass of forward, backward and recomputation."""
-        self._whole, self._experts, self._largest = self._parameters()
+        self._whole, self._experts, self._largest, self._exact = self._parameters()
 
-    def _parameters(self) -> tuple[float, float, float]:
-        """Return the parameters of this rank, before data parallelism divides them; those of its experts; and those of its
-        largest unit. Of a unit: ``replicated + divided / weights + experts / views``."""
+    def _parameters(self) -> tuple[float, float, float, float]:
+        """Return the parameters of this rank, before data parallelism divides them; those of its experts; those of its
+        largest unit; and those that compute in fp32. Of a unit: ``replicated + divided / weights + experts / views``."""
         weights, views = self._weights, _views(self._mesh)
-        whole = on_views = largest = 0.0
+        whole = on_views = largest = exact = 0.0
         for kind, count in (*self._held.blocks, *((kind, 1) for kind in self._held.others)):
             unit = self._arithmetic.kinds[kind]
             experts = unit.experts / views + unit.divided_experts / (views * weights)
-            each = unit.replicated + unit.divided / weights + experts
+            each = _on_rank(unit, weights, views)
             whole, on_views, largest = whole + count * each, on_views + count * experts, max(largest, each)
+            exact += count * _on_rank(unit.exact, weights, views)
         copied = self._held.copied / weights
-        return whole + copied, on_views, max(largest, copied)
+        return whole + copied, on_views, max(largest, copied), exact
 
     # Memory
 
@@ -233,12 +234,13 @@ class _Rank:
 
     def _gathered(self) -> float:
         """Weights that data parallelism gathers, and gradients in the type of their reduction: of two units (one is gathered
-        while another computes) and of one, or of the whole rank if they stay gathered."""
+        while another computes) and of one, or of the whole rank if they stay gathered. What computes in fp32 stays."""
         job, whole, largest = self._job, self._whole, self._largest
         if self._shards == 1 and job.parameter_bytes >= 4:
             return 0.0
         parameters = (whole if job.parameters_stay else min(whole, 2 * largest)) * job.parameter_bytes
-        return parameters + (whole if job.gradients_stay else largest) * job.reduce_bytes
+        exact = self._exact * max(0, 4 - job.parameter_bytes)
+        return parameters + exact + (whole if job.gradients_stay else largest) * job.reduce_bytes
 
     def _activations(self) -> float:
         """``tokens x width x (alive x (inputs of blocks + kept x features of blocks) + the rest of one block)``, where
@@ -410,9 +412,11 @@ class _Rank:
         job, mesh = self._job, self._mesh
         gathers = 1.0 if job.parameters_stay else 2.0 * self._count
         reductions = 1.0 if job.gradients_stay else float(self._count)
+        reduced = self._whole * job.reduce_bytes + self._exact * max(0, 4 - job.reduce_bytes)
+        gathered = self._whole * self._width + self._exact * max(0, 4 - self._width)
         size = {
-            "shard": self._whole * (gathers * self._width + reductions * job.reduce_bytes),
-            "replicate": 2 * self._whole / self._shards * job.reduce_bytes * reductions,
+            "shard": gathers * gathered + reductions * reduced,
+            "replicate": 2 * reduced / self._shards * reductions,
         }
         calls = {"shard": (gathers + reductions) * self._laps, "replicate": reductions * self._laps}
         longer, free = {}, compute
@@ -423,6 +427,12 @@ class _Rank:
                 longer["+".join(name for name in names if mesh.degrees[name] > 1)] = seconds - free
             free = max(0.0, free - seconds)
         return longer
+
+
+def _on_rank(held: Held, weights: int, views: int) -> float:
+    """Return the parameters of a rank."""
+    experts = held.experts / views + held.divided_experts / (views * weights)
+    return held.replicated + held.divided / weights + experts
 
 
 def exchange_seconds(job: Workload, group: Group, features: float, exchanges: float, attention: float) -> float:

@@ -43,8 +43,8 @@ class Matrix:
 
 
 @dataclass
-class Unit:
-    """A module that no stage of a pipeline divides: a unit of the embedding or of the head, or a block. Sizes in numbers."""
+class Held:
+    """Numbers of parameters, by what divides them."""
 
     replicated: int = 0
     """Parameters that each rank holds whole, apart from data parallelism."""
@@ -54,6 +54,28 @@ class Unit:
     """Parameters that views of the mesh divide."""
     divided_experts: int = 0
     """Parameters that both divide."""
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.replicated + self.divided + self.experts + self.divided_experts
+
+    def count(self, rule: Rule | None, size: int, divided: bool) -> None:
+        """Count a parameter of ``size`` elements; ``divided``: whether dimensions divide it which divide weights."""
+        if isinstance(rule, Experts):
+            self.divided_experts += size if divided else 0
+            self.experts += 0 if divided else size
+        else:
+            self.divided += size if divided else 0
+            self.replicated += 0 if divided else size
+
+
+@dataclass
+class Unit(Held):
+    """A module that no stage of a pipeline divides: a unit of the embedding or of the head, or a block. Sizes in numbers."""
+
+    exact: Held = field(default_factory=Held)
+    """Of the parameters, those that compute in fp32 under mixed precision."""
     matrices: list[Matrix] = field(default_factory=list)
     regions: int = 0
     """Modules around whose features dimensions that divide weights communicate."""
@@ -64,11 +86,6 @@ class Unit:
     mixers: list[Mixer] = field(default_factory=list)
     routed: float = 0.0
     """Features of a position that are sent to experts."""
-
-    @property
-    def parameters(self) -> int:
-        """All parameters."""
-        return self.replicated + self.divided + self.experts + self.divided_experts
 
 
 @dataclass(frozen=True)
@@ -107,20 +124,19 @@ def sizes_of(
     for name, shape in parameters.items():
         unit = units[_unit_of(name, units)]
         rule, size = layout.rule(name), math.prod(shape)
+        outermost = name.rpartition(".")[0] in (layout.embedding[0], layout.head[-1])
+        divided = isinstance(rule.within if isinstance(rule, Experts) else rule, Column | Row | Shard)
+        divided |= rule is None and outermost and layout.vocab_size in shape
+        unit.count(rule, size, divided)
+        if matches(name, layout.exact):
+            unit.exact.count(rule, size, divided)
         if isinstance(rule, Experts):
             experts[shape[rule.dim]] = None
-            unit.divided_experts += size if isinstance(rule.within, Shard) else 0
-            unit.experts += 0 if isinstance(rule.within, Shard) else size
             rest = [length for dim, length in enumerate(shape) if dim != rule.dim % len(shape)]
             if len(rest) > 1:
                 unit.matrices.append(Matrix(rest[-1], rest[0], rule, shape[rule.dim] * chosen))
             unit.routed = max(unit.routed, layout.dim * shape[rule.dim] * chosen)
             continue
-        outermost = name.rpartition(".")[0] in (layout.embedding[0], layout.head[-1])
-        if isinstance(rule, Column | Row | Shard) or (rule is None and outermost and layout.vocab_size in shape):
-            unit.divided += size
-        else:
-            unit.replicated += size
         if len(shape) > 1 and not (rule is None and name.startswith(f"{layout.embedding[0]}.")):
             unit.matrices.append(Matrix(math.prod(shape[1:]), shape[0], rule))
     ties = []

@@ -79,6 +79,11 @@ class ModelLayout:
     """Whether ``forward`` also takes ``documents``, ids ``[batch, whole seq]`` or ``None``, and passes them unchanged to
     each mixer as its last argument, so that no position depends on another document."""
 
+    exact: tuple[str, ...] = ()
+    """Parameters that compute in fp32 where others compute in a narrower type (patterns): a router, or the decay of a
+    recurrence. Their gradients are summed in fp32. A module that owns one owns no others, and its ``forward`` converts what
+    it receives, which may be of the narrower type, and what it returns."""
+
     inputs: tuple[str, ...] = ()
     """Extra tensors of a batch (:class:`~titan_core.api.Extra`) that ``forward`` takes as keyword arguments."""
 
