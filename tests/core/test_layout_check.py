@@ -9,7 +9,19 @@ import torch
 
 from harness.tiny import TinyArgs, layout
 from harness.tiny_model import TinyModel
-from titan_core.api import Column, Constant, Experts, ModelLayout, Replicate, Row, Rule, Shard, UserError, causal_attention
+from titan_core.api import (
+    Column,
+    Constant,
+    Experts,
+    ModelLayout,
+    Replicate,
+    Router,
+    Row,
+    Rule,
+    Shard,
+    UserError,
+    causal_attention,
+)
 from titan_core.model.layout_check import check_layout
 
 ARGS = TinyArgs()
@@ -47,6 +59,18 @@ LAYOUT = layout(ARGS)
         (
             replace(LAYOUT, exact=("*.router.weight",)),
             r"layout of model 'tiny': exact pattern '\*.router.weight' matches no parameter",
+        ),
+        (
+            replace(LAYOUT, routers={"*.router": Router(experts=2, per_token=1)}),
+            r"routers pattern '\*.router' matches no module",
+        ),
+        (
+            replace(
+                LAYOUT,
+                rules={"layers.0.feed_forward.w1.weight": Experts(), **LAYOUT.rules},
+                routers={"layers.*.feed_forward": Router(experts=7, per_token=1)},
+            ),
+            r"routers contain Router\(experts=7, per_token=1\) for 'layers.0.feed_forward', but its block has \d+ experts",
         ),
         (replace(LAYOUT, block_costs=(1.0,)), "block_costs has 1 numbers, but num_blocks is 6"),
         (
@@ -122,3 +146,9 @@ def test_a_layers_weight_and_bias_have_one_rule() -> None:
     rules: dict[str, Rule] = {"*.w2.bias": Replicate(), **LAYOUT.rules}
     with pytest.raises(UserError, match=r"Row\(\) for 'layers\.0\.feed_forward\.w2\.weight', but weight and bias"):
         check_layout(model, replace(LAYOUT, parameters=values, rules=rules), "tiny")
+
+
+@pytest.mark.parametrize("chosen", [0, 5])
+def test_a_router_chooses_from_its_experts(chosen: int) -> None:
+    with pytest.raises(ValueError, match=f"a router of 4 experts cannot choose {chosen}"):
+        Router(experts=4, per_token=chosen)

@@ -410,9 +410,19 @@ def test_a_definition_is_guarded_too() -> None:
             call()
 
 
-def test_patterns_of_exact_parameters_are_a_tuple() -> None:
-    with pytest.raises(PluginFailure, match=r"returned exact = '\*.router.weight'; it must be a tuple of patterns"):
-        ORIGIN.call("define", lambda: definition(exact="*.router.weight"), (), RETURNS["Model.define"])
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"exact": "*.router.weight"}, "returned exact = '\\*.router.weight'; it must be a tuple of patterns"),
+        ({"num_params": 7, "num_active_params": 8}, "returned num_active_params = 8; .* from 1 to num_params = 7"),
+        ({"num_active_params": True}, "returned num_active_params = True"),
+        ({"routers": {"*.router": 2}}, "returned routers = .* it must map patterns to Routers"),
+    ],
+    ids=str,
+)
+def test_what_a_definition_says_of_its_parameters_is_checked(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(PluginFailure, match=message):
+        ORIGIN.call("define", lambda: definition(**changed), (), RETURNS["Model.define"])
 
 
 def test_problems_come_back_as_a_list() -> None:

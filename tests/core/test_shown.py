@@ -36,3 +36,5 @@ def test_sizes(size: float, shown: str) -> None:
 
 def test_a_model_is_shown_with_its_count() -> None:
     assert describe_model("llama3 debug", 1_255_040) == "llama3 debug (1.3M parameters)"
+    assert describe_model("llama3 debug", 1_255_040, 1_255_040) == "llama3 debug (1.3M parameters)"
+    assert describe_model("qwen3_moe 30b", 30_532_122_624, 3_345_000_000) == "qwen3_moe 30b (30.5B parameters, 3.3B active)"

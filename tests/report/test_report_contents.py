@@ -129,6 +129,9 @@ def test_an_impossible_count_is_not_shown(count: object) -> None:
     config = {"model": {"name": "llama3", "flavor": "8B"}}
     assert model_of(config, [{**start(), "parameters": count}]) == "llama3 8B"
     assert model_of(config, [{**start(), "parameters": 5}, {**start(), "parameters": 1234}]) == "llama3 8B (1.2K parameters)"
+    of_experts = {**start(), "parameters": 1234, "active_parameters": 150}
+    assert model_of(config, [of_experts]) == "llama3 8B (1.2K parameters, 150 active)"
+    assert model_of(config, [{**of_experts, "active_parameters": None}]) == "llama3 8B (1.2K parameters)"
 
 
 def test_the_summary(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from titan_core.api import (
     ModelLayout,
     PipelineCosts,
     Replicate,
+    Router,
     Row,
     causal_attention,
 )
@@ -34,7 +36,7 @@ DIM, HIDDEN, VOCABULARY, BLOCKS, EXPERTS, CHOSEN = 1024, 4096, 32_000, 8, 8, 2
 VIEW = MeshView("ep", "x.ep", ("dp_shard", "cp"))
 
 
-def _sizes(tied: bool = False, exact: tuple[str, ...] = ()) -> ModelSizes:
+def _sizes(tied: bool = False, exact: tuple[str, ...] = (), routers: Mapping[str, Router] | None = None) -> ModelSizes:
     """A decoder whose blocks have attention with fewer key heads, and experts."""
     shapes: dict[str, tuple[int, ...]] = {
         "embed.weight": (VOCABULARY, DIM), "norm.weight": (DIM,), "out.weight": (VOCABULARY, DIM)
@@ -58,7 +60,7 @@ def _sizes(tied: bool = False, exact: tuple[str, ...] = ()) -> ModelSizes:
         },
         regions=("blocks.*.attention",),
         mixers={"blocks.*.attention.mixer": causal_attention(16, 4)},
-        tied={"out.weight": "embed.weight"} if tied else {}, exact=exact,
+        tied={"out.weight": "embed.weight"} if tied else {}, exact=exact, routers=routers or {},
     )  # fmt: skip
     if tied:
         del shapes["out.weight"]
@@ -94,6 +96,13 @@ def test_sizes_follow_from_the_rules() -> None:
     assert SIZES.num_experts == (EXPERTS,)
     # The operations per token tell how many experts a token passes through.
     assert block.routed == pytest.approx(CHOSEN * DIM, rel=0.01)
+
+
+def test_a_router_tells_how_many_experts_a_token_passes_through() -> None:
+    attention = {"blocks.*.attention": Router(experts=EXPERTS, per_token=3), "embed": Router(experts=EXPERTS, per_token=1)}
+    block = _sizes(routers=attention).units["blocks.3"]
+    assert block.routed == 3 * DIM
+    assert [matrix.copies for matrix in block.matrices if matrix.copies != 1] == [3, 3]
 
 
 def test_what_computes_in_fp32_is_gathered_in_fp32() -> None:

@@ -12,6 +12,7 @@ from titan_core.api import (
     Normal,
     Problem,
     Replicate,
+    Router,
     Row,
     causal_attention,
 )
@@ -28,6 +29,7 @@ def define(args: MoEArgs) -> ModelDefinition:
         layout=layout(args),
         build=build,
         num_params=args.num_params,
+        num_active_params=args.num_active_params,
         flops_per_token=lambda seq_len: 6.0 * args.num_active_params + 12.0 * args.n_layers * args.dim * seq_len,
     )
 
@@ -52,6 +54,9 @@ def layout(args: MoEArgs) -> ModelLayout:
         regions=("blocks.*.attention",),
         mixers={"blocks.*.attention.mixer": causal_attention(args.n_heads)},
         masks_documents=True,
+        routers={"blocks.*.feed_forward.router": Router(experts=args.n_experts, per_token=args.top_k)},
+        # bf16 weights would send some tokens to other experts.
+        exact=("blocks.*.feed_forward.router.weight",),
         parameters={
             "*norm*.weight": Constant(1.0),
             "blocks.*.feed_forward.router.weight": Normal(0.2),

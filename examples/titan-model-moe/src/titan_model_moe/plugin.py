@@ -3,7 +3,7 @@
 from titan_core.api import Model, Phase, Recipe, Ref, Transform, hookimpl, recipes_in
 from titan_model_moe.config import ExpertBalanceSection, MoEArgs
 
-api = (2, 0)
+api = (2, 1)
 
 
 @hookimpl

@@ -71,6 +71,7 @@ def _derived(args: HFArgs) -> Facts:
         buffers=tuple(name for name, _ in model.named_buffers()),
         tied=_tied(args, model),
         num_params=sum(parameter.numel() for parameter in model.parameters()),
+        num_active_params=_active(model, called),
         block_flops=block_flops,
         other_flops=other_flops,
     )  # fmt: skip
@@ -158,14 +159,25 @@ def _flops(model: Any, called: Trace, blocks: str, count: int) -> tuple[tuple[fl
     per_block, other = [0.0] * count, 0.0
     head = model.get_output_embeddings().weight
     for name, parameter in model.named_parameters():
-        share = 1.0
-        if parameter.dim() == 3 and (module := name.rpartition(".")[0]) in called.experts:
-            share = called.experts[module] / parameter.shape[0]
+        share = _share(name, parameter, called) if parameter.dim() == 3 else 1.0
         if name.startswith(f"{blocks}.") and parameter.dim() > 1:
             per_block[int(name.removeprefix(f"{blocks}.").partition(".")[0])] += 6.0 * share * parameter.numel()
         elif parameter is head:
             other += 6.0 * parameter.numel()
     return tuple(per_block), other
+
+
+def _share(name: str, parameter: nn.Parameter, called: Trace) -> float:
+    """Return the share of a parameter that a token uses: all, or its experts' share of one that holds an expert at each
+    index."""
+    module = name.rpartition(".")[0]
+    return called.experts[module] / parameter.shape[0] if module in called.experts else 1.0
+
+
+def _active(model: Any, called: Trace) -> int | None:
+    """Return the number of parameters that a token uses; ``None``: all."""
+    used = sum(round(parameter.numel() * _share(name, parameter, called)) for name, parameter in model.named_parameters())
+    return used if called.experts else None
 
 
 def refused(args: HFArgs) -> str | None:

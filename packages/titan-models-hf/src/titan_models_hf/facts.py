@@ -83,6 +83,8 @@ class Facts(BaseModel):
     buffers: tuple[str, ...]
     tied: dict[str, str]
     num_params: int
+    num_active_params: int | None
+    """Number of parameters that a token uses; ``None``: all."""
     block_flops: tuple[float, ...]
     """Floating-point operations per token of each block, forward and backward, without the attention scores."""
     other_flops: float

@@ -59,6 +59,7 @@ def define(args: HFArgs) -> ModelDefinition:
         layout=layout(args, facts),
         build=partial(_build, args),
         num_params=facts.num_params,
+        num_active_params=facts.num_active_params,
         flops_per_token=facts.flops_per_token,
     )
 

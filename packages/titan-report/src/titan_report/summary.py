@@ -27,8 +27,13 @@ def model_of(config: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
     """Return the model's name and flavor, with the number of parameters that the last attempt counted."""
     model = config.get("model", {})
     name = " ".join(str(model[key]) for key in ("name", "flavor") if model.get(key)) or UNKNOWN
-    count = next((event.get("parameters") for event in reversed(events) if event["event"] == "start"), None)
-    return describe_model(name, count) if isinstance(count, int) and 0 < count <= LARGEST else name
+    nothing: Mapping[str, Any] = {}
+    start = next((event for event in reversed(events) if event["event"] == "start"), nothing)
+    count, active = (
+        value if isinstance(value, int) and 0 < value <= LARGEST else None
+        for value in (start.get("parameters"), start.get("active_parameters"))
+    )
+    return name if count is None else describe_model(name, count, active)
 
 
 def _row(run: RunLog, name: str) -> tuple[str, ...]:

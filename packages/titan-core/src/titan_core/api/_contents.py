@@ -25,7 +25,7 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
     "model": {
         "model.components": "Model",
         "model.layout": "ModelDefinition ModelLayout",
-        "model.layout_rules": "Column Row Shard Replicate Experts Rule Mixer causal_attention CAUSAL_ATTENTION",
+        "model.layout_rules": "Column Row Shard Replicate Experts Rule Router Mixer causal_attention CAUSAL_ATTENTION",
         "model.initial_values": "InitialValue Constant Normal TruncatedNormal Uniform Computed Elements",
         "model.sequence_share": "SequenceShare",
         "model.attention": "CausalAttention",

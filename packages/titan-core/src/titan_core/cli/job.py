@@ -33,9 +33,10 @@ def show(context: CommandContext) -> int:
         print_json(facts)
         return 0
     model, batch = facts["model"], facts["batch"]
+    described = describe_model(model["name"], model["parameters"], model["active_parameters"])
     mesh = " x ".join(f"{name}={degree}" for name, degree in facts["mesh"].items())
     rows = [
-        ("model", f"{describe_model(model['name'], model['parameters'])}, exactly {model['parameters']:,}; "
+        ("model", f"{described}, exactly {model['parameters']:,}; "
                   f"{model['flops_per_token']:.4g} FLOPs per token"),
         ("mesh", f"{facts['world_size']} process(es): {mesh}"),
         ("batch", f"{batch['global_size']} sequences of {batch['seq_len']} tokens = {batch['ranks']} ranks x "
@@ -67,6 +68,7 @@ def describe(job: AssembledJob) -> dict[str, Any]:
         "model": {
             "name": job.name,
             "parameters": job.model.num_params,
+            "active_parameters": job.model.num_active_params,
             "flops_per_token": job.flops_per_token,
         },
         "batch": asdict(batch),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,14 @@ def show(context: Invocation) -> int:
         "name": model.name,
         "arguments": args.model_dump(mode="json", exclude_unset=True),
         "parameters": definition.num_params,
+        "active_parameters": definition.num_active_params,
         "blocks": layout.num_blocks,
         "width": layout.dim,
         "vocabulary": layout.vocab_size,
         "context": layout.max_seq_len,
         "units": [*layout.embedding, f"{layout.blocks}.*", *layout.head],
         "mixers": _by_mixer(layout),
+        "routers": {pattern: asdict(router) for pattern, router in layout.routers.items()},
         "masks_documents": layout.masks_documents,
         "regions": list(layout.regions),
         "rules": {pattern: str(rule) for pattern, rule in layout.rules.items()},
@@ -126,7 +128,7 @@ def _overridden(context: Invocation, config: Config, more: list[Override]) -> Co
 
 def _rows(facts: Mapping[str, Any], layout: ModelLayout) -> Iterator[tuple[str, str]]:
     """Yield the table's rows."""
-    yield "model", describe_model(facts["name"], facts["parameters"])
+    yield "model", describe_model(facts["name"], facts["parameters"], facts["active_parameters"])
     yield (
         "sizes",
         (
@@ -138,6 +140,8 @@ def _rows(facts: Mapping[str, Any], layout: ModelLayout) -> Iterator[tuple[str, 
     for mixer, patterns in facts["mixers"].items():
         more = f" and {len(patterns) - 1} more" if patterns[1:] else ""
         yield "mixer", f"{patterns[0]}{more}: {mixer}"
+    for router, chosen in facts["routers"].items():
+        yield "router", f"{router}: {chosen['per_token']} of {chosen['experts']} experts for each token"
     yield "documents", "masked, if data.document_mask is set" if layout.masks_documents else "cannot be masked"
     for region in facts["regions"]:
         yield "tensor parallel", region

@@ -63,7 +63,7 @@ def _patterns(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
     parameters = [path for path, _ in model.named_parameters(remove_duplicate=False)]
     buffers = [path for path, _ in model.named_buffers()]
     for kind, paths, fields in (
-        ("module", modules, ("regions", "sums", "mixers")),
+        ("module", modules, ("regions", "sums", "mixers", "routers")),
         ("parameter", parameters, ("rules", "parameters", "exact")),
         ("buffer", buffers, ("buffers",)),
     ):
@@ -142,7 +142,24 @@ def _exact(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
             yield f"exact contains {name!r}, which is tied to another parameter"
 
 
-_CHECKS = (_ends, _blocks, _patterns, _rules, _values, _tied, _exact)
+def _routers(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
+    """Routers choose from as many experts as the parameters of a block hold."""
+    held: dict[str, set[int]] = {}
+    for path, parameter in model.named_parameters():
+        rule = layout.rule(path)
+        if isinstance(rule, Experts) and -parameter.dim() <= rule.dim < parameter.dim():
+            held.setdefault(_block_of(path, layout), set()).add(parameter.shape[rule.dim])
+    for path, _ in model.named_modules():
+        router, experts = layout.router(path), held.get(_block_of(path, layout))
+        if router is not None and experts is not None and router.experts not in experts:
+            yield f"routers contain {router} for {path!r}, but its block has {min(experts)} experts"
+
+
+def _block_of(path: str, layout: ModelLayout) -> str:
+    return path.removeprefix(f"{layout.blocks}.").partition(".")[0] if path.startswith(f"{layout.blocks}.") else ""
+
+
+_CHECKS = (_ends, _blocks, _patterns, _rules, _values, _tied, _exact, _routers)
 
 
 def _ownership(model: nn.Module, layout: ModelLayout) -> Iterator[tuple[str, str]]:

@@ -169,7 +169,7 @@ def _newest(origin: CodeOrigin, result: Any) -> Any:
 
 def _definition(origin: CodeOrigin, result: Any) -> Any:
     """The functions of the definition and of its layout are guarded too."""
-    from titan_core.api import ModelDefinition, ModelLayout
+    from titan_core.api import ModelDefinition, ModelLayout, Router
 
     require(isinstance(result, ModelDefinition), result, "return a ModelDefinition")
     layout = result.layout
@@ -181,6 +181,14 @@ def _definition(origin: CodeOrigin, result: Any) -> Any:
             raise WrongResult(f"returned {name} = {shown(size)}; it must be a whole number, at least 1")
     if not all(map(_is_figure, layout.block_costs)):
         raise WrongResult(f"returned block_costs = {shown(layout.block_costs)}; they must be finite, and at least 0")
+    active = result.num_active_params
+    if active is not None and not (
+        isinstance(active, int) and not isinstance(active, bool) and 1 <= active <= result.num_params
+    ):
+        must = f"it must be None or a whole number, from 1 to num_params = {result.num_params}"
+        raise WrongResult(f"returned num_active_params = {shown(active)}; {must}")
+    if not (isinstance(layout.routers, Mapping) and all(isinstance(router, Router) for router in layout.routers.values())):
+        raise WrongResult(f"returned routers = {shown(layout.routers)}; it must map patterns to Routers")
     if not (isinstance(layout.exact, tuple) and all(isinstance(pattern, str) for pattern in layout.exact)):
         raise WrongResult(f"returned exact = {shown(layout.exact)}; it must be a tuple of patterns")
     mixers = {

@@ -84,10 +84,10 @@ class ConsoleLog:
 def describe_run(run: Run) -> list[str]:
     """Return a summary of the run, one line per subject."""
     job, batch = run.job, run.job.batch
+    described = describe_model(job.name, run.size.parameters, job.model.num_active_params)
     transforms = ", ".join(transform.name for transform in job.transforms) or "none"
     lines = [
-        f"model      {describe_model(job.name, run.size.parameters)}, exactly {run.size.parameters:,}; "
-        f"{run.size.non_embedding:,} without the embedding",
+        f"model      {described}, exactly {run.size.parameters:,}; {run.size.non_embedding:,} without the embedding",
         f"mesh       {job.mesh} ({device_name(run.world.device)}); transforms: {transforms}",
         f"batch      {batch.global_size} sequences of {batch.seq_len} tokens "
         f"= {batch.ranks} x {batch.microbatches} x {batch.local_size} (ranks x microbatches x local batch)",

@@ -22,7 +22,8 @@ class EventLog:
     kind is
 
     * ``start``: ``steps``, ``world_size``, ``mesh`` (dimension -> degree), ``model`` (name and flavor), ``parameters`` and
-      ``non_embedding_parameters`` (:class:`~titan_core.api.observe.events.ModelSize`), ``recipe``
+      ``non_embedding_parameters`` (:class:`~titan_core.api.observe.events.ModelSize`), ``active_parameters`` (as the model
+      declares them, or ``None``), ``recipe``
       (:func:`~titan_core.runlog.other_runs.recipe_of`), ``processes`` (by rank: ``host``, ``pid`` and ``pid_namespace``,
       :func:`~titan_core.toolkit.processes.pid_namespace`);
     * ``checkpoint``: ``path``;
@@ -53,6 +54,7 @@ class EventLog:
             model=run.job.name,
             parameters=run.size.parameters,
             non_embedding_parameters=run.size.non_embedding,
+            active_parameters=run.job.model.num_active_params,
             recipe=recipe_of(run.job),
             processes=self._processes,
         )

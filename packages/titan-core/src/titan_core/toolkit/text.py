@@ -48,9 +48,11 @@ def show_count(count: int) -> str:
     return f"{size:.1f}{unit}" if unit and size < 99.95 else f"{size:.0f}{unit}"
 
 
-def describe_model(name: str, parameters: int) -> str:
-    """Return the name of a model (:attr:`titan_core.toolkit.jobs.AssembledJob.name`) with its number of parameters."""
-    return f"{name} ({show_count(parameters)} parameters)"
+def describe_model(name: str, parameters: int, active: int | None = None) -> str:
+    """Return the name of a model (:attr:`titan_core.toolkit.jobs.AssembledJob.name`) with its number of parameters, and of
+    those that a token uses, if these are fewer: ``"moe small (30.5B parameters, 3.3B active)"``."""
+    fewer = f", {show_count(active)} active" if active is not None and active < parameters else ""
+    return f"{name} ({show_count(parameters)} parameters{fewer})"
 
 
 def print_json(value: Any) -> None:

@@ -151,7 +151,7 @@ def _train(context: CommandContext, entry: _Entry, job: AssembledJob, place: Pat
 
 
 def _title(arguments: argparse.Namespace, job: AssembledJob) -> str:
-    model = describe_model(job.name, job.model.num_params)
+    model = describe_model(job.name, job.model.num_params, job.model.num_active_params)
     rounds = f", {arguments.rounds} {'seeds' if arguments.seeds else 'rounds'}" if arguments.rounds > 1 else ""
     return f"{model}: {arguments.steps} steps on {arguments.nproc_per_node} process(es){rounds}"
 

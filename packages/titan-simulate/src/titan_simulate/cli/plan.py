@@ -18,7 +18,7 @@ from titan_core.toolkit.errors import EXIT_INTERRUPTED
 from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_core.toolkit.secrets import redact
 from titan_core.toolkit.sections import JobSection, TrainingSection
-from titan_core.toolkit.text import print_json, print_table, show_bytes
+from titan_core.toolkit.text import describe_model, print_json, print_table, show_bytes
 from titan_simulate.engine import stub_libraries
 from titan_simulate.engine.command_fork import Report, print_from_fork
 from titan_simulate.engine.forks import call_in_fork, describe_first
@@ -108,7 +108,9 @@ def _searched(context: CommandContext, machine: Machine, report: Report) -> int:
         return estimate(lambda more: job_of([*overrides, *more]), context.train, machine)
 
     search = Search(space, sizes, machine, job_of)
-    return conclude(context, search.run(estimated, options.finalists, given, options.time_limit, report), machine)
+    plan = search.run(estimated, options.finalists, given, options.time_limit, report)
+    plan.model = describe_model(job.name, job.model.num_params, job.model.num_active_params)
+    return conclude(context, plan, machine)
 
 
 def conclude(context: CommandContext, plan: Plan, machine: Machine) -> int:
@@ -218,6 +220,7 @@ def as_json(plan: Plan, machine: Machine, most: int) -> dict[str, Any]:
         candidate, peak = plan.nearest
         nearest = {**_candidate(candidate), "peak_gib": peak, "over_gib": peak - machine.memory_gib}
     return {
+        "model": plan.model,
         "device": machine.name,
         "memory_gib": machine.memory_gib,
         "best": [finalist(one) for one in plan.best[:most]],
@@ -246,6 +249,8 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
 
 
 def _print(plan: Plan, machine: Machine, most: int) -> None:
+    if plan.model:
+        print(plan.model)
     print(f"{_compared(plan)}, in {plan.seconds:.0f} s")
     print(f"{plan.meshes:,} meshes of {machine.name}, {machine.memory_gib:.1f} GiB each\n")
     if plan.best:

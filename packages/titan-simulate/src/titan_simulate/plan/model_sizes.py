@@ -119,7 +119,9 @@ def sizes_of(
     blocks = tuple(f"{layout.blocks}.{index}" for index in range(layout.num_blocks))
     units = {name: Unit() for name in (*layout.embedding, *blocks, *layout.head)}
     matmul_flops = definition.flops_per_token(1)
-    chosen = _chosen_share(layout, parameters, matmul_flops)
+    modules = list(modules)
+    routers = [(next((unit for unit in _prefixes(name) if unit in units), None), layout.router(name)) for name in modules]
+    left = _share_left(layout, parameters, matmul_flops)
     experts: dict[int, None] = {}
     for name, shape in parameters.items():
         unit = units[_unit_of(name, units)]
@@ -132,6 +134,10 @@ def sizes_of(
             unit.exact.count(rule, size, divided)
         if isinstance(rule, Experts):
             experts[shape[rule.dim]] = None
+            within = (router for owner, router in routers if router is not None and owner == _unit_of(name, units))
+            chosen = next(
+                (router.per_token / router.experts for router in within if router.experts == shape[rule.dim]), left
+            )
             rest = [length for dim, length in enumerate(shape) if dim != rule.dim % len(shape)]
             if len(rest) > 1:
                 unit.matrices.append(Matrix(rest[-1], rest[0], rule, shape[rule.dim] * chosen))
@@ -162,8 +168,9 @@ def sizes_of(
     )  # fmt: skip
 
 
-def _chosen_share(layout: ModelLayout, parameters: Mapping[str, tuple[int, ...]], matmul_flops: float) -> float:
-    """Return the share of the experts that a token passes through: what the model's operations leave for them."""
+def _share_left(layout: ModelLayout, parameters: Mapping[str, tuple[int, ...]], matmul_flops: float) -> float:
+    """Return the share of the experts that a token passes through, of a model that declares no routers: what its operations
+    leave for them."""
     total = others = 0
     most = 1
     for name, shape in parameters.items():

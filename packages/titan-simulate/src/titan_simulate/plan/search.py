@@ -94,6 +94,8 @@ class Plan:
     seconds: float = 0.0
     stopped: str | None = None
     """What ended the search before all finalists were estimated: :data:`TIME_LIMIT` or :data:`INTERRUPTED`."""
+    model: str = ""
+    """The model in words."""
 
     @property
     def estimated(self) -> int:

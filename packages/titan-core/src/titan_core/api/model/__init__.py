@@ -15,6 +15,7 @@ divided::
 * ``Shard``: rule: a parameter of any module, divided along a dimension
 * ``Replicate``: rule: the whole parameter on all ranks
 * ``Experts``: rule: the weights of one expert at each index of a dimension
+* ``Router``: how many experts a module chooses from, and for each token
 * ``Rule``: any of these five
 * ``Mixer``: a module that mixes positions: its kind, its heads, its rule for context parallelism
 * ``causal_attention``: returns the mixer of causal softmax attention
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
         Experts as Experts,
         Mixer as Mixer,
         Replicate as Replicate,
+        Router as Router,
         Row as Row,
         Rule as Rule,
         Shard as Shard,

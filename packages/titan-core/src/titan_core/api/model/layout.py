@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from titan_core.api.model.initial_values import InitialValue
-from titan_core.api.model.layout_rules import Column, Mixer, Row, Rule
+from titan_core.api.model.layout_rules import Column, Mixer, Router, Row, Rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,6 +84,10 @@ class ModelLayout:
     recurrence. Their gradients are summed in fp32. A module that owns one owns no others, and its ``forward`` converts what
     it receives, which may be of the narrower type, and what it returns."""
 
+    routers: Mapping[str, Router] = field(default_factory=dict)
+    """Pattern of module names -> the experts that these modules choose from, for each token. A block's router chooses from
+    its parameters with the rule ``Experts`` of as many experts."""
+
     inputs: tuple[str, ...] = ()
     """Extra tensors of a batch (:class:`~titan_core.api.Extra`) that ``forward`` takes as keyword arguments."""
 
@@ -121,6 +125,12 @@ class ModelLayout:
 
         return next((mixer for pattern, mixer in self.mixers.items() if matches(module, [pattern])), None)
 
+    def router(self, module: str) -> Router | None:
+        """Return the router that ``module`` is, or ``None`` if it chooses no experts."""
+        from titan_core.api.model.patterns import matches
+
+        return next((router for pattern, router in self.routers.items() if matches(module, [pattern])), None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDefinition:
@@ -133,3 +143,6 @@ class ModelDefinition:
     """Number of parameters; tied parameters count once."""
     flops_per_token: Callable[[int], float]
     """Sequence length -> floating-point operations per token, forward and backward."""
+    num_active_params: int | None = None
+    """Number of parameters that a token uses: all but those of the experts that it does not pass through. Only shown.
+    ``None``: all."""

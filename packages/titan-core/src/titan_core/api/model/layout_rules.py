@@ -59,6 +59,24 @@ class Experts:
     """How tensor parallelism may shard each expert. ``Shard.dim`` counts dimensions of the full parameter."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Router:
+    """A module that chooses the experts of each token.
+
+    Raises:
+        ValueError: a token passes through no expert, or through more than there are.
+    """
+
+    experts: int
+    """Number of experts that it chooses from."""
+    per_token: int
+    """Number of experts that each token passes through; those that all tokens pass through are not counted."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.per_token <= self.experts:
+            raise ValueError(f"a router of {self.experts} experts cannot choose {self.per_token}")
+
+
 Rule = Column | Row | Shard | Replicate | Experts
 """How a parameter may be sharded."""
 
