@@ -161,7 +161,7 @@ def test_with_two_default_recipes_the_user_must_choose(
 
 
 def test_a_config_without_a_model_uses_the_only_installed_one(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("my.toml").write_text('[plugins]\ndisable = ["models-hf"]\n[training]\nsteps = 1\n')
+    Path("my.toml").write_text('[plugins]\ndisable = ["models-hf", "qwen3"]\n[training]\nsteps = 1\n')
     assert main(["config", "show", "my.toml"]) == 0
     assert 'name = "llama3"' in capsys.readouterr().out
     assert main(["config", "check", "my.toml", "--model.name="]) == 2
