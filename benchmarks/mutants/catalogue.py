@@ -17,6 +17,7 @@ from benchmarks.mutants import (
     models_hf,
     models_llama,
     models_qwen3,
+    optim,
     parallel,
     report,
     simulate,
@@ -27,7 +28,7 @@ from benchmarks.mutants.mutant import Mutant
 MUTANTS: tuple[Mutant, ...] = (
     *core.MUTANTS, *data.MUTANTS, *ckpt.MUTANTS, *parallel.MUTANTS, *float8.MUTANTS, *ft.MUTANTS, *inference.MUTANTS,
     *models_hf.MUTANTS,
-    *models_llama.MUTANTS, *models_qwen3.MUTANTS,
+    *models_llama.MUTANTS, *models_qwen3.MUTANTS, *optim.MUTANTS,
     *debug.MUTANTS, *torchtitan.MUTANTS, *completion.MUTANTS, *cluster.MUTANTS, *launch.MUTANTS,
     *report.MUTANTS, *datasets.MUTANTS, *simulate.MUTANTS,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 PACKAGES = (
-    "core", "models-llama", "models-qwen3", "models-hf",
+    "core", "models-llama", "models-qwen3", "models-hf", "optim",
     "parallel", "float8", "ckpt", "debug", "data", "inference", "launch", "cluster", "ft", "report",
     "simulate", "torchtitan", "completion",
 )  # fmt: skip
@@ -23,6 +23,7 @@ _ACROSS = {
         "tests/integration/test_dropout_and_buffers.py", "tests/integration/test_fuzz.py",
     ),
     "parallel": ("tests/integration/test_oracle.py", "tests/integration/test_switches.py"),
+    "optim": ("tests/integration/test_muon.py",),
 }  # fmt: skip
 WIDER = {name: (f"tests/{name.replace('-', '_')}", *_ACROSS.get(name, ())) for name in PACKAGES}
 """The tests to run if a mutant survives its own tests, by package."""

@@ -30,8 +30,8 @@ TINY: dict[str, object] = {
     "training.steps": 4,
     "lr_scheduler.warmup_steps": 2,
     "optimizer.lr": 8e-4,
-    "optimizer.name": "Muon",
-    "muon.dtype": "float32",
+    "optimizer.name": "GatheredMuon",
+    "gathered_muon.dtype": "float32",
     "job.device": "cpu",
 }
 
@@ -175,7 +175,12 @@ def test_steps_match_torchs_muon_and_adamw(
 ) -> None:
     """A whole run matches plain torch, including learning rates of parameter groups, the schedule and weight decay."""
     monkeypatch.syspath_prepend(site)
-    settings = {"muon.nesterov": json.dumps(nesterov), "muon.scale": scale, "muon.dtype": "bfloat16", "muon.momentum": 0.9}
+    settings = {
+        "gathered_muon.nesterov": json.dumps(nesterov),
+        "gathered_muon.scale": scale,
+        "gathered_muon.dtype": "bfloat16",
+        "gathered_muon.momentum": 0.9,
+    }
     monkeypatch.chdir(tmp_path)
     plain = Recomputed(nesterov, scale)
     run_recipe("llama3_debug", {**TINY, **settings, "training.max_norm": 0.0}, observers=[plain])

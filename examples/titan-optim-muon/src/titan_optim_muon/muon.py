@@ -29,7 +29,7 @@ def build(context: OptimizerContext[MuonSection]) -> Muon:
     shared = context.job.section(OptimizerSection)
     matrices, others = [], []
     for group in context.groups:
-        # group.lr is optimizer.lr times the lr_scale of optimizer.param_groups; apply the same scale to muon.lr.
+        # group.lr is optimizer.lr times the lr_scale of optimizer.param_groups; apply the same scale to gathered_muon.lr.
         rate = context.section.lr * group.lr / shared.lr
         matrices.append({**group.as_dict(MATRIX), "lr": rate})
         others.append(group.as_dict(*OTHERS))
@@ -151,7 +151,7 @@ def orthogonalized(matrix: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
 
 
 def update_scale(shape: torch.Size, rule: str) -> float:
-    """Return the factor that ``muon.scale = rule`` gives a matrix of shape ``[rows, columns]``."""
+    """Return the factor that ``gathered_muon.scale = rule`` gives a matrix of shape ``[rows, columns]``."""
     rows, columns = shape
     return math.sqrt(max(1.0, rows / columns)) if rule == "original" else 0.2 * math.sqrt(max(rows, columns))
 

@@ -1,4 +1,4 @@
-"""Registers the optimizer ``Muon``."""
+"""Registers the optimizer ``GatheredMuon``."""
 
 from titan_core.api import Optimizer, Ref, hookimpl
 from titan_optim_muon.config import MuonSection
@@ -10,7 +10,7 @@ api = (2, 0)
 def titan_optimizers() -> list[Optimizer]:
     return [
         Optimizer(
-            name="Muon",
+            name="GatheredMuon",
             summary="orthogonalised momentum for hidden matrices, AdamW for the rest",
             config=MuonSection,
             build=Ref("titan_optim_muon.muon:build"),

@@ -1,0 +1,49 @@
+"""The config section of Muon."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from titan_core.api import Count, LearningRate, Section
+
+
+class FusedSpec(BaseModel):
+    """Matrices that are stored as one along their rows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+
+    pattern: str
+    """Shell wildcards for the parameter's fully qualified name, e.g. "*.qkv.weight"."""
+    rows: list[Annotated[int, Field(gt=0, le=2**18)]] = Field(min_length=2, max_length=64)
+    """Rows of each matrix, in proportion: [4, 1, 1] for queries with four times as many heads as keys and values."""
+
+
+class MuonSection(Section):
+    section: ClassVar[str] = "muon"
+    may_change: ClassVar[tuple[str, ...]] = ("buffer_mib",)
+
+    lr: LearningRate = Field(default=0.02, gt=0.0)
+    """Peak learning rate of hidden matrices. It follows the schedule and the lr_scale of optimizer.param_groups. All other
+    parameters use optimizer.lr."""
+    momentum: float = Field(default=0.95, ge=0.0, lt=1.0)
+    """Decay of the running mean of gradients."""
+    nesterov: bool = True
+    """Use Nesterov momentum: orthogonalise the gradient moved towards the running mean instead of the mean itself."""
+    steps: int = Field(default=5, gt=0, le=20)
+    """Number of Newton-Schulz iterations."""
+    scale: Literal["original", "match_rms_adamw"] = "original"
+    """How the shape of a matrix [rows, columns] scales its update. "original" scales by sqrt(max(1, rows / columns));
+    "match_rms_adamw" by 0.2 sqrt(max(rows, columns)), which makes updates as large as AdamW's, so that muon.lr can be the
+    learning rate of AdamW (arXiv 2502.16982)."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Data type of the iterations, and of what ranks exchange for them. Rounding to bfloat16 amplifies differences between
+    meshes; with "float32", a run has the same losses on any mesh."""
+    exclude: list[str] = Field(default=[], max_length=1000)
+    """Patterns of hidden matrices that AdamW updates, e.g. ["*.router.weight"]."""
+    fused: list[FusedSpec] = Field(default=[], max_length=1000)
+    """Parameters that hold several matrices one below the other, such as the projections of queries, keys and values. Each
+    matrix is orthogonalised by itself. Without an entry, the parameter is one matrix; stacked experts need no entry."""
+    buffer_mib: Count = Field(default=512, gt=0)
+    """Memory of a rank for whole matrices at a time, in MiB; at least one matrix."""
