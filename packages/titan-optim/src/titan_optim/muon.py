@@ -65,7 +65,7 @@ class Muon(Optimizer):
             device: where to iterate, even if parameters are on the host.
         """
         self._matrices, self._section, self._device = matrices, section, device
-        self._dtype: torch.dtype = getattr(torch, section.dtype)
+        self._dtype = torch.bfloat16 if section.dtype == "bfloat16" else torch.float32
         self._adamw: LocalAdamW | None = None
         self._skip: Tensor | None = None  # of a step of SkippableMuon
         self._planned: tuple[list[nn.Parameter], list[tuple[Route, list[Round]]]] | None = None
