@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from benchmarks.mutants.mutant import Mutant
 
-MUON_TESTS = "tests/optim/test_muon.py"
+MUON_TESTS, BF16_TESTS = "tests/optim/test_muon.py", "tests/optim/test_adamw_bf16.py"
 MUON, MATRICES, EXCHANGE, NEWTON_SCHULZ = (f"optim/{name}.py" for name in ("muon", "matrices", "exchange", "newton_schulz"))
 
 MUTANTS = (
@@ -22,4 +22,10 @@ MUTANTS = (
     Mutant("muon-shards-joined-outermost-first", EXCHANGE, "*reversed(plain)]", "*plain]", (MUON_TESTS,)),
     Mutant("muon-one-owner-of-all", EXCHANGE, "heapq.heappush(loads, (load + _cost(matrices), owner))", "heapq.heappush(loads, (load, owner))", (MUON_TESTS,)),
     Mutant("muon-experts-exchanged", EXCHANGE, "        if dim == matrices.stack:\n            continue\n", "", (MUON_TESTS,)),
+    Mutant("bf16-state-rounded-to-nearest", "optim/adamw_bf16.py", "((values.view(torch.int32) + bits) & -0x10000)", "(values.view(torch.int32) + 0 * bits)", (BF16_TESTS,)),
+    Mutant("bf16-state-cut-off", "optim/adamw_bf16.py", "(values.view(torch.int32) + bits)", "values.view(torch.int32)", (BF16_TESTS,)),
+    Mutant("bf16-bits-of-local-rows", "optim/adamw_bf16.py", "torch.arange(first, first + size, device=shard.device)", "torch.arange(size, device=shard.device)", (BF16_TESTS,)),
+    Mutant("bf16-bits-of-local-columns", "optim/adamw_bf16.py", "return global_offset(parameter)[-1] if", "return 0 if", (BF16_TESTS,)),
+    Mutant("bf16-same-bits-in-each-step", "optim/adamw_bf16.py", " ^ step.to(torch.int64)", "", (BF16_TESTS,)),
+    Mutant("bf16-skipped-step-counted", "optim/adamw_bf16.py", "if self._skip is None else (~self._skip).to(state[\"step\"])", "", (BF16_TESTS,)),
 )  # fmt: skip

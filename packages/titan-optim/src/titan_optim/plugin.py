@@ -15,4 +15,9 @@ def titan_optimizers() -> list[Optimizer]:
             config=MuonSection,
             build=Ref("titan_optim.muon:build"),
         ),
+        Optimizer(
+            name="AdamWBF16",
+            summary="AdamW with its running means in bfloat16, rounded stochastically, equally on any mesh",
+            build=Ref("titan_optim.adamw_bf16:build"),
+        ),
     ]
