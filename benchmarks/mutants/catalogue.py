@@ -10,6 +10,7 @@ from benchmarks.mutants import (
     data,
     datasets,
     debug,
+    experts,
     float8,
     ft,
     inference,
@@ -26,7 +27,7 @@ from benchmarks.mutants import (
 from benchmarks.mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
-    *core.MUTANTS, *data.MUTANTS, *ckpt.MUTANTS, *parallel.MUTANTS, *float8.MUTANTS, *ft.MUTANTS, *inference.MUTANTS,
+    *core.MUTANTS, *data.MUTANTS, *ckpt.MUTANTS, *parallel.MUTANTS, *float8.MUTANTS, *experts.MUTANTS, *ft.MUTANTS, *inference.MUTANTS,
     *models_hf.MUTANTS,
     *models_llama.MUTANTS, *models_qwen3.MUTANTS, *optim.MUTANTS,
     *debug.MUTANTS, *torchtitan.MUTANTS, *completion.MUTANTS, *cluster.MUTANTS, *launch.MUTANTS,

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 PACKAGES = (
     "core", "models-llama", "models-qwen3", "models-hf", "optim",
-    "parallel", "float8", "ckpt", "debug", "data", "inference", "launch", "cluster", "ft", "report",
+    "parallel", "float8", "experts", "ckpt", "debug", "data", "inference", "launch", "cluster", "ft", "report",
     "simulate", "torchtitan", "completion",
 )  # fmt: skip
 """Short names of the packages: the distribution's without ``titan-``."""

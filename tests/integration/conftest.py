@@ -9,7 +9,7 @@ from harness.third_party import install
 
 @pytest.fixture(scope="session")
 def experts(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a folder with the example plugins of a mixture of experts and of expert parallelism."""
+    """Return a folder with the example plugin of a mixture of experts."""
     folder = tmp_path_factory.mktemp("experts")
-    install(folder, "titan-model-moe", "titan-expert-parallel")
+    install(folder, "titan-model-moe")
     return str(folder)

@@ -271,7 +271,7 @@ def test_only_a_complete_comparison_is_written(tmp_path: Path, capsys: pytest.Ca
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("examples")
-    install(folder, "titan-model-moe", "titan-expert-parallel", "titan-zones", "titan-local-sgd")
+    install(folder, "titan-model-moe", "titan-zones", "titan-local-sgd")
     return str(folder)
 
 

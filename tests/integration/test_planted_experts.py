@@ -33,40 +33,40 @@ BALANCED = {"expert_balance.weight": 0.5}
 
 
 def rows_detached(patch: pytest.MonkeyPatch) -> None:
-    from titan_expert_parallel import transform
+    from titan_experts import dispatch
 
-    exchange = transform.exchange_rows
-    patch.setattr(transform, "exchange_rows", lambda rows, *rest: exchange(rows.detach() + 0.0 * rows, *rest))
+    exchange = dispatch.exchange_rows
+    patch.setattr(dispatch, "exchange_rows", lambda rows, *rest: exchange(rows.detach() + 0.0 * rows, *rest))
 
 
 def rows_doubled(patch: pytest.MonkeyPatch) -> None:
-    from titan_expert_parallel import transform
+    from titan_experts import dispatch
 
-    exchange = transform.exchange_rows
-    patch.setattr(transform, "exchange_rows", lambda rows, *rest: twice(exchange(rows, *rest)))
+    exchange = dispatch.exchange_rows
+    patch.setattr(dispatch, "exchange_rows", lambda rows, *rest: twice(exchange(rows, *rest)))
 
 
 def experts_doubled(patch: pytest.MonkeyPatch) -> None:
-    from titan_expert_parallel import transform
+    from titan_experts import divide
 
-    substituted = transform.substituted_parameters
+    substituted = divide.substituted_parameters
 
     def doubled(module: Any, tensors: dict[str, Tensor]) -> Any:
         return substituted(module, {name: twice(tensor) for name, tensor in tensors.items()})
 
-    patch.setattr(transform, "substituted_parameters", doubled)
+    patch.setattr(divide, "substituted_parameters", doubled)
 
 
 def one_expert_untrained(patch: pytest.MonkeyPatch) -> None:
-    from titan_expert_parallel import transform
+    from titan_experts import divide
 
-    substituted = transform.substituted_parameters
+    substituted = divide.substituted_parameters
 
     def partly(module: Any, tensors: dict[str, Tensor]) -> Any:
         first = next(iter(tensors))
         return substituted(module, {name: tensor.detach() if name == first else tensor for name, tensor in tensors.items()})
 
-    patch.setattr(transform, "substituted_parameters", partly)
+    patch.setattr(divide, "substituted_parameters", partly)
 
 
 def balance_of_own_positions(patch: pytest.MonkeyPatch) -> None:

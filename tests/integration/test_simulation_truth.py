@@ -52,7 +52,7 @@ def test_a_simulated_rank_holds_the_experts_that_a_real_one_does(
     fake_cuda: FakeCuda, gloo: GlooPool, tmp_path: Path
 ) -> None:
     site = str(tmp_path / "site")
-    install(tmp_path / "site", "titan-model-moe", "titan-expert-parallel")
+    install(tmp_path / "site", "titan-model-moe")
     settings = {
         "model.args": "{dim = 32, expert_dim = 24}", "training.seq_len": 32, "training.local_batch_size": 2,
         "training.global_batch_size": -1, P + "expert_parallel_degree": 2,

@@ -62,16 +62,18 @@ class Experts(nn.Module):
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """
         Args:
-            rows: ``[rows, d]``, sorted by expert.
+            rows: ``[rows, d]``, sorted by expert. Those after the last counted one belong to no expert.
             counts: number of rows of each expert, int64 ``[e]``.
 
         Returns:
             A tensor of the same shape as ``rows``.
         """
-        pieces = rows.split(counts.tolist())
+        used = counts.tolist()
+        *pieces, unused = rows.split([*used, rows.shape[0] - sum(used)])
         weights = zip(pieces, self.gate.unbind(), self.up.unbind(), self.down.unbind(), strict=True)
         # Experts without rows compute too, so that every expert always has a gradient.
-        return torch.cat([(F.silu(piece @ gate) * (piece @ up)) @ down for piece, gate, up, down in weights])
+        outputs = [(F.silu(piece @ gate) * (piece @ up)) @ down for piece, gate, up, down in weights]
+        return torch.cat([*outputs, torch.zeros_like(unused)])
 
 
 Balance = Callable[[Tensor, Tensor, Tensor], Tensor]

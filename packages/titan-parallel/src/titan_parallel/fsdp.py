@@ -11,10 +11,13 @@ TorchTitan paper, arXiv 2410.06511, section 2.1; Zhao et al., arXiv 2304.11277.
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from titan_core.api import JobMesh, ModelPart, TrainingContext, UserError, matches
 from titan_core.toolkit.sections import TrainingSection
@@ -47,9 +50,11 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
     ) -> None:
         modules = [module for module in modules if not isinstance(module, FSDPModule)]  # others are units already
         if modules:
+            mesh = context.mesh.data_mesh(view)
             fully_shard(
                 modules if len(modules) > 1 else modules[0],
-                mesh=context.mesh.data_mesh(view),
+                mesh=mesh,
+                shard_placement_fn=partial(dimension_to_shard, mesh.size(-1)),
                 mp_policy=precision,
                 offload_policy=offload,
                 reshard_after_forward=reshard,
@@ -92,6 +97,9 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
     return part
 
 
+MOST_UNEVEN = 1.1
+"""Largest share of a parameter, as a multiple of the even one, for which it is still divided along its first dimension,
+whose shards need no copies in communication."""
 _EXACT = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
@@ -141,6 +149,20 @@ def _are_small(modules: list[nn.Module], context: TrainingContext[FSDPKeys], dty
     gathered: int = dtype.itemsize * sum(_local(parameter).numel() for parameter in parameters)
     alike = len({parameter.dtype for parameter in parameters}) <= 1  # FSDP gathers only one dtype together
     return alike and gathered <= context.section.fsdp_group_mib * 2**20
+
+
+def dimension_to_shard(shards: int, parameter: nn.Parameter) -> Shard | None:
+    """Return the dimension of a rank's parameter to divide into ``shards``, or ``None`` for the first.
+
+    The largest share of a dimension that does not divide evenly is what all ranks need memory for: of two experts over four
+    ranks, twice the even share, while two ranks hold nothing. FSDP divides other dimensions only evenly.
+    """
+    local = _local(parameter)
+    rows, *others = local.shape or (1,)
+    even = math.ceil(rows / shards) * shards <= MOST_UNEVEN * rows
+    if even or hasattr(local, "fsdp_pre_all_gather"):  # float8 weights: what they gather are rows
+        return None
+    return next((Shard(dim) for dim, length in enumerate(others, 1) if length % shards == 0), None)
 
 
 def _local(parameter: nn.Parameter) -> Tensor:

@@ -1,10 +1,12 @@
-"""Registers the expert-parallel transform and its mesh view."""
+"""The components that titan-experts registers."""
+
+from __future__ import annotations
 
 from titan_core.api import Checks, MeshUse, MeshView, Phase, Ref, Transform, hookimpl
-from titan_expert_parallel.check import DEGREE
-from titan_expert_parallel.config import ExpertParallelKeys
+from titan_experts.check import DEGREE
+from titan_experts.config import ExpertParallelKeys
 
-api = (2, 0)
+api = (2, 1)
 
 
 @hookimpl
@@ -17,8 +19,8 @@ def titan_parallelisms() -> list[Transform]:
             phase=Phase.EXPERT,
             mesh=MeshUse(views=(MeshView("ep", DEGREE, borrows=("dp_shard", "cp")),)),
             active=lambda context: context.job.mesh.degree("ep") > 1,
-            check=Ref("titan_expert_parallel.check:check"),
-            checks=Checks(model=Ref("titan_expert_parallel.check_model:check_model")),
-            apply=Ref("titan_expert_parallel.transform:apply"),
+            check=Ref("titan_experts.check:check"),
+            checks=Checks(model=Ref("titan_experts.check_model:check_model")),
+            apply=Ref("titan_experts.divide:apply"),
         )
     ]

@@ -1,26 +1,28 @@
 """Expert parallelism (Lepikhin et al., "GShard", arXiv 2006.16668, section 3). Each rank holds some of the experts. Rows are
-sent to the ranks of their experts, and the outputs are sent back, by one all-to-all in each direction.
+sent to the ranks of their experts, and the outputs are sent back (:mod:`titan_experts.dispatch`).
 
 Experts process tokens from all ranks of the view, so their gradients are complete over the view. They must be summed only
 over the other ranks with different data, which FSDP gets from the mesh.
 """
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 
 from titan_core.api import Experts, JobMesh, ModelLayout, ModelPart, TrainingContext
-from titan_expert_parallel.config import ExpertParallelKeys
-from titan_expert_parallel.torch_private import (
-    exchange_counts,
-    exchange_rows,
-    registered_parameters,
-    substituted_parameters,
-)
+from titan_experts.config import ExpertParallelKeys
+from titan_experts.dispatch import AllToAll, Dispatch, Padded
+from titan_experts.torch_private import registered_parameters, substituted_parameters
+
+VIEW = "ep"
+FREE_ROWS = 1024
+"""Rows for which there is always room: the choices of few tokens differ most, such as those of the trial before training."""
 
 
 def apply(part: ModelPart, context: TrainingContext[ExpertParallelKeys]) -> ModelPart:
@@ -32,8 +34,39 @@ def apply(part: ModelPart, context: TrainingContext[ExpertParallelKeys]) -> Mode
             for name, rule in rules.items():
                 module.register_parameter(name, _divided(before[name], rule.dim, context.mesh))
             inner: Any = module.forward
-            module.forward = DividedExperts(module, inner, context.mesh["ep"], tuple(rules))
+            module.forward = DividedExperts(module, inner, dispatch_of(path, context), tuple(rules))
     return part
+
+
+def dispatch_of(path: str, context: TrainingContext[ExpertParallelKeys]) -> Dispatch:
+    """Return what sends rows to the experts of the module called ``path``."""
+    keys, mesh = context.section, context.mesh[VIEW]
+    if keys.expert_parallel_dispatch == "alltoall":
+        return AllToAll(mesh)
+    return Padded(mesh, most_rows(path, context.job.model.layout, keys))
+
+
+def most_rows(path: str, layout: ModelLayout, keys: ExpertParallelKeys) -> Callable[[int], int]:
+    """Return (number of rows of this rank -> how many of them it can send to one rank).
+
+    By default, the largest number that any choice can require: a token passes through at most as many experts of a rank as
+    there are, and at most as many as it chooses.
+    """
+    ranks = keys.expert_parallel_degree
+    share = min(1.0, (keys.expert_parallel_capacity or ranks) / ranks)
+    router = next((router for pattern, router in layout.routers.items() if _same_block(pattern, path, layout)), None)
+    if router is not None:
+        share = min(share, min(router.per_token, router.experts // ranks) / router.per_token)
+    return lambda rows: max(math.ceil(rows * share), min(rows, FREE_ROWS))
+
+
+def _same_block(pattern: str, path: str, layout: ModelLayout) -> bool:
+    """Whether the routers called ``pattern`` are those of the blocks that contain the module ``path``."""
+    prefix = f"{layout.blocks}."
+    if not (pattern.startswith(prefix) and path.startswith(prefix)):
+        return False
+    block = pattern.removeprefix(prefix).partition(".")[0]
+    return block in ("*", path.removeprefix(prefix).partition(".")[0])
 
 
 def expert_rules(module: nn.Module, path: str, layout: ModelLayout) -> dict[str, Experts]:
@@ -44,7 +77,7 @@ def expert_rules(module: nn.Module, path: str, layout: ModelLayout) -> dict[str,
 
 def _divided(whole: nn.Parameter, dim: int, mesh: JobMesh) -> nn.Parameter:
     """Return this rank's experts of a parameter, which tensor parallelism may already have divided."""
-    names, placements = ["ep"], list[Placement]([Shard(dim % whole.dim())])
+    names, placements = [VIEW], list[Placement]([Shard(dim % whole.dim())])
     if isinstance(whole, DTensor):
         names += whole.device_mesh.mesh_dim_names or ()
         placements += whole.placements
@@ -57,14 +90,14 @@ def _divided(whole: nn.Parameter, dim: int, mesh: JobMesh) -> nn.Parameter:
 class DividedExperts:
     """Replaces the forward of a module that holds experts."""
 
-    def __init__(self, module: nn.Module, inner: Any, mesh: DeviceMesh, names: tuple[str, ...]) -> None:
+    def __init__(self, module: nn.Module, inner: Any, dispatch: Dispatch, names: tuple[str, ...]) -> None:
         """
         Args:
             inner: the original forward, which computes with whichever experts the module holds.
-            mesh: the ranks that the experts are divided over.
+            dispatch: sends rows to the ranks that the experts are divided over, and back.
             names: the module's parameters.
         """
-        self._module, self._inner, self._mesh, self._names = module, inner, mesh, names
+        self._module, self._inner, self._dispatch, self._names = module, inner, dispatch, names
 
     def __call__(self, rows: Tensor, counts: Tensor) -> Tensor:
         """
@@ -72,17 +105,7 @@ class DividedExperts:
             rows: ``[rows, dim]``, sorted by expert.
             counts: number of rows of each expert, int64 ``[experts]``.
         """
-        ranks = self._mesh.size()
-        # [ranks, experts per rank]: the rows that this rank sends to each rank, and those that each rank sends to this one.
-        leaving = counts.view(ranks, -1)
-        arriving = exchange_counts(counts, self._mesh).view(ranks, -1)
-        sent, received = leaving.sum(1).tolist(), arriving.sum(1).tolist()
-        arrived = exchange_rows(rows, received, sent, self._mesh)
-        # Rows arrive sorted by rank, then by expert. The experts need them sorted by expert.
-        experts = torch.arange(arriving.shape[1], device=rows.device).repeat(ranks)
-        order = experts.repeat_interleave(arriving.flatten()).argsort(stable=True)
-        outputs = self._local_forward(arrived[order], arriving.sum(0))
-        return exchange_rows(outputs[order.argsort()], sent, received, self._mesh)
+        return self._dispatch(rows, counts, self._local_forward)
 
     def _local_forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Call the original forward with this rank's experts, or its share of them under tensor parallelism, as parameters:

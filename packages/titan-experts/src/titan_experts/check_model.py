@@ -1,5 +1,7 @@
 """Checks of a model's experts, made before they are divided."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -8,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from titan_core.api import Around, ModelTrial, Problem, TrainingContext
-from titan_expert_parallel.check import DEGREE
-from titan_expert_parallel.config import ExpertParallelKeys
-from titan_expert_parallel.torch_private import substituted_parameters
-from titan_expert_parallel.transform import expert_rules
+from titan_experts.check import DEGREE
+from titan_experts.config import ExpertParallelKeys
+from titan_experts.divide import expert_rules
+from titan_experts.torch_private import substituted_parameters
 
 
 def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[ExpertParallelKeys]) -> Iterator[Problem]:

@@ -6,6 +6,8 @@
   instead, as tensor parallelism does.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

@@ -1,0 +1,25 @@
+"""The config keys of titan-experts."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from titan_core.api import ALL_KEYS, Factor, Ranks, Section
+
+
+class ExpertParallelKeys(Section):
+    section: ClassVar[str] = "parallelism"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
+
+    expert_parallel_degree: Ranks = Field(default=1, gt=0)
+    """Number of ranks that the experts of each block are divided over. These are ranks of data and context parallelism: the
+    degree must divide data_parallel_shard_degree x context_parallel_degree."""
+    expert_parallel_dispatch: Literal["alltoall", "device"] = "alltoall"
+    """How rows reach their experts. "alltoall": exactly as many as there are, for which the host waits once in each block.
+    "device": buffers of fixed size and no wait, so that the device never idles, but more bytes are sent and held."""
+    expert_parallel_capacity: Factor | None = Field(default=None, gt=0.0)
+    """With dispatch "device": rows that each rank can send to each other rank, as a multiple of an even share. If a rank has
+    more, the loss of the step is not a number, and training.on_nan decides; nothing is dropped. Default: what suffices for
+    any choice of experts, at most the degree."""

@@ -1,0 +1,120 @@
+"""Sends rows to the ranks of their experts, and the outputs back. No rank drops a row.
+
+Rows come sorted by expert, ``[rows, dim]``, with their number for each expert, int64 ``[experts]``. Rows after the last
+counted one belong to no expert. Each rank of the view holds an equal number of successive experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from titan_experts.torch_private import exchange_counts, exchange_rows
+
+Compute = Callable[[Tensor, Tensor], Tensor]
+"""(rows sorted by this rank's experts, number of rows of each) -> outputs of the same shape."""
+Dispatch = Callable[[Tensor, Tensor, Compute], Tensor]
+"""(rows, number of rows of each expert, what this rank's experts compute) -> outputs of the same shape as the rows."""
+
+
+class AllToAll:
+    """Sends exactly the rows that there are. The host waits once, for their numbers."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
+
+    def __call__(self, rows: Tensor, counts: Tensor, compute: Compute) -> Tensor:
+        """Return what the experts of all ranks compute; see :data:`Dispatch`."""
+        ranks = self._mesh.size()
+        # [ranks, experts per rank]: the rows that this rank sends to each rank, and those that each rank sends to this one.
+        leaving = counts.view(ranks, -1)
+        arriving = exchange_counts(counts, self._mesh).view(ranks, -1)
+        sent, received = torch.stack((leaving.sum(1), arriving.sum(1))).tolist()
+        arrived = exchange_rows(rows[: sum(sent)], received, sent, self._mesh)
+        # Rows arrive sorted by rank, then by expert. The experts need them sorted by expert.
+        experts = torch.arange(arriving.shape[1], device=rows.device).repeat(ranks)
+        order = experts.repeat_interleave(arriving.flatten(), output_size=sum(received)).argsort(stable=True)
+        outputs = move(compute(move(arrived, order, inverse(order)), arriving.sum(0)), inverse(order), order)
+        returned = exchange_rows(outputs, sent, received, self._mesh)
+        return torch.nn.functional.pad(returned, (0, 0, 0, rows.shape[0] - returned.shape[0]))
+
+
+class Padded:
+    """Sends the same number of rows between any two ranks, filled up where there are fewer. The host does not wait."""
+
+    def __init__(self, mesh: DeviceMesh, most: Callable[[int], int]) -> None:
+        """
+        Args:
+            most: number of rows of this rank -> how many of them it can send to one rank.
+        """
+        self._mesh, self._most = mesh, most
+
+    def __call__(self, rows: Tensor, counts: Tensor, compute: Compute) -> Tensor:
+        """Return what the experts of all ranks compute; see :data:`Dispatch`. If this rank has more rows for a rank than it
+        can send, all outputs are NaN."""
+        ranks, limit = self._mesh.size(), self._most(rows.shape[0])
+        ends = counts.view(ranks, -1).cumsum(1)
+        sent, leaving = ends[:, -1], ends.clamp(max=limit).diff(dim=1, prepend=ends.new_zeros(ranks, 1))
+        slots = torch.arange(limit, device=rows.device)
+        starts = sent.cumsum(0) - sent
+        # Slot -> row, and row -> slot; -1: none.
+        row_of = torch.where(slots < sent[:, None], starts[:, None] + slots, -1).flatten()
+        slot_of = inverse(row_of, rows.shape[0])
+        padded = exchange_rows(move(rows, row_of, slot_of), [limit] * ranks, [limit] * ranks, self._mesh)
+        arriving = exchange_counts(leaving.flatten(), self._mesh).view(ranks, -1)
+        # Experts come first in their order, then the slots that hold nothing.
+        expert_of = torch.searchsorted(arriving.cumsum(1), slots.expand(ranks, -1).contiguous(), right=True)
+        order = expert_of.flatten().argsort(stable=True)
+        back = inverse(order)
+        outputs = move(compute(move(padded, order, back), arriving.sum(0)), back, order)
+        returned = exchange_rows(outputs, [limit] * ranks, [limit] * ranks, self._mesh)
+        overflows = (sent > limit).any()
+        return move(returned, slot_of, row_of).masked_fill(overflows, torch.nan)
+
+
+def inverse(order: Tensor, size: int | None = None) -> Tensor:
+    """Return, for each of ``size`` values, where ``order`` contains it; -1 if nowhere.
+
+    Args:
+        order: int64; values from 0 to ``size - 1``, each at most once, or -1.
+        size: default: the length of ``order``.
+    """
+    size = order.shape[0] if size is None else size
+    found = order.new_full((size + 1,), -1)
+    places = torch.arange(order.shape[0], device=order.device)
+    return found.scatter(0, torch.where(order < 0, size, order), places)[:size]
+
+
+def move(rows: Tensor, order: Tensor, back: Tensor) -> Tensor:
+    """Return ``rows[order]``, and zeros where ``order`` is -1. Its gradient is a gather as well: deterministic, unlike that
+    of indexing on a GPU.
+
+    Args:
+        rows: ``[rows, dim]``.
+        order: int64 ``[moved]``; no row is named twice.
+        back: the inverse of ``order``, int64 ``[rows]``.
+    """
+    result: Tensor = _Move.apply(rows, order, back)
+    return result
+
+
+class _Move(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return _taken(rows, order)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (back,) = ctx.saved_tensors
+        return _taken(gradients[0], back), None, None
+
+
+def _taken(rows: Tensor, order: Tensor) -> Tensor:
+    if rows.shape[0] == 0:
+        return rows.new_zeros(order.shape[0], *rows.shape[1:])
+    return torch.where((order >= 0)[:, None], rows[order.clamp(min=0)], 0)

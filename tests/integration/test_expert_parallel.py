@@ -1,0 +1,90 @@
+"""Expert parallelism trains as one device: with both dispatches, on every mesh, with more ranks than experts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import RunRecord
+from harness.quick import rows
+from harness.third_party import train_with
+
+EP, TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("expert", "tensor", "pipeline", "context"))
+REPLICATE, AC = "parallelism.data_parallel_replicate_degree", "activation_checkpoint.mode"
+DEVICE: dict[str, object] = {"parallelism.expert_parallel_dispatch": "device"}
+MOE: dict[str, object] = {
+    "model.args": "{dim = 32, expert_dim = 24, n_experts = 2}",
+    "training.seq_len": 32,
+    "training.local_batch_size": 2,
+    "training.global_batch_size": 8,
+    "training.steps": 4,
+    "lr_scheduler.warmup_steps": 2,
+}
+MESHES: dict[str, tuple[int, dict[str, object]]] = {
+    "EP 2": (2, {EP: 2, **DEVICE}),
+    "EP 2, a capacity that suffices": (2, {EP: 2, **DEVICE, "parallelism.expert_parallel_capacity": 1.9}),
+    "EP 2 x FSDP 2": (4, {EP: 2, **DEVICE}),
+    "EP 2 x FSDP 2, exactly the rows": (4, {EP: 2}),
+    "EP 2 x HSDP 2, recomputed": (4, {EP: 2, REPLICATE: 2, AC: "full", **DEVICE}),
+    "EP 2 x TP 2": (4, {EP: 2, TP: 2, **DEVICE}),
+    "EP 2 x PP 2, some recomputed": (4, {EP: 2, PP: 2, AC: "selective", **DEVICE}),
+    "EP 2, CP 2": (2, {EP: 2, CP: 2, **DEVICE}),
+    "FSDP 4 of two experts": (4, {}),
+}
+QUICK = ("EP 2 x FSDP 2",)
+
+
+@pytest.fixture(scope="module")
+def one_device(gloo: GlooPool, experts: str, tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    folder = str(tmp_path_factory.mktemp("one"))
+    ((record, _),) = gloo.run(1, train_with, experts, folder, "moe", {**MOE, "training.steps": 6})
+    return record
+
+
+@pytest.mark.parametrize("mesh", rows(MESHES, QUICK, tuple(MESHES)))
+def test_training_is_that_of_one_device(
+    gloo: GlooPool, experts: str, one_device: RunRecord, tmp_path: Path, mesh: str
+) -> None:
+    ranks, overrides = MESHES[mesh]
+    for record, _ in gloo.run(ranks, train_with, experts, str(tmp_path), "moe", {**MOE, **overrides}):
+        assert record.losses == pytest.approx(one_device.losses[:4], rel=1e-6)
+        assert record.grad_norms == pytest.approx(one_device.grad_norms[:4], rel=1e-6)
+
+
+@pytest.mark.full
+def test_shards_of_another_dimension_resume_on_another_mesh(
+    gloo: GlooPool, experts: str, one_device: RunRecord, tmp_path: Path
+) -> None:
+    """Where the ranks outnumber the experts, data parallelism divides another dimension, in checkpoints too."""
+    saved = {**MOE, "training.steps": 6, "checkpoint.enable": "true"}
+    for ranks, stop, expert in [(4, 2, 2), (1, 4, 1), (4, 6, 1)]:
+        overrides = {**saved, "training.stop_at_step": stop, EP: expert}
+        for record, _ in gloo.run(ranks, train_with, experts, str(tmp_path), "moe", overrides):
+            assert record.losses == pytest.approx(one_device.losses[stop - 2 : stop], rel=1e-6)
+            assert record.grad_norms == pytest.approx(one_device.grad_norms[stop - 2 : stop], rel=1e-6)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("ranks", "overrides"), [(4, {EP: 2}), (4, {})], ids=str)
+def test_no_rank_holds_more_than_the_even_share(
+    gloo: GlooPool, experts: str, tmp_path: Path, ranks: int, overrides: dict[str, object]
+) -> None:
+    name = "blocks.0.feed_forward.experts.gate"
+    settings = {**MOE, **overrides, "training.steps": 1}
+    for _, traced in gloo.run(ranks, train_with, experts, str(tmp_path), "moe", settings, [name]):
+        assert traced[name][0].numel() == 2 * 32 * 24 // ranks
+
+
+@pytest.mark.full
+def test_a_capacity_that_does_not_suffice_fails_the_step(gloo: GlooPool, experts: str, tmp_path: Path) -> None:
+    long = {**MOE, "training.seq_len": 512, "training.local_batch_size": 4, "training.steps": 1}
+    settings = {**long, EP: 2, **DEVICE, "parallelism.expert_parallel_capacity": 0.1}
+    with pytest.raises(RuntimeError, match=r'training\.on_nan = "skip" skips'):
+        gloo.run(2, train_with, experts, str(tmp_path), "moe", settings)
+
+
+def test_a_capacity_without_its_dispatch_is_refused(gloo: GlooPool, experts: str, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match='dispatch "alltoall" sends as many rows as there are; remove it'):
+        gloo.run(2, train_with, experts, str(tmp_path), "moe", {**MOE, EP: 2, "parallelism.expert_parallel_capacity": 2.0})
