@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord
+from harness.jobs import RunRecord, run_recipe
 from harness.quick import rows
 from harness.third_party import train_with
 
@@ -75,6 +78,44 @@ def test_no_rank_holds_more_than_the_even_share(
     settings = {**MOE, **overrides, "training.steps": 1}
     for _, traced in gloo.run(ranks, train_with, experts, str(tmp_path), "moe", settings, [name]):
         assert traced[name][0].numel() == 2 * 32 * 24 // ranks
+
+
+def gathers_before_an_exchange(site: str, folder: str) -> list[int]:
+    """Return how many units FSDP has begun to gather in a step when experts first receive rows, and at the end."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from titan_core.api import hookimpl
+
+    class Calls(TorchDispatchMode):
+        names: ClassVar[list[str]] = []
+
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):  # type: ignore[no-untyped-def]
+            self.names.append(function._schema.name)
+            return function(*arguments, **(keywords or {}))
+
+        @hookimpl
+        def titan_train_start(self) -> None:
+            self.__enter__()
+
+        @hookimpl
+        def titan_step_end(self) -> None:
+            self.__exit__(None, None, None)
+
+    os.chdir(folder)
+    sys.path.insert(0, site)
+    calls = Calls()
+    settings = {**MOE, EP: 2, "training.steps": 1, "lr_scheduler.warmup_steps": 1, "parallelism.fsdp_group_mib": 0}
+    run_recipe("moe", {"job.device": "cpu", **settings}, observers=[calls])
+    first = next(index for index, name in enumerate(calls.names) if "all_to_all" in name)
+    gathers = [index for index, name in enumerate(calls.names) if "allgather" in name and "base" in name]
+    return [sum(index < first for index in gathers), len(gathers)]
+
+
+@pytest.mark.full
+def test_the_next_block_is_gathered_before_the_host_waits(gloo: GlooPool, experts: str, tmp_path: Path) -> None:
+    """The embedding, the first block, its experts, and the second block. Later the experts of the second block
+    and the head, both blocks again for the backward pass, and the losses of the ranks."""
+    assert gloo.run(4, gathers_before_an_exchange, experts, str(tmp_path)) == [[4, 11]] * 4
 
 
 @pytest.mark.full

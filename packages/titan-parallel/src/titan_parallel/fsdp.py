@@ -65,7 +65,8 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
         small = _are_small([module for _, modules in exact for module in modules], context, torch.float32)
         for view, modules in exact:
             shard(modules, policy == "always" or (policy == "default" and not small), view, _EXACT)
-    for view, module in on_views(part, context.mesh):
+    nested = on_views(part, context.mesh)
+    for view, module in nested:
         shard([module], policy != "never", view)
     embedding = list(part.present(layout.embedding).values())
     head = list(part.present(layout.head).values())
@@ -89,12 +90,25 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
             shard(group, reshard=policy != "never" and not kept)
         if not layout.tied:
             shard(head, reshard=policy == "always")
+        if len(groups) == len(blocks):
+            _prefetch(blocks, [module for _, module in nested])
     shard([part.module], reshard=policy == "always")
     _sum_gradients(part.module)
     # Backward passes reshard parameters. After an evaluation, which has none, the optimizer and checkpoints would find them
     # gathered.
     part.after_evaluation += tuple(unit.reshard for unit in part.module.modules() if isinstance(unit, FSDPModule))
     return part
+
+
+def _prefetch(blocks: list[nn.Module], nested: list[nn.Module]) -> None:
+    """Let each block that has units of its own gather them and the next block when it starts. Within it, the host may wait
+    for the device, and FSDP gathers the next unit only once the host calls it."""
+    inner = [[module for module in block.modules() if module in nested] for block in blocks]
+    for index, block in enumerate(blocks):
+        assert isinstance(block, FSDPModule)
+        if inner[index]:
+            block.set_modules_to_forward_prefetch([*inner[index], *blocks[index + 1 : index + 2]])
+            block.set_modules_to_backward_prefetch([*inner[index], *blocks[max(0, index - 1) : index]])
 
 
 MOST_UNEVEN = 1.1
