@@ -21,6 +21,6 @@ MUTANTS = (
     Mutant("experts-no-row-is-the-first", SENDING, "torch.where((order >= 0)[:, None], rows[order.clamp(min=0)], 0)", "rows[order.clamp(min=0)]", (DISPATCH,)),
     Mutant("experts-capacity-of-a-rank", DIVIDING, "(keys.expert_parallel_capacity or ranks) / ranks", "(keys.expert_parallel_capacity or 1.0) / ranks / 16", (JOBS,)),
     Mutant("experts-capacity-ignored", CHECK, 'context.section.expert_parallel_capacity is not None and', "False and", (JOBS,)),
-    Mutant("experts-next-block-gathered-late", FSDP, "block.set_modules_to_forward_prefetch([*inner[index], *blocks[index + 1 : index + 2]])", "block.set_modules_to_forward_prefetch(inner[index])", (JOBS,)),
+    Mutant("experts-next-block-gathered-late", FSDP, "block.set_modules_to_forward_prefetch([*inner, *units[index + 1 : index + 2]])", "block.set_modules_to_forward_prefetch(inner)", (JOBS,)),
     Mutant("experts-shards-uneven", FSDP, "return next((Shard(dim) for dim", "return next((None for dim", (JOBS,)),
 )  # fmt: skip

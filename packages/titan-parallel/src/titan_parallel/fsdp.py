@@ -103,12 +103,12 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
 def _prefetch(blocks: list[nn.Module], nested: list[nn.Module]) -> None:
     """Let each block that has units of its own gather them and the next block when it starts. Within it, the host may wait
     for the device, and FSDP gathers the next unit only once the host calls it."""
-    inner = [[module for module in block.modules() if module in nested] for block in blocks]
-    for index, block in enumerate(blocks):
-        assert isinstance(block, FSDPModule)
-        if inner[index]:
-            block.set_modules_to_forward_prefetch([*inner[index], *blocks[index + 1 : index + 2]])
-            block.set_modules_to_backward_prefetch([*inner[index], *blocks[max(0, index - 1) : index]])
+    units = [block for block in blocks if isinstance(block, FSDPModule)]
+    for index, block in enumerate(units):
+        inner = [module for module in block.modules() if module in nested and isinstance(module, FSDPModule)]
+        if inner:
+            block.set_modules_to_forward_prefetch([*inner, *units[index + 1 : index + 2]])
+            block.set_modules_to_backward_prefetch([*inner, *units[max(0, index - 1) : index]])
 
 
 MOST_UNEVEN = 1.1
