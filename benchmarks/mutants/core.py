@@ -17,6 +17,7 @@ DIVIDED, HEAD, AUXILIARY = (
     "tests/core/test_loss_head.py",
     "tests/core/test_auxiliary_loss.py",
 )
+STATISTIC = "tests/core/test_statistic.py"
 VOCABULARY = "core/api/training/vocabulary.py"
 VIEWS = "tests/core/test_mesh_views.py"
 GRAD_NORM = "tests/core/test_grad_norm.py"
@@ -103,6 +104,17 @@ MUTANTS = (
     Mutant("gradients-not-rescaled", "core/model/loss_gradients.py", "outer[0] / gradients.scale", "outer[0] / outer[0]", (HEAD,)),
     Mutant("gradients-of-the-last-chunk", "core/model/loss_gradients.py", "self.value.add_(gradient)", "self.value = gradient", (HEAD,)),
     Mutant("auxiliary-losses-of-each-microbatch", "core/api/model/auxiliary_loss.py", "ctx.losses.scale * ctx.share", "ctx.share", (AUXILIARY,)),
+    # -- step statistics
+    Mutant("statistics-of-each-backward-pass", "core/api/model/statistic.py", "            self._pending = None\n", "", (STATISTIC,)),
+    Mutant("statistics-counted-in-forward", "core/api/model/statistic.py", "    carrier.register_hook(_Once(microbatch.statistics, name, place, values.detach(), divided))\n", "    microbatch.statistics.add(name, place, values, divided)\n", (STATISTIC,)),
+    Mutant("statistics-of-all-tensor-parallel-ranks", "core/api/parallel/microbatch.py", "if divided or self._first:", "if True:", (STATISTIC,)),
+    Mutant("statistics-of-one-share-of-positions", "core/api/parallel/microbatch.py", "if divided or self._first:", "if self._first:", (STATISTIC,)),
+    Mutant("statistics-of-shape-inference", "core/api/model/statistic.py", " or is_shape_inference()", "", (STATISTIC,)),
+    Mutant("statistics-of-repeated-steps", "core/model/preserved.py", "AuxiliaryLosses(inputs.auxiliary.scale), metrics=None, statistics=None)", "AuxiliaryLosses(inputs.auxiliary.scale), metrics=None)", (STATISTIC,)),
+    Mutant("statistics-in-floating-point", "core/api/parallel/microbatch.py", "torch.zeros(sum(sizes), dtype=torch.int64", "torch.zeros(sum(sizes), dtype=torch.float64", (STATISTIC,)),
+    Mutant("statistics-of-one-rank", "core/loop/statistics.py", "            self._world.sum(counted.counts)\n", "            pass\n", (STATISTIC,)),
+    Mutant("statistics-without-a-gradient", "core/api/model/statistic.py", "    if not carrier.requires_grad:\n", "    if False:\n", (STATISTIC,)),
+    Mutant("statistics-of-different-shapes", "core/loop/statistics.py", "            if name in self._shapes:\n", "            if False:\n", (STATISTIC,)),
     # -- seeds
     Mutant("one-seed-for-all-ranks", "core/loop/seeds.py", "* 1_000_003 + world.data_rank", "* 1_000_003", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
     Mutant("a-seed-for-each-rank", "core/loop/seeds.py", "+ world.data_rank", "+ world.rank", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),

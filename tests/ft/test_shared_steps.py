@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ import torch
 from torch.distributed import AllreduceOptions
 
 from harness import PATIENCE
+from harness.counted_gpt import COUNTED
 from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, run_recipe
+from harness.jobs import RunRecord, make_job, run_job, run_recipe
 from harness.replicas import SHARED, Leave, Script, join_group, lighthouse, run_group, stores, wait_for
 from titan_core.api import RunStopped, UserError, hookimpl
 from titan_ft import groups as groups_module, step as step_module
@@ -63,6 +64,21 @@ def test_two_groups_train_what_one_does(gloo: GlooPool, alone: RunRecord, tmp_pa
     require_same_run(first, alone)
     require_same_run(second, alone)
     require_equal_weights(first, second)
+
+
+def _counting(address: str, folder: str) -> RunRecord:
+    os.chdir(folder)
+    return run_group(address, join_group(1, []), (Script({0: 2}),), COUNTED, **{"training.steps": 3})
+
+
+def test_two_groups_count_what_one_does(gloo: GlooPool, tmp_path: Path) -> None:
+    """The statistics of a step are integers, and equal in all groups."""
+    job = make_job("tiny", {**SHARED, "training.steps": 3, "job.dump_folder": str(tmp_path / "alone")})
+    alone = run_job(replace(job, model=COUNTED))
+    with lighthouse() as address:
+        first, second = gloo.run(2, _counting, address, str(tmp_path))
+    assert first.statistics == second.statistics == alone.statistics
+    assert sum(alone.statistics[0]["outside"][0]) == 4 * 32
 
 
 def _leave() -> None:

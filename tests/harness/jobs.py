@@ -28,6 +28,7 @@ class RunRecord:
     rank_losses: list[list[float]] = field(default_factory=list)
     auxiliary: list[dict[str, float]] = field(default_factory=list)
     metrics: list[dict[str, float]] = field(default_factory=list)
+    statistics: list[dict[str, list[Any]]] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
     """Number of targets in the global batch of each step."""
     skipped: list[int] = field(default_factory=list)
@@ -76,6 +77,7 @@ class Recorder:
         self.record.rank_losses.append(report.rank_losses.tolist())
         self.record.auxiliary.append({name: value.item() for name, value in report.auxiliary.items()})
         self.record.metrics.append({name: value.item() for name, value in report.metrics.items()})
+        self.record.statistics.append({name: value.tolist() for name, value in report.statistics.items()})
         self.record.targets.append(report.num_targets)
         if report.skipped:
             self.record.skipped.append(report.step)

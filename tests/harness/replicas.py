@@ -6,14 +6,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.distributed import TCPStore
 
 from harness import PATIENCE
-from harness.jobs import TINY, RunRecord, run_recipe
-from titan_core.api import hookimpl
+from harness.jobs import TINY, RunRecord, make_job, run_job
+from titan_core.api import ModelDefinition, hookimpl
 from titan_core.api.plugins.errors import PartOfContract
 from titan_ft import groups as groups_module
 from titan_ft.torchft_api import lighthouse_server
@@ -75,8 +75,14 @@ class Script:
 _made: list[groups_module.ReplicaGroups] = []
 
 
-def run_group(address: str, number: int, observers: tuple[object, ...] = (), **settings: object) -> RunRecord:
-    """Train replica group ``number`` in this process; return its record."""
+def run_group(
+    address: str,
+    number: int,
+    observers: tuple[object, ...] = (),
+    model: ModelDefinition | None = None,
+    **settings: object,
+) -> RunRecord:
+    """Train replica group ``number`` in this process, of ``model`` or of that of ``tiny``; return its record."""
     made = groups_module.ReplicaGroups.__init__
 
     def remember(self: Any, *arguments: Any) -> None:
@@ -92,7 +98,8 @@ def run_group(address: str, number: int, observers: tuple[object, ...] = (), **s
             "fault_tolerance.replica_id": number,
             "job.dump_folder": f"{os.getcwd()}/group-{number}",
         }
-        return run_recipe("tiny", {**SHARED, **own, **settings}, weights=True, observers=observers)
+        job = make_job("tiny", {**SHARED, **own, **settings})
+        return run_job(job if model is None else replace(job, model=model), weights=True, observers=observers)
     finally:
         groups_module.ReplicaGroups.__init__ = made  # type: ignore[method-assign]
 

@@ -118,7 +118,7 @@ def job_of(
     model: ModelDefinition, overrides: dict[str, object] | None = None, world_size: int | None = None
 ) -> AssembledJob:
     """Return a job that trains ``model`` as if a plugin provided it."""
-    args = f"{{dim = 32, n_layers = {BLOCKS}, n_heads = {HEADS}, n_kv_heads = {KV_HEADS}, ffn_dim = 64}}"
+    args = f"{{dim = 32, n_layers = {model.layout.num_blocks}, n_heads = {HEADS}, n_kv_heads = {KV_HEADS}, ffn_dim = 64}}"
     small = {"model.args": args, "training.seq_len": 16, "training.local_batch_size": 2, "job.device": "cpu"}
     job = make_job("tiny", {**small, **(overrides or {})}, world_size)
     return replace(job, model=model)

@@ -156,6 +156,7 @@ def test_a_saved_result_changed_in_place_is_an_error() -> None:
 SETTINGS: dict[str, Any] = {
     "vocabulary": Vocabulary(None, 3),
     "auxiliary_losses": ("balance",),
+    "statistics": {"rows": (2, 4)},
     "batch_transforms": (lambda batch: batch,),
     "parameters_on": torch.device("cpu"),
     "saved_operators": (torch.ops.aten.max.default,),

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from titan_core.api import ModelPart, UserError
-from titan_core.toolkit.models import AuxiliaryLosses, MetricSums
+from titan_core.toolkit.models import AuxiliaryLosses, MetricSums, StepStatistics
 from titan_ft.groups import ReplicaGroups
 
 BUCKET_BYTES = 32 * 2**20
@@ -25,9 +25,10 @@ def sum_step(
     auxiliary: AuxiliaryLosses,
     metrics: MetricSums,
     digest: int,
+    statistics: StepStatistics | None = None,
 ) -> Tensor:
-    """Sum the gradients of ``parts``, ``loss``, ``auxiliary`` and ``metrics`` over ``groups``. All but the loss change in
-    place.
+    """Sum the gradients of ``parts``, ``loss``, ``auxiliary``, ``metrics`` and ``statistics`` over ``groups``. All but the
+    loss change in place.
 
     Args:
         digest: of what must be the same in all groups.
@@ -54,6 +55,8 @@ def sum_step(
     ]
     header = torch.cat(job)
     groups.sum(header)
+    if statistics is not None and statistics.values:
+        groups.sum(statistics.counts)  # apart from the header, whose fp64 has no integers above 2**53
     gradients = [_gradient(parameter) for parameter in parameters] if groups.participants > 1 else []
     for bucket in _buckets(gradients):
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket])

@@ -168,7 +168,8 @@ class SharedStep:
             loss = torch.zeros((), device=run.world.device)
             if mine:
                 loss = self._runner(replace(inputs, batches=inputs.batches[mine.start : mine.stop]))
-        loss = sum_step(groups, self._parts, loss, inputs.auxiliary, inputs.metrics or MetricSums(), self._digest)
+        metrics = inputs.metrics or MetricSums()
+        loss = sum_step(groups, self._parts, loss, inputs.auxiliary, metrics, self._digest, inputs.statistics)
         groups.commit()
         if not self._checked:
             require_sendable(collect(run))
@@ -179,7 +180,7 @@ class SharedStep:
         """Compute one microbatch for nothing, before other groups wait for this one: the first may compile."""
         auxiliary = None if inputs.auxiliary is None else AuxiliaryLosses(inputs.auxiliary.scale)
         with same_generators():
-            self._runner(replace(inputs, batches=inputs.batches[:1], auxiliary=auxiliary, metrics=None))
+            self._runner(replace(inputs, batches=inputs.batches[:1], auxiliary=auxiliary, metrics=None, statistics=None))
         for part in self._parts:
             part.module.zero_grad()
         self._warm = True

@@ -33,6 +33,7 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "model.dropout": "Dropout",
         "model.random_streams": "RandomStream",
         "model.auxiliary_loss": "add_auxiliary_loss",
+        "model.statistic": "add_statistic",
         "model.patterns": "matches",
         "model.weights": "WeightFormat ForeignTensor",
     },

@@ -79,7 +79,7 @@ class WithFrozenModel:
 
     def _completed(self, inputs: StepInput) -> StepInput:
         """Return ``inputs`` with the results of the frozen model, on the ranks that compute the loss."""
-        self._frozen.evaluate(replace(inputs, auxiliary=None, metrics=None))
+        self._frozen.evaluate(replace(inputs, auxiliary=None, metrics=None, statistics=None))
         for part in self._parts:
             for finish in part.after_evaluation:
                 finish()

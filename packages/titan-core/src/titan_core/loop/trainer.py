@@ -46,6 +46,7 @@ from titan_core.loop.losses import LossSums, MetricMeans
 from titan_core.loop.missing_gradients import MissingGradients
 from titan_core.loop.results import end_of_run, last_checkpoint, print_next_commands, warn_if_unsaved
 from titan_core.loop.seeds import numerics_as_before, prepare_numerics
+from titan_core.loop.statistics import StatisticSums
 from titan_core.loop.stored_models import load_pretrained
 from titan_core.loop.timeouts import CollectiveTimeouts
 from titan_core.loop.validation import Validation
@@ -156,6 +157,7 @@ class Trainer:
         self.parameters = [parameter for _, parameter in named]
         self.loss_sums = LossSums(world, parts)
         self.metric_means = MetricMeans(world, parts)
+        self.statistic_sums = StatisticSums(world, parts)
         self.missing_gradients = MissingGradients(named, world, lifecycle)
         with phase("building the optimizer"):
             optimizer = build_optimizer(job, world, parts)
@@ -296,6 +298,7 @@ class Trainer:
         """Forward, backward, clip and update."""
         state, device, training = self.state, self.world.device, self.training
         auxiliary = AuxiliaryLosses(self.world.plan.diverging_replicas / self.job.batch.tokens_per_step)
+        counted = self.statistic_sums.begin()
         inputs = StepInput(
             [batch.to(device) for batch in data.microbatches],
             step=state.step + 1,
@@ -304,10 +307,12 @@ class Trainer:
             target_weight=totals.replica_weight or 1.0,
             auxiliary=auxiliary,
             metrics=(sums := MetricSums()),
+            statistics=counted,
         )
         with self.stopwatch.measure("forward_backward"):
             losses = self.loss_sums(self.run_step(inputs), auxiliary, totals, data.target_weight)
             metrics = self.metric_means(sums)
+            statistics = self.statistic_sums(counted)
         self.loader.next_step()  # only now, because a step that is abandoned leaves the position in the data unchanged
         if state.step + 1 < self.last_step:
             self.lookahead.begin(self.updates.last_skipped)
@@ -348,6 +353,7 @@ class Trainer:
             empty=totals.empty,
             auxiliary=losses.auxiliary,
             metrics=metrics,
+            statistics=statistics,
             skipped=skipped,
         )
 

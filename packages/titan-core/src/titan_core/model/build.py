@@ -63,7 +63,7 @@ def build_parts(
     if world is not None:
         try_division(model, job, world, loss_in_head)
     objective = job.objective.build.load()(job.objective.training_context(job, mesh, device))
-    parts = [ModelPart(model, definition.layout, objective)]
+    parts = [ModelPart(model, definition.layout, objective, statistics=dict(definition.layout.statistics))]
     guard = PartGuard(job.registry)
     for transform in job.transforms:
         apply = partial(_apply, transform, transform.training_context(job, mesh, device))

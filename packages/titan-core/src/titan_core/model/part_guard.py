@@ -93,6 +93,7 @@ def _settings(part: ModelPart) -> dict[str, Any]:
         "vocabulary": part.vocabulary,
         "auxiliary_losses": part.auxiliary_losses,
         "batch_transforms": part.batch_transforms,
+        "statistics": tuple(part.statistics.items()),
         "copies": tuple(part.copies.items()),
         "parameters_on": part.parameters_on,
         "saved_operators": part.saved_operators,

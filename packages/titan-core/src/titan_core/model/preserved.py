@@ -43,17 +43,18 @@ def evaluation(parts: Sequence[ModelPart]) -> Iterator[None]:
 def repeat_forward(run: StepRunner, inputs: StepInput, parts: Sequence[ModelPart]) -> Tensor:
     """See :attr:`titan_core.api.PendingUpdate.repeat_forward`."""
     with preserved_state(parts):
-        return run.evaluate(replace(inputs, auxiliary=None, metrics=None))
+        return run.evaluate(replace(inputs, auxiliary=None, metrics=None, statistics=None))
 
 
 @contextmanager
 def repeat_backward(run: StepRunner, inputs: StepInput, parts: Sequence[ModelPart]) -> Iterator[None]:
     """See :attr:`titan_core.api.PendingUpdate.repeat_backward`."""
     assert inputs.auxiliary is not None
+    uncounted = replace(inputs, auxiliary=AuxiliaryLosses(inputs.auxiliary.scale), metrics=None, statistics=None)
     with preserved_state(parts):
         for part in parts:
             part.module.zero_grad()
-        run(replace(inputs, auxiliary=AuxiliaryLosses(inputs.auxiliary.scale), metrics=None))
+        run(uncounted)
         yield
 
 

@@ -125,7 +125,7 @@ def _model_keys(origin: CodeOrigin, result: Any) -> Any:
 
 
 def _metric_names(origin: CodeOrigin, result: Any) -> Any:
-    if not (isinstance(result, tuple) and all(isinstance(name, str) and name.isidentifier() for name in result)):
+    if not (isinstance(result, tuple) and all(map(_is_word, result))):
         raise WrongResult(f"is {shown(result)}; it must be a tuple of names, each a word of letters, digits and _")
     return result
 
@@ -191,6 +191,7 @@ def _definition(origin: CodeOrigin, result: Any) -> Any:
         raise WrongResult(f"returned routers = {shown(layout.routers)}; it must map patterns to Routers")
     if not (isinstance(layout.exact, tuple) and all(isinstance(pattern, str) for pattern in layout.exact)):
         raise WrongResult(f"returned exact = {shown(layout.exact)}; it must be a tuple of patterns")
+    _require_shapes(layout.statistics, "returned")
     mixers = {
         name: mixer if mixer.divided is None else replace(mixer, divided=owned(mixer.divided, origin, "Mixer.divided"))
         for name, mixer in layout.mixers.items()
@@ -211,6 +212,18 @@ def _definition(origin: CodeOrigin, result: Any) -> Any:
             "its definition's flops_per_token", result.flops_per_token, RETURNS["ModelDefinition.flops_per_token"]
         ),
     )
+
+
+def _require_shapes(statistics: Any, did: str) -> None:
+    """Require names and shapes of what modules count, of a layout or of a part."""
+    shapes = statistics.values() if isinstance(statistics, Mapping) and all(map(_is_word, statistics)) else [None]
+    if not all(isinstance(shape, tuple) and all(type(size) is int and size > 0 for size in shape) for shape in shapes):
+        must = "it must map names, each a word of letters, digits and _, to shapes: tuples of whole numbers, at least 1"
+        raise WrongResult(f"{did} statistics = {shown(statistics)}; {must}")
+
+
+def _is_word(name: object) -> bool:
+    return isinstance(name, str) and name.isidentifier()
 
 
 def _tensor(origin: CodeOrigin, result: Any) -> Any:
@@ -256,6 +269,7 @@ def _parts(origin: CodeOrigin, result: Any) -> Any:
         names = {name for name, _ in part.module.named_parameters(remove_duplicate=False)}
         if not isinstance(part.copies, Mapping) or not set(part.copies) <= names:
             raise WrongResult(f"left copies = {shown(part.copies)}; they must name parameters of the part")
+        _require_shapes(part.statistics, "left")
         part.objective = RETURNS["Objective.build"](origin, part.objective)
         for name in ("batch_transforms", "after_evaluation"):
             guarded = [

@@ -77,6 +77,8 @@ def _tensors_of(argument: Any) -> Iterator[tuple[str, Tensor]]:
     for name, value in getattr(argument, "metrics", {}).items():
         if isinstance(value, Tensor):
             yield f"metric {name!r}", value
+    for name, value in getattr(argument, "statistics", {}).items():
+        yield f"statistic {name!r}", value
     batches: Iterable[Batch] = getattr(argument, "microbatches", ())
     for batch in batches:
         found: list[Tensor] = []

@@ -34,6 +34,7 @@ divided::
 * ``Dropout``: dropout with the same masks on every mesh
 * ``RandomStream``: base class of modules whose random draws are the same on every mesh
 * ``add_auxiliary_loss``: adds a loss from inside the model, such as that of load balancing
+* ``add_statistic``: counts something inside the model, exactly, over the global batch of a step
 * ``matches``: whether the name of a parameter or module matches patterns
 * ``WeightFormat``: the names and shapes that a family's weights have in another format
 * ``ForeignTensor``: the name and layout of a parameter in such a format
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from titan_core.api.model.patterns import matches as matches
     from titan_core.api.model.random_streams import RandomStream as RandomStream
     from titan_core.api.model.sequence_share import SequenceShare as SequenceShare
+    from titan_core.api.model.statistic import add_statistic as add_statistic
     from titan_core.api.model.weights import ForeignTensor as ForeignTensor, WeightFormat as WeightFormat
 else:
     __getattr__ = getter(__name__, "model")

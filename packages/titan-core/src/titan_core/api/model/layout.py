@@ -88,6 +88,9 @@ class ModelLayout:
     """Pattern of module names -> the experts that these modules choose from, for each token. A block's router chooses from
     its parameters with the rule ``Experts`` of as many experts."""
 
+    statistics: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Name -> shape of what modules of the model count in each step (:func:`~titan_core.api.add_statistic`)."""
+
     inputs: tuple[str, ...] = ()
     """Extra tensors of a batch (:class:`~titan_core.api.Extra`) that ``forward`` takes as keyword arguments."""
 

@@ -138,9 +138,13 @@ class StepReport:
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """Metrics of the objective (:func:`~titan_core.api.add_metric`) by name: means over the global batch, NaN if no weight
     is positive; fp64 scalars, the same on every rank."""
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)
+    """What modules counted (:func:`~titan_core.api.add_statistic`) by name: sums over the global batch, int64, exactly the
+    same on every rank and in every replica group of titan-ft. A step whose update was skipped has them too."""
     skipped: bool | Tensor = False
     """Whether an observer skipped the update (:func:`titan_core.api.hookspecs.titan_before_update`); a 0-d bool tensor if
-    the device decided."""
+    the device decided. What changes with each update, such as a buffer that balances experts, should then stay as it is:
+    ``buffer.add_(torch.where(torch.as_tensor(report.skipped, device=buffer.device), 0, change))`` does not wait."""
 
 
 @dataclass(frozen=True)

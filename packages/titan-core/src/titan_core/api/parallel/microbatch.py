@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -53,6 +54,30 @@ class MetricSums:
         self.values[name] = self.values[name] + sums if name in self.values else sums
 
 
+class StepStatistics:
+    """What the modules of this rank count in a step (:mod:`titan_core.api.model.statistic`)."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device, ranks: int, first: bool) -> None:
+        """
+        Args:
+            shapes: of all statistics of the job, by name.
+            ranks: number of tensor-parallel ranks that compute the same positions.
+            first: whether this rank counts what they all count alike.
+        """
+        self.ranks, self._first = ranks, first
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        self.counts = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
+        """All statistics, flat, so that one collective sums them."""
+        pieces = zip(shapes.items(), self.counts.split(sizes), strict=True)
+        self.values = {name: piece.view(shape) for (name, shape), piece in pieces}
+        """Each statistic so far, by name: views of :attr:`counts`."""
+
+    def add(self, name: str, index: tuple[int, ...], values: Tensor, divided: bool) -> None:
+        """Add ``values`` to the part of a statistic at ``index``."""
+        if divided or self._first:
+            self.values[name][index].add_(values)
+
+
 @dataclass(frozen=True)
 class Microbatch:
     """A microbatch of a training step."""
@@ -69,6 +94,8 @@ class Microbatch:
     """:attr:`~titan_core.api.StepInput.target_weight`: what the step divides this microbatch's loss by."""
     metrics: MetricSums | None = None
     """Collects the metrics of the step or of the validation; ``None`` in other forward passes."""
+    statistics: StepStatistics | None = None
+    """Collects the statistics of the step; ``None`` in forward passes that do not count."""
     key: Tensor = field(init=False, repr=False)
     """Hash of seed and step, an int64 scalar on the batch's device. A Python number would be a constant in compiled code,
     and every step would recompile."""

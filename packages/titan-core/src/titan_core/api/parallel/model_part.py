@@ -59,6 +59,9 @@ class ModelPart:
     """The objectives that :attr:`objective` wraps, innermost first."""
     auxiliary_losses: tuple[str, ...] = ()
     """Names of the losses that modules add (:mod:`titan_core.api.model.auxiliary_loss`)."""
+    statistics: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Name -> shape of what modules count in each step (:func:`~titan_core.api.add_statistic`): the model's own
+    (:attr:`ModelLayout.statistics <titan_core.api.ModelLayout.statistics>`), and those that transforms add."""
     attention_masks: Callable[[Batch, Iterable[Mixer]], Mapping[str, Tensor | BlockMask]] | None = None
     """Makes the masks of a microbatch, by name, for causal attention that a transform has divided; receives the microbatch's
     batch and the attention's layout. ``None``: attention is that of the batch's positions to whole sequences."""

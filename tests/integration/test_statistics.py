@@ -1,0 +1,91 @@
+"""What modules count in a step is exactly the same on every mesh, and whatever else the run does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.counted_gpt import SHAPES, train
+from harness.gloo_pool import GlooPool
+from harness.jobs import RunRecord
+from harness.meshes import CP, DR, PP, SCHEDULE, TP
+
+MODE = "activation_checkpoint.mode"
+NO_SP = "parallelism.disable_sequence_parallel"
+ACCUMULATION = {1: {"training.local_batch_size": 8}, 4: {}}
+"""Settings by the number of microbatches of one device."""
+VALIDATION: dict[str, object] = {
+    "validation.enable": "true",
+    "validation.dataset": "stdlib",
+    "validation.freq": 1,
+    "validation.steps": 1,
+    "numerics.statistics_freq": 1,
+}
+POSITIONS = 8 * 16
+"""Of the global batch."""
+
+
+@pytest.fixture(scope="module")
+def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    (record,) = gloo.run(1, train, str(tmp_path_factory.mktemp("one")), ACCUMULATION[1])
+    assert [set(step) for step in record.statistics] == [set(SHAPES)] * 3
+    for step in record.statistics:
+        assert [sum(layer) for layer in (*step["inside"], *step["outside"])] == [POSITIONS] * 8
+    return record
+
+
+def case(ranks: int, overrides: dict[str, object], quick: bool = False) -> Any:
+    return pytest.param(ranks, overrides, id=f"{overrides}", marks=() if quick else pytest.mark.full)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "overrides"),
+    [
+        case(1, {}, quick=True),
+        case(1, {MODE: "full"}),
+        case(1, {MODE: "selective"}),
+        case(2, {"training.local_batch_size": 4}),  # FSDP, one microbatch
+        case(2, {"training.local_batch_size": 1, MODE: "full"}),
+        case(4, {DR: 2}),
+        case(2, {TP: 2, MODE: "selective"}, quick=True),
+        case(2, {TP: 2, NO_SP: "true"}, quick=True),
+        case(2, {CP: 2}),
+        case(4, {CP: 2, TP: 2, MODE: "full"}),
+        case(2, {PP: 2, SCHEDULE: "1F1B", MODE: "full"}),
+        case(2, {PP: 2, SCHEDULE: "ZBVZeroBubble"}, quick=True),
+        case(2, {PP: 2, SCHEDULE: "DualPipeV"}),
+    ],
+)
+def test_counts_are_those_of_one_device(
+    gloo: GlooPool, one_device: RunRecord, tmp_path: Path, ranks: int, overrides: dict[str, object]
+) -> None:
+    for record in gloo.run(ranks, train, str(tmp_path), overrides):
+        assert record.statistics == one_device.statistics
+        assert record.losses == pytest.approx(one_device.losses, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "overrides"),
+    [
+        case(1, {}, quick=True),
+        case(2, {TP: 2}),
+        case(2, {PP: 2, SCHEDULE: "ZBVZeroBubble"}),
+        case(2, {PP: 2, SCHEDULE: "1F1B", MODE: "full"}),
+    ],
+)
+def test_validation_and_observers_that_repeat_steps_do_not_count(
+    gloo: GlooPool, one_device: RunRecord, tmp_path: Path, ranks: int, overrides: dict[str, object]
+) -> None:
+    for record in gloo.run(ranks, train, str(tmp_path), {**overrides, **VALIDATION}, True):
+        assert record.statistics == one_device.statistics
+        assert len(record.validation) == 3
+
+
+def test_a_step_that_the_device_skips_counts_and_says_so(gloo: GlooPool, one_device: RunRecord, tmp_path: Path) -> None:
+    (record,) = gloo.run(1, train, str(tmp_path), {}, False, (2,))
+    assert record.skipped == [2]
+    assert record.statistics[:2] == one_device.statistics[:2]
+    assert [sum(layer) for layer in record.statistics[2]["outside"]] == [POSITIONS] * 4
+    assert record.statistics[2] != one_device.statistics[2]  # the weights are those of the step before
