@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -104,6 +105,12 @@ def test_experts_divided_over_a_view_train_as_one_device(
     for record, _ in gloo.run(ranks, train_with, experts, str(tmp_path), "moe", {**MOE, **degrees}):
         assert record.losses == pytest.approx(one_device.losses[:4], rel=1e-6)
         assert record.grad_norms == pytest.approx(one_device.grad_norms[:4], rel=1e-6)
+        assert record.statistics == one_device.statistics[:4]
+    rows = one_device.statistics[0]["expert_rows"]
+    assert [sum(layer) for layer in rows] == [8 * 32 * 2] * 2  # two experts for each token of the batch
+    metrics = [json.loads(line) for line in (tmp_path / "outputs/moe/metrics.jsonl").read_text().splitlines()]
+    busiest = max(max(layer) / (sum(layer) / len(layer)) for layer in rows)
+    assert metrics[0]["experts/busiest"] == pytest.approx(busiest, rel=1e-12)
 
 
 @pytest.mark.full
@@ -209,7 +216,7 @@ def balance_beside_plain_torch(site: str) -> list[torch.Tensor]:
         sys.path.remove(site)
     torch.manual_seed(0)
     batch, seq, args = 3, 8, MoEArgs(dim=16, expert_dim=8)
-    module: Any = FeedForward(args)
+    module: Any = FeedForward(args, layer=0)
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     x = torch.randn(batch, seq, args.dim)

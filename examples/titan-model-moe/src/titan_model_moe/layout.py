@@ -55,6 +55,7 @@ def layout(args: MoEArgs) -> ModelLayout:
         mixers={"blocks.*.attention.mixer": causal_attention(args.n_heads)},
         masks_documents=True,
         routers={"blocks.*.feed_forward.router": Router(experts=args.n_experts, per_token=args.top_k)},
+        statistics={"expert_rows": (args.n_layers, args.n_experts)},
         # bf16 weights would send some tokens to other experts.
         exact=("blocks.*.feed_forward.router.weight",),
         parameters={

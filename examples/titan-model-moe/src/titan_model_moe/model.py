@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from titan_core.api import CausalAttention
+from titan_core.api import CausalAttention, add_statistic
 from titan_model_moe.config import MoEArgs
 
 
@@ -81,10 +81,11 @@ Balance = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class FeedForward(nn.Module):
-    """Sends each token through ``k`` experts. No expert drops tokens."""
+    """Sends each token through ``k`` experts. No expert drops tokens. Counts the rows of each expert."""
 
-    def __init__(self, args: MoEArgs) -> None:
+    def __init__(self, args: MoEArgs, layer: int) -> None:
         super().__init__()
+        self.layer = layer
         self.router = Router(args)
         self.experts = Experts(args)
         self.n_experts = args.n_experts
@@ -101,18 +102,19 @@ class FeedForward(nn.Module):
         rows = tokens[:, None].expand(-1, weights.shape[1], -1).flatten(0, 1)
         outputs = self.experts(rows[order], counts)[order.argsort()].unflatten(0, weights.shape)
         result = (outputs * weights[..., None].to(outputs.dtype)).sum(1).view_as(x)
+        result = add_statistic(result, "expert_rows", counts, index=self.layer)
         if self.balance is None:
             return result
         return self.balance(result, probabilities.unflatten(0, x.shape[:2]), chosen.unflatten(0, x.shape[:2]))
 
 
 class Block(nn.Module):
-    def __init__(self, args: MoEArgs) -> None:
+    def __init__(self, args: MoEArgs, layer: int) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(args.dim, eps=1e-5)
         self.attention = Attention(args)
         self.norm2 = nn.RMSNorm(args.dim, eps=1e-5)
-        self.feed_forward = FeedForward(args)
+        self.feed_forward = FeedForward(args, layer)
 
     def forward(self, x: Tensor, documents: Tensor | None) -> Tensor:
         x = x + self.attention(self.norm1(x), documents)
@@ -137,7 +139,7 @@ class MoEDecoder(nn.Module):
     def __init__(self, args: MoEArgs) -> None:
         super().__init__()
         self.embedding = Embedding(args)
-        self.blocks = nn.ModuleList(Block(args) for _ in range(args.n_layers))
+        self.blocks = nn.ModuleList(Block(args, layer) for layer in range(args.n_layers))
         self.norm = nn.RMSNorm(args.dim, eps=1e-5)
         self.unembedding = nn.Linear(args.dim, args.vocab_size, bias=False)
 

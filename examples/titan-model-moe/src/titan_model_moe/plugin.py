@@ -1,6 +1,6 @@
-"""Registers the model ``moe``, its balance loss and its recipe."""
+"""Registers the model ``moe``, its balance loss, its metric and its recipe."""
 
-from titan_core.api import Model, Phase, Recipe, Ref, Transform, hookimpl, recipes_in
+from titan_core.api import Model, Observer, Phase, Recipe, Ref, Transform, hookimpl, recipes_in
 from titan_model_moe.config import ExpertBalanceSection, MoEArgs
 
 api = (2, 1)
@@ -29,6 +29,19 @@ def titan_parallelisms() -> list[Transform]:
             active=lambda context: context.section.weight > 0,
             check=Ref("titan_model_moe.layout:check_balance"),
             apply=Ref("titan_model_moe.balance:apply"),
+        )
+    ]
+
+
+@hookimpl
+def titan_debuggers() -> list[Observer]:
+    return [
+        Observer(
+            name="expert_load",
+            summary="the metric experts/busiest of model 'moe': rows of the busiest expert, relative to the mean",
+            active=lambda context: context.job.model_name == "moe",
+            build=Ref("titan_model_moe.load:ExpertLoad"),
+            first_rank=True,
         )
     ]
 
