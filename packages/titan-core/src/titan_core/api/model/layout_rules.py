@@ -52,7 +52,11 @@ class Experts:
 
     The module that owns the parameter must own no parameters with other rules. It is called with ``(rows, counts)``:
     ``rows``, ``[rows, dim]``, sorted by expert, and ``counts``, int64 ``[experts]``, the number of rows per expert. It
-    returns a tensor like ``rows``, each row computed by its expert alone."""
+    returns a tensor like ``rows``, each row computed by its expert alone.
+
+    There may be more rows than ``counts.sum()``: the last ones then belong to no expert. What they return is ignored, and
+    their gradient must be zero. An expert's rows may include padding, rows of zeros whose results are ignored.
+    :func:`titan_core.api.grouped_linear` computes so."""
 
     dim: int = 0
     within: Shard | Replicate = Replicate()
@@ -62,6 +66,17 @@ class Experts:
 @dataclass(frozen=True, kw_only=True)
 class Router:
     """A module that chooses the experts of each token.
+
+    It is called with tokens, ``[tokens, dim]`` or ``[batch, seq, dim]``, and returns ``(weights, chosen, scores)``:
+
+    * ``weights``, ``[tokens, per_token]``: the weights of the outputs of the chosen experts;
+    * ``chosen``, int64 ``[tokens, per_token]``: their indices;
+    * ``scores``, fp32 ``[tokens, experts]``: the normalised affinities of all experts, which are not negative, before any
+      bias: the probabilities of a softmax, or the scores of a sigmoid.
+
+    Its child module ``choice``, an :class:`~titan_core.api.ExpertChoice` or a module like it, turns scores into ``chosen``.
+    The attribute ``bias`` of ``choice`` is a persistent buffer, fp32 ``[experts]``, which is added to the scores for the
+    choice only, or ``None``. Transforms that balance the experts wrap both modules and change the bias, in any model.
 
     Raises:
         ValueError: a token passes through no expert, or through more than there are.

@@ -1,0 +1,199 @@
+"""What modules of experts compute: a layer for each expert, moving tokens to their experts and back, and the choice.
+
+Shape suffixes in comments: N tokens, D width, K experts that a token passes through, R = N x K rows, E experts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_ALIGNMENT = 16
+"""Bytes that the strides of the operands of ``torch.nn.functional.grouped_mm`` must be a multiple of (torch 2.15)."""
+_ON_ALL_DEVICES = (2, 15)
+"""torch's version from which its grouped product was found right on CPUs and in fp32; before, in bf16 on GPUs only."""
+
+
+def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor, *, masked: bool = True) -> Tensor:
+    """Apply the linear layer of each expert to that expert's rows: ``rows[r] @ weight[expert of r].T``.
+
+    Rows after the first ``counts.sum()`` belong to no expert. Their values, which may be anything, have no effect; their
+    results are zero, and so are their gradients. Experts without rows have gradients of zeros.
+
+    Uses ``torch.nn.functional.grouped_mm`` if it supports the operands, for which the host does not wait; else a loop.
+
+    Args:
+        rows: ``[rows, in]``, sorted by expert.
+        weight: ``[experts, out, in]``, of the dtype of ``rows``.
+        counts: number of rows of each expert, int64 ``[experts]``.
+        masked: ``False`` leaves the results and gradients of rows without an expert undefined. That saves two copies of
+            ``rows`` if :func:`mask_rows` is applied before the first and after the last of several products.
+
+    Returns:
+        ``[rows, out]``.
+    """
+    if masked:
+        return mask_rows(grouped_linear(mask_rows(rows, counts), weight, counts, masked=False), counts)
+    if _has_kernel(rows, weight):
+        return F.grouped_mm(rows, weight.transpose(-2, -1), offs=counts.cumsum(0).to(torch.int32))
+    sizes = counts.tolist()
+    *pieces, rest = rows.split([*sizes, rows.shape[0] - sum(sizes)])
+    # Experts without rows compute too, so that every expert has a gradient.
+    results = [F.linear(piece, one) for piece, one in zip(pieces, weight.unbind(), strict=True)]
+    return torch.cat([*results, rest.new_zeros(rest.shape[0], weight.shape[1])])
+
+
+def mask_rows(rows: Tensor, counts: Tensor) -> Tensor:
+    """Return ``rows``, ``[rows, dim]``, with zeros in all but the first ``counts.sum()``; the gradient likewise."""
+    belongs = torch.arange(rows.shape[0], device=rows.device) < counts.sum()
+    return torch.where(belongs[:, None], rows, 0)  # a product would keep what is not a number
+
+
+def _has_kernel(rows: Tensor, weight: Tensor) -> bool:
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < _ON_ALL_DEVICES and (rows.dtype != torch.bfloat16 or rows.device.type == "cpu"):
+        return False
+    if rows.dtype not in (torch.float32, torch.bfloat16) or weight.dtype != rows.dtype:
+        return False
+    # The trial's large weights overlap themselves (titan_core.model.stand_in).
+    aligned = all(size * rows.element_size() % _ALIGNMENT == 0 for size in weight.shape[1:])
+    return aligned and rows.is_contiguous() and weight.is_contiguous()
+
+
+def permute_to_experts(tokens: Tensor, chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Copy each token once for each of its experts, sorted by expert, then by token. Copies and sums only, which are
+    deterministic on GPUs; so is the gradient.
+
+    Args:
+        tokens: ``[tokens, dim]``.
+        chosen: the experts of each token, int64 ``[tokens, per_token]``.
+        experts: number of experts.
+
+    Returns:
+        The rows, ``[tokens * per_token, dim]``; the number of rows of each expert, int64 ``[experts]``; and for
+        :func:`combine` the row of each choice, int64 ``[tokens, per_token]``.
+    """
+    sorted_experts, order = chosen.flatten().sort(stable=True)
+    ends = torch.searchsorted(sorted_experts, torch.arange(experts, device=chosen.device), right=True)
+    places = _inverse(order).view_as(chosen)
+    rows: Tensor = _Copy.apply(tokens, order, places)
+    return rows, ends.diff(prepend=ends.new_zeros(1)), places
+
+
+def combine(outputs: Tensor, weights: Tensor, places: Tensor) -> Tensor:
+    """Return the weighted sum of the outputs of each token's experts. Deterministic, as :func:`permute_to_experts`.
+
+    Args:
+        outputs: what the experts return, ``[rows, dim]``, in the order of the rows of :func:`permute_to_experts`.
+        weights: ``[tokens, per_token]``.
+        places: the row of each choice, int64 ``[tokens, per_token]``.
+
+    Returns:
+        ``[tokens, dim]``, of the dtype of ``outputs``.
+    """
+    of_choices: Tensor = _Take.apply(outputs, places)
+    return (of_choices * weights[..., None].to(outputs.dtype)).sum(1)
+
+
+def _inverse(order: Tensor) -> Tensor:
+    return torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
+
+
+class _Copy(torch.autograd.Function):
+    """Row ``r`` is a copy of the token of choice ``order[r]``."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, order: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        return tokens[order // places.shape[1]]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (places,) = ctx.saved_tensors
+        return gradients[0][places].sum(1), None, None
+
+
+class _Take(torch.autograd.Function):
+    """``rows[places]``, where ``places`` names each row once, so that the gradient is a gather, too. Further rows have a
+    gradient of zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.rows = rows.shape[0]
+        return rows[places]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (places,) = ctx.saved_tensors
+        of_rows = gradients[0].flatten(0, 1)[_inverse(places.flatten())]
+        return F.pad(of_rows, (0, 0, 0, ctx.rows - of_rows.shape[0])), None
+
+
+class ExpertChoice(nn.Module):
+    """Turns the scores of a router into its choice of experts: those with the highest scores, or with the lower index of
+    equal ones, on any device and for any shape. Transforms wrap this module, to balance the experts or to force a choice.
+
+    With groups (DeepSeek-V3, arXiv 2412.19437, section 2.1.2), only experts in the best groups can be chosen, by the sum of
+    a group's two highest scores.
+
+    Selective recomputation saves the choice: it is a ``topk``.
+
+    Args:
+        experts: number of experts.
+        per_token: number of experts to choose.
+        groups: number of groups of successive experts.
+        chosen_groups: number of groups that a token can choose from.
+        bias: whether there is a bias of each expert, which is added to the scores for the choice only.
+
+    Raises:
+        ValueError: the groups do not divide the experts, or too few of them remain to choose from.
+    """
+
+    bias: Tensor | None
+    """fp32 ``[experts]``, a persistent buffer, or ``None``. The balancing without an auxiliary loss changes it (Wang et al.,
+    arXiv 2408.15664)."""
+
+    def __init__(self, experts: int, per_token: int, *, groups: int = 1, chosen_groups: int = 1, bias: bool = False) -> None:
+        super().__init__()
+        if experts % groups or not chosen_groups <= groups or per_token > experts // groups * chosen_groups:
+            raise ValueError(f"cannot choose {per_token} of {experts} experts in {chosen_groups} of {groups} groups")
+        if groups > 1 and experts // groups < 2:
+            raise ValueError(f"{groups} groups of {experts} experts have fewer than the two experts that they are scored by")
+        self.per_token, self.groups, self.chosen_groups = per_token, groups, chosen_groups
+        self.register_buffer("bias", torch.zeros(experts, dtype=torch.float32) if bias else None)
+
+    def forward(self, scores: Tensor) -> Tensor:
+        """Choose the experts of each token.
+
+        Args:
+            scores: fp32 ``[tokens, experts]``.
+
+        Returns:
+            Indices, int64 ``[tokens, per_token]``, the best first.
+        """
+        scores = scores.detach()
+        if self.bias is not None:
+            scores = scores + self.bias
+        if self.groups > 1:
+            grouped = scores.unflatten(-1, (self.groups, -1))
+            chosen = _highest(grouped.topk(2, dim=-1).values.sum(-1), self.chosen_groups)
+            allowed = (chosen[..., None] == torch.arange(self.groups, device=scores.device)).any(-2)
+            scores = grouped.masked_fill(~allowed[..., None], -torch.inf).flatten(-2)
+        return _highest(scores, self.per_token)
+
+
+def _highest(scores: Tensor, number: int) -> Tensor:
+    """Return the indices of the highest fp32 scores, in descending order; of equal ones, the lower index first.
+
+    Which of equal values torch's ``topk`` returns depends on the device and the shape. It therefore compares integers that
+    are all different: the bits of a score, in an order that is the order of the scores, then those of its index.
+    """
+    bits = (scores + 0.0).view(torch.int32)  # -0.0 and 0.0 are equal
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    last = scores.shape[-1] - 1
+    keys = (ordered << 32) | (last - torch.arange(last + 1, device=scores.device))
+    return keys.topk(number, dim=-1).indices
