@@ -37,7 +37,22 @@ ATTENTION, PART = "core/api/model/attention.py", "core/api/parallel/model_part.p
 VARIANTS = "tests/core/test_attention_options.py"
 MASK, BLOCKS = "core/api/model/attention_mask.py", "tests/core/test_attention_mask.py"
 
+MOVED, EXPERTS = "core/api/model/experts.py", "tests/core/test_experts.py"
+
 MUTANTS = (
+    # -- experts
+    Mutant("experts-tail-kept", MOVED, "return torch.where(belongs[:, None], rows, 0)", "return rows", (EXPERTS,)),
+    Mutant("experts-tail-multiplied", MOVED, "return torch.where(belongs[:, None], rows, 0)", "return rows * belongs[:, None]", (EXPERTS,)),
+    Mutant("experts-tail-gradient-kept", MOVED, "grouped_linear(mask_rows(rows, counts), weight", "grouped_linear(rows, weight", (EXPERTS,)),
+    Mutant("experts-starts-for-ends", MOVED, "offs=counts.cumsum(0)", "offs=(counts.cumsum(0) - counts)", (EXPERTS,)),
+    Mutant("experts-copies-of-the-wrong-token", MOVED, "tokens[order // places.shape[1]]", "tokens[order % tokens.shape[0]]", (EXPERTS,)),
+    Mutant("experts-gradient-of-one-copy", MOVED, "gradients[0][places].sum(1)", "gradients[0][places][:, 0]", (EXPERTS,)),
+    Mutant("experts-outputs-out-of-order", MOVED, "        return rows[places]\n", "        return rows[places.flip(1)]\n", (EXPERTS,)),
+    Mutant("experts-ties-by-the-higher-index", MOVED, "(last - torch.arange(last + 1, device=scores.device))", "torch.arange(last + 1, device=scores.device)", (EXPERTS,)),
+    Mutant("experts-two-zeros", MOVED, "(scores + 0.0).view", "scores.view", (EXPERTS,)),
+    Mutant("experts-negative-scores-reversed", MOVED, "(bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()", "bits.long()", (EXPERTS,)),
+    Mutant("experts-groups-by-their-best", MOVED, "grouped.topk(2, dim=-1)", "grouped.topk(1, dim=-1)", (EXPERTS,)),
+    Mutant("experts-groups-ignored", MOVED, "grouped.masked_fill(~allowed[..., None], -torch.inf)", "grouped", (EXPERTS,)),
     # -- clipping and the norm
     Mutant("clipping-off-at-1", TRAIN, "and training.max_norm > 0:", "and training.max_norm > 1:", (ORACLE,)),
     Mutant("clipping-always-on", TRAIN, "and training.max_norm > 0:", "and training.max_norm >= 0:", (TRAINER + "::test_a_norm_limit_of_0_does_not_clip",)),
