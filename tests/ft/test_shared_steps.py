@@ -85,6 +85,26 @@ def _leave() -> None:
     raise Leave
 
 
+def _one_leaves_within_a_step(address: str, folder: str) -> RunRecord | None:
+    os.chdir(folder)
+    if join_group(1, []) == 0:
+        return run_group(address, 0, (Script({0: 2, 3: 1}),), COUNTED, **{"training.steps": 4})
+    _fail_once_in_step(3)
+    with pytest.raises(Leave):
+        run_group(address, 1, (Script({0: 2}),), COUNTED, **{"training.steps": 4})
+    return None
+
+
+@pytest.mark.full
+def test_a_step_that_is_abandoned_does_not_count(gloo: GlooPool, tmp_path: Path) -> None:
+    job = make_job("tiny", {**SHARED, "training.steps": 4, "job.dump_folder": str(tmp_path / "alone")})
+    alone = run_job(replace(job, model=COUNTED))
+    with lighthouse() as address:
+        stayed, _ = gloo.run(2, _one_leaves_within_a_step, address, str(tmp_path))
+    assert stayed.statistics == alone.statistics
+    assert "step_start 3" in stayed.events and stayed.events.count("step_start 3") > 1  # it was repeated
+
+
 def _fail_once_in_step(number: int) -> None:
     """Let the process fail after its group has joined the quorum of step ``number``, while the other waits for its sums."""
     original = step_module.sum_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from harness.jobs import RunRecord, run_job
 from harness.small_gpt import LAYOUT, MLP, Block, SmallGPT, definition, job_of
-from titan_core.api import PendingUpdate, add_statistic, hookimpl
+from titan_core.api import PendingUpdate, Run, add_statistic, hookimpl
 
 LAYERS, CHOICES = 4, 3
 
@@ -45,7 +45,11 @@ class CountingBlock(Block):
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         x = super().forward(x, documents)
-        return add_statistic(x, "outside", choices(x), index=self.layer)
+        return self._count(x, choices(x))
+
+    @torch.compiler.disable  # otherwise each block is compiled for its own number
+    def _count(self, x: Tensor, values: Tensor) -> Tensor:
+        return add_statistic(x, "outside", values, index=self.layer)
 
 
 class Counted(SmallGPT):
@@ -74,13 +78,32 @@ def expected(model: nn.Module, tokens: Tensor) -> dict[str, list[Any]]:
     return {name: torch.stack(values).tolist() for name, values in found.items()}
 
 
+class Poisons:
+    """Makes the loss of a step NaN, behind all modules that count."""
+
+    def __init__(self, step: int) -> None:
+        self.poisoned = step
+
+    @hookimpl
+    def titan_train_start(self, run: Run) -> None:
+        self.weight = run.parts[0].module.get_parameter("norm.weight")
+
+    @hookimpl
+    def titan_step_start(self, step: int) -> None:
+        self.step, self.before = step, self.weight.detach().clone()
+        if step == self.poisoned:
+            self.weight.data.fill_(float("nan"))
+
+    @hookimpl
+    def titan_before_update(self) -> None:
+        self.weight.data.copy_(self.before)
+
+
 @dataclass
 class Repeats:
     """Repeats each step, as observers do, and lets the device skip the updates of some steps."""
 
     skips: tuple[int, ...] = ()
-    step: int = 0
-    skipped: list[bool] = field(default_factory=list)
 
     @hookimpl
     def titan_before_update(self, update: PendingUpdate) -> Tensor:
@@ -90,7 +113,7 @@ class Repeats:
         return torch.tensor(update.step in self.skips)
 
 
-def train(folder: str, overrides: dict[str, object], repeats: bool = False, skips: tuple[int, ...] = ()) -> RunRecord:
+def train(folder: str, overrides: dict[str, object], *observers: object) -> RunRecord:
     os.chdir(folder)
     job = job_of(COUNTED, {**SETTINGS, **overrides}, int(os.environ["WORLD_SIZE"]))
-    return run_job(job, observers=[Repeats(skips)] if repeats or skips else [])
+    return run_job(job, observers=observers)

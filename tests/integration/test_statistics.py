@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.counted_gpt import SHAPES, train
+from harness.counted_gpt import SHAPES, Poisons, Repeats, train
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord
 from harness.meshes import CP, DR, PP, SCHEDULE, TP
@@ -46,6 +47,7 @@ def case(ranks: int, overrides: dict[str, object], quick: bool = False) -> Any:
         case(1, {}, quick=True),
         case(1, {MODE: "full"}),
         case(1, {MODE: "selective"}),
+        case(1, {MODE: "full", "compile.enable": "true", "compile.fullgraph": "false"}),
         case(2, {"training.local_batch_size": 4}),  # FSDP, one microbatch
         case(2, {"training.local_batch_size": 1, MODE: "full"}),
         case(4, {DR: 2}),
@@ -78,13 +80,23 @@ def test_counts_are_those_of_one_device(
 def test_validation_and_observers_that_repeat_steps_do_not_count(
     gloo: GlooPool, one_device: RunRecord, tmp_path: Path, ranks: int, overrides: dict[str, object]
 ) -> None:
-    for record in gloo.run(ranks, train, str(tmp_path), {**overrides, **VALIDATION}, True):
+    for record in gloo.run(ranks, train, str(tmp_path), {**overrides, **VALIDATION}, Repeats()):
         assert record.statistics == one_device.statistics
         assert len(record.validation) == 3
 
 
+def test_a_step_in_which_the_origin_of_a_nan_is_located_counts_once(
+    gloo: GlooPool, one_device: RunRecord, tmp_path: Path
+) -> None:
+    (record,) = gloo.run(1, train, str(tmp_path), {"training.on_nan": "skip"}, Poisons(2))
+    assert record.skipped == [2] and math.isnan(record.losses[1])
+    assert record.statistics[:2] == one_device.statistics[:2]
+    events = (tmp_path / "outputs/tiny/events.jsonl").read_text()
+    assert "the first output that is not finite is that of norm" in events
+
+
 def test_a_step_that_the_device_skips_counts_and_says_so(gloo: GlooPool, one_device: RunRecord, tmp_path: Path) -> None:
-    (record,) = gloo.run(1, train, str(tmp_path), {}, False, (2,))
+    (record,) = gloo.run(1, train, str(tmp_path), {}, Repeats(skips=(2,)))
     assert record.skipped == [2]
     assert record.statistics[:2] == one_device.statistics[:2]
     assert [sum(layer) for layer in record.statistics[2]["outside"]] == [POSITIONS] * 4
