@@ -1,8 +1,8 @@
 """All private PyTorch API that this package uses. Checked with torch 2.11 to 2.15.
 
 * ``torch.distributed.pipelining``: ``PipelineStage._prepare_forward_infra``, ``._get_init_p2p_neighbors_ops``,
-  ``._pre_metadata_inference_backup`` and ``.backward_one_chunk``; ``schedules._PipelineScheduleRuntime``, the only class
-  that runs a schedule from a CSV file.
+  ``._pre_metadata_inference_backup``, ``.forward_maybe_with_nosync`` and ``.backward_one_chunk``;
+  ``schedules._PipelineScheduleRuntime``, the only class that runs a schedule from a CSV file. ``Tensor._is_view``.
 * ``torch.ops._c10d_functional``: collectives that return their result, so that the compiler can trace them;
   ``OpOverload._op``; and ``torch._C._AutoDispatchBelowAutograd``, which skips their gradients.
 * ``DTensor._local_tensor``, ``DTensor._spec`` and ``DTensor.__new__(DTensor, local_tensor, spec, requires_grad=...)``: the
@@ -107,6 +107,14 @@ class StageFixes(PipelineStage):
         """Drop operations that send to this rank itself, which gloo does not support. Only torch 2.11 calls this."""
         ops: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()  # type: ignore[misc]
         return [op for op in ops if op.peer != dist.get_rank()]
+
+    def forward_maybe_with_nosync(self, *arguments: Any, **keywords: Any) -> Any:
+        """Copy an output that is a view, such as that of a block that ends with an auxiliary loss.
+
+        Zero-bubble schedules detach outputs in place after the backward pass for inputs, and views cannot be.
+        """
+        output = super().forward_maybe_with_nosync(*arguments, **keywords)  # type: ignore[no-untyped-call]
+        return output.clone() if isinstance(output, Tensor) and output._is_view() else output
 
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
