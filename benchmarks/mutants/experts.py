@@ -7,6 +7,8 @@ from __future__ import annotations
 from benchmarks.mutants.mutant import Mutant
 
 DISPATCH, JOBS = "tests/experts/test_dispatch.py", "tests/integration/test_expert_parallel.py"
+BALANCED = "tests/integration/test_expert_balance.py"
+BALANCE = "experts/balance.py"
 SENDING, DIVIDING, CHECK, FSDP = "experts/dispatch.py", "experts/divide.py", "experts/check.py", "parallel/fsdp.py"
 
 MUTANTS = (
@@ -23,4 +25,12 @@ MUTANTS = (
     Mutant("experts-capacity-ignored", CHECK, 'context.section.expert_parallel_capacity is not None and', "False and", (JOBS,)),
     Mutant("experts-next-block-gathered-late", FSDP, "block.set_modules_to_forward_prefetch([*inner, *units[index + 1 : index + 2]])", "block.set_modules_to_forward_prefetch(inner)", (JOBS,)),
     Mutant("experts-shards-uneven", FSDP, "return next((Shard(dim) for dim", "return next((None for dim", (JOBS,)),
+    Mutant("experts-shares-of-a-rank", BALANCE, "dist.all_reduce(rows, group=mesh.get_group())", "pass", (BALANCED,)),
+    Mutant("experts-loss-of-raw-scores", BALANCE, "affinities = affinities / affinities.sum(-1, keepdim=True)", "affinities = affinities * 2", (BALANCED,)),
+    Mutant("experts-rows-of-the-first-choice", BALANCE, "for which in range(chosen.shape[-1])]", "for which in range(1)]", (BALANCED,)),
+    Mutant("experts-rows-not-kept", BALANCE, "self._rows += taken * (found - self._rows)", "pass", (BALANCED,)),
+    Mutant("experts-rows-not-saved", BALANCE, 'return {"experts.rows": self._rows}', "return {}", (BALANCED,)),
+    Mutant("experts-rows-copied", BALANCE, "router.previous = self._rows[router.block]", "router.previous = self._rows[router.block].clone()", (BALANCED,)),
+    Mutant("experts-counted-by-all-ranks", BALANCE, "return positions * ranks < self._seq_len", "return True", (BALANCED,)),
+    Mutant("experts-unequal-at-first", BALANCE, "1.0 / rows.shape[0])", "0.0)", (BALANCED,)),
 )  # fmt: skip

@@ -110,7 +110,7 @@ def test_experts_divided_over_a_view_train_as_one_device(
     assert [sum(layer) for layer in rows] == [8 * 32 * 2] * 2  # two experts for each token of the batch
     metrics = [json.loads(line) for line in (tmp_path / "outputs/moe/metrics.jsonl").read_text().splitlines()]
     busiest = max(max(layer) / (sum(layer) / len(layer)) for layer in rows)
-    assert metrics[0]["experts/busiest"] == pytest.approx(busiest, rel=1e-12)
+    assert metrics[0]["expert_load/busiest"] == pytest.approx(busiest, rel=1e-12)
 
 
 @pytest.mark.full

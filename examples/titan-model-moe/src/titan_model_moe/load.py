@@ -1,4 +1,4 @@
-"""The metric ``experts/busiest``: how many rows the busiest expert of any layer has, relative to the mean of its layer."""
+"""The metric ``expert_load/busiest``: the rows of the busiest expert of any layer, relative to the mean of its layer."""
 
 from torch import Tensor
 
@@ -19,4 +19,4 @@ class ExpertLoad:
     def titan_figures(self) -> dict[str, float]:
         assert self._rows is not None
         rows = self._rows.double()
-        return {"experts/busiest": (rows.amax(1) / rows.mean(1)).max().item()}
+        return {"expert_load/busiest": (rows.amax(1) / rows.mean(1)).max().item()}

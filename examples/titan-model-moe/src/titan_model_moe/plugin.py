@@ -38,7 +38,7 @@ def titan_debuggers() -> list[Observer]:
     return [
         Observer(
             name="expert_load",
-            summary="the metric experts/busiest of model 'moe': rows of the busiest expert, relative to the mean",
+            summary="the metric expert_load/busiest of model 'moe': rows of the busiest expert, relative to the mean",
             active=lambda context: context.job.model_name == "moe",
             build=Ref("titan_model_moe.load:ExpertLoad"),
             first_rank=True,

@@ -23,3 +23,22 @@ class ExpertParallelKeys(Section):
     """With dispatch "device": rows that each rank can send to each other rank, as a multiple of an even share. If a rank has
     more, the loss of the step is not a number, and training.on_nan decides; nothing is dropped. Default: what suffices for
     any choice of experts, at most the degree."""
+
+
+class ExpertsSection(Section):
+    section: ClassVar[str] = "experts"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
+
+    balance: Literal["none", "sequence", "global", "bias"] = "none"
+    """What keeps the experts of a block equally busy. "sequence": a loss for each sequence (arXiv 2412.19437, equations 17
+    to 20). "global": a loss that compares with the rows of the experts in the whole batch of the previous step. "bias": no
+    loss; after each step, a bias of the choice rises for experts with fewer rows than the mean, and falls for others (arXiv
+    2408.15664)."""
+    balance_weight: Factor = Field(default=0.001, gt=0.0)
+    """Factor of the loss "sequence" or "global", which is 1 in each block if all experts are equally busy."""
+    bias_rate: Factor = Field(default=0.001, gt=0.0)
+    """How much "bias" changes the bias of an expert in a step."""
+    metrics: bool = True
+    """Count the rows of the experts of a model with routers, and report how busy they are."""
+    force_balanced: bool = False
+    """Choose the experts by turns, whatever the scores. For measurements of speed only: the model cannot learn to choose."""

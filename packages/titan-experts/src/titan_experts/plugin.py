@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from titan_core.api import Checks, MeshUse, MeshView, Phase, Ref, Transform, hookimpl
+from titan_core.api import Checks, MeshUse, MeshView, Phase, Ref, StepUse, Transform, hookimpl
 from titan_experts.check import DEGREE
-from titan_experts.config import ExpertParallelKeys
+from titan_experts.config import ExpertParallelKeys, ExpertsSection
 
 api = (2, 1)
 
@@ -22,5 +22,20 @@ def titan_parallelisms() -> list[Transform]:
             check=Ref("titan_experts.check:check"),
             checks=Checks(model=Ref("titan_experts.check_model:check_model")),
             apply=Ref("titan_experts.divide:apply"),
-        )
+        ),
+        Transform(
+            name="balanced_experts",
+            summary="keeps experts equally busy, by a loss or by biases of the choice, and reports how busy they are",
+            config=ExpertsSection,
+            phase=Phase.EXPERT,
+            active=lambda context: (
+                context.section.balance != "none"
+                or context.section.force_balanced
+                or (context.section.metrics and bool(context.job.model.layout.routers))
+            ),
+            check=Ref("titan_experts.check_routers:check"),
+            checks=Checks(model=Ref("titan_experts.check_routers:check_model")),
+            apply=Ref("titan_experts.balance:apply"),
+            steps=StepUse(observer=Ref("titan_experts.balance:ExpertLoads")),
+        ),
     ]

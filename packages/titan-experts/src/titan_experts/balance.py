@@ -1,0 +1,177 @@
+"""Keeps the experts of each block equally busy, with the same loss, rows and biases on every mesh.
+
+A router is a module that the layout names in ``routers``. It is called with tokens and returns the weights of the chosen
+experts, their indices, and the scores of all experts (:class:`titan_core.api.Router`).
+
+* ``sequence``: DeepSeek-V3, arXiv 2412.19437, section 2.1.2. Ranks that divide a sequence add up their counts, so the
+  loss is a sum over positions.
+* ``global``: the share of the rows that each expert received is that of the previous step's global batch. That of the
+  current batch could not be exact: with several microbatches, the first backward pass precedes the last forward pass. The
+  first step has equal shares, and no gradient.
+* ``bias``: Wang et al., arXiv 2408.15664.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from titan_core.api import (
+    ModelPart,
+    Record,
+    StepReport,
+    TrainingContext,
+    add_auxiliary_loss,
+    add_statistic,
+    current_microbatch,
+    hookimpl,
+)
+from titan_experts.check_routers import block_of, num_experts
+from titan_experts.config import ExpertsSection
+
+LOSS, ROWS = "expert_balance", "expert_rows"
+"""Names of the loss, and of the statistic: the rows of each expert, ``[blocks, experts]``; zeros for blocks without them."""
+
+
+def apply(part: ModelPart, context: TrainingContext[ExpertsSection]) -> ModelPart:
+    """Wrap each router of the part."""
+    for path, module in part.named_modules():
+        if part.layout.router(path) is not None:
+            module.forward = BalancedRouter(path, module, part, context)
+    part.statistics = {**part.statistics, ROWS: (part.layout.num_blocks, num_experts(part.layout))}
+    if context.section.balance in ("sequence", "global"):
+        part.auxiliary_losses += (LOSS,)
+    return part
+
+
+class BalancedRouter:
+    """Replaces the forward of a router: counts the rows of each expert, and adds a loss."""
+
+    def __init__(self, path: str, module: nn.Module, part: ModelPart, context: TrainingContext[ExpertsSection]) -> None:
+        self.module, self._inner, self._section = module, module.forward, context.section
+        self.block = block_of(path, part.layout)
+        self.previous = torch.zeros(num_experts(part.layout), dtype=torch.int64, device=context.device)
+        """Rows of each expert of the block in the previous step; the observer keeps it."""
+        dims = [dim for dim in context.job.mesh.dims if dim.name in context.mesh]
+        self._sequence = [context.mesh[dim.name] for dim in dims if dim.divides == "sequence"]
+        self._weights = [context.mesh[dim.name] for dim in dims if dim.divides == "weights"]
+        self._seq_len = context.job.batch.seq_len
+        if context.section.force_balanced:
+            module.get_submodule("choice").forward = chosen_by_turns(module.get_submodule("choice"))
+
+    def __call__(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """
+        Args:
+            tokens: ``[positions, dim]`` or ``[batch, seq, dim]``.
+        """
+        weights, chosen, scores = self._inner(tokens)
+        microbatch = current_microbatch()
+        if microbatch is None or microbatch.auxiliary is None:
+            return weights, chosen, scores
+        sequences = microbatch.batch.tokens.shape[0]
+        chosen_of = chosen.reshape(sequences, -1, chosen.shape[-1])  # [batch, positions, experts of a token]
+        experts = torch.arange(scores.shape[-1], device=chosen.device)
+        # [batch, experts]: tokens of a sequence that chose an expert.
+        rows = torch.stack([(chosen_of[..., which, None] == experts).sum(1) for which in range(chosen.shape[-1])]).sum(0)
+        divided = self._is_divided(chosen_of.shape[1])
+        weights = add_statistic(weights, ROWS, rows.sum(0), index=self.block, divided=divided)
+        if self._section.balance in ("sequence", "global"):
+            shares = self._shares(rows, chosen.shape[-1], divided)
+            affinities = scores.reshape(sequences, -1, scores.shape[-1])
+            affinities = affinities / affinities.sum(-1, keepdim=True)
+            loss = self._section.balance_weight * scores.shape[-1] * (affinities * shares[:, None]).sum()
+            weights = add_auxiliary_loss(weights, LOSS, loss, divided=divided)
+        return weights, chosen, scores
+
+    def _is_divided(self, positions: int) -> bool:
+        """Whether ranks that divide weights have different positions, as under sequence parallelism."""
+        ranks = 1
+        for mesh in self._sequence:
+            ranks *= mesh.size()
+        return positions * ranks < self._seq_len
+
+    def _shares(self, rows: Tensor, per_token: int, divided: bool) -> Tensor:
+        """Return the shares of the experts in the rows of each sequence, ``[batch, experts]``; of all: ``[1, experts]``."""
+        if self._section.balance == "global":
+            return balanced_shares(self.previous)[None]
+        meshes: list[DeviceMesh] = [*self._sequence, *(self._weights if divided else ())]
+        for mesh in meshes:
+            dist.all_reduce(rows, group=mesh.get_group())
+        return rows / (self._seq_len * per_token)
+
+
+def balanced_shares(rows: Tensor) -> Tensor:
+    """Return the share of each expert in ``rows``, int64 ``[experts]``, in fp32; equal ones if there are none."""
+    total = rows.sum()
+    return torch.where(total > 0, rows / total.clamp(min=1), 1.0 / rows.shape[0])
+
+
+def chosen_by_turns(choice: nn.Module) -> Any:
+    """Return a function that gives each token the next experts, as many as ``choice`` chooses."""
+    per_token: int = choice.per_token  # type: ignore[assignment]
+
+    def choose(scores: Tensor) -> Tensor:
+        turns = torch.arange(scores.shape[0] * per_token, device=scores.device)
+        return (turns % scores.shape[-1]).view(-1, per_token)
+
+    return choose
+
+
+class ExpertLoads:
+    """Keeps the rows of the experts of the previous step, changes the biases, and reports how busy experts are."""
+
+    def __init__(self, parts: Sequence[ModelPart], context: TrainingContext[ExpertsSection]) -> None:
+        self._section = context.section
+        layout = context.job.model.layout
+        self._rows = torch.zeros(layout.num_blocks, num_experts(layout), dtype=torch.int64, device=context.device)
+        self._routers = list(_routers(parts))
+        for router in self._routers:
+            router.previous = self._rows[router.block]  # a view, so that a restored checkpoint reaches it
+
+    @hookimpl
+    def titan_state_tensors(self) -> dict[str, Tensor]:
+        """Return the rows, from which "global" computes its loss."""
+        return {"experts.rows": self._rows}
+
+    @hookimpl
+    @torch.no_grad()
+    def titan_step_end(self, report: StepReport) -> None:
+        """Take the rows of the step, unless its update was skipped. Nothing here waits for the device."""
+        found, skipped = report.statistics[ROWS], report.skipped
+        if skipped is True:
+            return
+        taken: Tensor | int = 1 if skipped is False else (~skipped).long()
+        self._rows += taken * (found - self._rows)
+        if self._section.balance == "bias":
+            for router in self._routers:
+                rows = found[router.block]
+                few = torch.sign(rows.sum() - rows * rows.shape[0])  # exact, so that every mesh has the same biases
+                bias: Any = router.module.get_submodule("choice").bias
+                bias += self._section.bias_rate * (taken * few)
+
+    @hookimpl
+    def titan_figures(self, record: Record) -> dict[str, float]:
+        """Return, over the blocks with experts, the most rows of an expert relative to the mean, the experts without rows,
+        and the least entropy of the shares, 1 if all experts are equally busy."""
+        rows = self._rows[self._rows.sum(1) > 0].double()
+        if not rows.numel():
+            return {}
+        shares = rows / rows.sum(1, keepdim=True)
+        entropy = -torch.xlogy(shares, shares).sum(1) / torch.tensor(float(rows.shape[1])).log()
+        return {
+            "experts/busiest": (rows.amax(1) / rows.mean(1)).max().item(),
+            "experts/unused": float((rows == 0).sum().item()),
+            "experts/entropy": entropy.min().item(),
+        }
+
+
+def _routers(parts: Sequence[ModelPart]) -> Iterator[BalancedRouter]:
+    for part in parts:
+        for _, module in part.named_modules():
+            if isinstance(router := module.forward, BalancedRouter):
+                yield router

@@ -1,0 +1,78 @@
+"""Checks of the routers of a job's model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from titan_core.api import JobContext, ModelLayout, ModelTrial, Problem, Router, TrainingContext
+from titan_experts.config import ExpertsSection
+
+if TYPE_CHECKING:
+    from torch import nn
+
+BALANCE, FORCED = "experts.balance", "experts.force_balanced"
+
+
+def check(context: JobContext[ExpertsSection]) -> Iterator[Problem]:
+    """Require routers, all with the same number of experts."""
+    layout = context.job.model.layout
+    if not layout.routers:
+        why = f"model {context.job.model_name!r} has no experts to balance: its layout names no routers"
+        key, fix = (BALANCE, 'set it to "none"') if context.section.balance != "none" else (FORCED, "set it to false")
+        yield context.config.problem(key, why, fix)
+    elif len({router.experts for router in layout.routers.values()}) > 1:
+        why = f"the routers of model {context.job.model_name!r} choose from different numbers of experts"
+        yield context.config.problem(BALANCE, why, "use a model whose blocks have equally many")
+
+
+def num_experts(layout: ModelLayout) -> int:
+    """Return the number of experts of each block that has some."""
+    return next(iter(layout.routers.values())).experts
+
+
+def block_of(path: str, layout: ModelLayout) -> int:
+    """Return the number of the block that contains the module ``path``; -1 if none does."""
+    prefix = f"{layout.blocks}."
+    name = path.removeprefix(prefix).partition(".")[0] if path.startswith(prefix) else ""
+    return int(name) if name.isdecimal() else -1
+
+
+def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[ExpertsSection]) -> Iterator[Problem]:
+    """Require that each block has at most one router, which returns what it must, with a choice that has a bias if it is
+    changed."""
+    routers = {path: router for path, _ in model.named_modules() if (router := trial.layout.router(path)) is not None}
+    blocks = [block_of(path, trial.layout) for path in routers]
+    if -1 in blocks or len(set(blocks)) < len(blocks):
+        yield trial.problem("not each of the routers is the only one of a block", "balance no experts of this model")
+        return
+    returned: dict[str, list[tuple[int, ...]]] = {}
+    trial.run(trial.tokens, trial.positions, around={path: partial(_noted, path, returned) for path in routers})
+    for path, shapes in returned.items():
+        if [shape[1:] for shape in shapes] != [(size,) for size in _widths(routers[path])]:
+            why = f"router {path!r} returns tensors of the shapes {shapes}"
+            fix = "return (weights [tokens, per_token], chosen [tokens, per_token], scores of all experts [tokens, experts])"
+            yield trial.problem(why, fix)
+            return
+    for path in routers:
+        choice = dict(model.get_submodule(path).named_children()).get("choice")
+        if context.section.balance == "bias" and getattr(choice, "bias", None) is None:
+            why = f"the choice of router {path!r} has no bias"
+            yield context.config.problem(BALANCE, why, 'use another balance, or a model with one (an ExpertChoice "choice")')
+            return
+        if context.section.force_balanced and choice is None:
+            yield context.config.problem(FORCED, f"router {path!r} has no module `choice`", "set it to false")
+            return
+
+
+def _noted(path: str, returned: dict[str, list[tuple[int, ...]]], forward: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a router and note the shapes of what it returns."""
+    result = forward(*arguments)
+    tensors = result if isinstance(result, tuple) else (result,)
+    returned[path] = [tuple(getattr(tensor, "shape", ())) for tensor in tensors]
+    return result
+
+
+def _widths(router: Router) -> tuple[int, int, int]:
+    return router.per_token, router.per_token, router.experts
