@@ -110,6 +110,8 @@ def test_metrics_say_how_busy_experts_are(gloo: GlooPool, experts: str, tmp_path
     assert found["experts/busiest"] == pytest.approx(max(max(one) / (sum(one) / len(one)) for one in loads))
     assert found["experts/unused"] == 0
     assert 0.9 < found["experts/entropy"] <= 1.0
+    (logged,) = map(json.loads, (tmp_path / "outputs/moe/debug/expert_rows.jsonl").read_text().splitlines())
+    assert logged == {"step": 1, "rows": loads}
     off = {**MOE, "training.steps": 1, "experts.metrics": "false", "job.dump_folder": "off"}
     gloo.run(1, train_with, experts, str(tmp_path), "moe", off)
     assert "experts/busiest" not in (tmp_path / "off/metrics.jsonl").read_text()

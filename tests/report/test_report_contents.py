@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ from titan_core.api import UserError
 from titan_core.cli.main import main
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_report.charts import extremes, line_charts
+from titan_report.expert_map import ExpertMap, expert_maps
 from titan_report.page import page
 from titan_report.shown import distinct_names, duration, finite
 from titan_report.summary import model_of, summary
@@ -51,6 +53,21 @@ def test_the_memory_chart_notes_the_allocation_retries_of_all_runs(tmp_path: Pat
     runs = [RunLog.read(write_run(tmp_path / name, more=more)) for name in ("a", "b")]
     (memory,) = (chart for chart in line_charts(runs) if chart.name == "memory")
     assert memory.note == "6 allocation retries: memory ran short"
+
+
+def test_the_last_rows_of_experts_have_a_map(tmp_path: Path) -> None:
+    runs = [RunLog.read(write_run(tmp_path / name)) for name in ("a", "b")]
+    lines = [{"step": 10, "rows": [[9, 1]]}, {"step": 20, "rows": [[0, 0], [3, 1]]}]
+    lines += [
+        {"step": 30, "rows": wrong} for wrong in ([[1], [1, 2]], [["a", 1]], [[-1, 3]], [[math.nan, 1]], [[]], [], "1", [0])
+    ]
+    file = tmp_path / "b" / "debug" / "expert_rows.jsonl"
+    file.parent.mkdir()
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines) + "[1]\n{")
+    assert expert_maps(runs) == [ExpertMap(1, 20, (1,), ((1.5, 0.5),))]
+    text = page(runs)
+    assert "<h2>Experts</h2>" in text and "Rows in step 20, relative to the mean of the block." in text
+    assert "<h2>Experts</h2>" not in page(runs[:1])
 
 
 def test_each_metric_of_an_objective_has_a_chart(tmp_path: Path) -> None:

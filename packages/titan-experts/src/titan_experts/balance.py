@@ -14,6 +14,7 @@ experts, their indices, and the scores of all experts (:class:`titan_core.api.Ro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from titan_core.api import (
     ModelPart,
     Record,
+    Run,
+    RunEnd,
     StepReport,
     TrainingContext,
     add_auxiliary_loss,
@@ -31,9 +34,11 @@ from titan_core.api import (
     current_microbatch,
     hookimpl,
 )
+from titan_core.toolkit.json_lines import LineFile
 from titan_experts.check_routers import block_of, num_experts
 from titan_experts.config import ExpertsSection
 
+FILE = "debug/expert_rows.jsonl"
 LOSS, ROWS = "expert_balance", "expert_rows"
 """Names of the loss, and of the statistic: the rows of each expert, ``[blocks, experts]``; zeros for blocks without them."""
 
@@ -130,8 +135,20 @@ class ExpertLoads:
         layout = context.job.model.layout
         self._rows = torch.zeros(layout.num_blocks, num_experts(layout), dtype=torch.int64, device=context.device)
         self._routers = list(_routers(parts))
+        self._file: LineFile | None = None
         for router in self._routers:
             router.previous = self._rows[router.block]  # a view, so that a restored checkpoint reaches it
+
+    @hookimpl
+    def titan_train_start(self, run: Run) -> None:
+        """Choose the file of the rows of logged steps, which ``titan report`` draws."""
+        self._file = LineFile(Path(run.dump_folder) / FILE)
+
+    @hookimpl
+    def titan_train_end(self, end: RunEnd) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
 
     @hookimpl
     def titan_state_tensors(self) -> dict[str, Tensor]:
@@ -158,7 +175,10 @@ class ExpertLoads:
     def titan_figures(self, record: Record) -> dict[str, float]:
         """Return, over the blocks with experts, the most rows of an expert relative to the mean, the experts without rows,
         and the least entropy of the shares, 1 if all experts are equally busy."""
-        rows = self._rows[self._rows.sum(1) > 0].double()
+        every = self._rows.cpu()
+        if self._file is not None:
+            self._file.append({"step": record["step"], "rows": every.tolist()})
+        rows = every[every.sum(1) > 0].double()
         if not rows.numel():
             return {}
         shares = rows / rows.sum(1, keepdim=True)

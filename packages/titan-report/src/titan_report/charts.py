@@ -81,9 +81,11 @@ def _loss(runs: Sequence[RunLog]) -> Chart:
 
 
 def _metrics(runs: Sequence[RunLog]) -> list[Chart]:
-    """Return a chart for each metric of the objective and each auxiliary loss, which runs may or may not have."""
+    """Return a chart for each metric of the objective and of experts, and each auxiliary loss, which runs may not have."""
     last = [record for run in runs for records in (run.steps, run.validations) for record in records[-1:]]
-    keys = dict.fromkeys(key for record in last for key in record if key.startswith(("objective/", "auxiliary/")))
+    keys = dict.fromkeys(
+        key for record in last for key in record if key.startswith(("objective/", "auxiliary/", "experts/"))
+    )
     return [
         _chart(
             key.replace("/", "-"), key.partition("/")[2], key.partition("/")[0], ".4g", runs,

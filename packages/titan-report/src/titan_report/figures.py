@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from titan_report.charts import Chart, Curve
+from titan_report.expert_map import ExpertMap
 from titan_report.palette import colour_of, dash_of, round_of, tint_of
 from titan_report.shown import clock
 from titan_report.timeline import Kind, Moment, Timeline
@@ -78,6 +79,27 @@ def timeline_figure(timeline: Timeline) -> Figure:
         left=10,
     )
     return {"data": [bars, *markers], "layout": layout}
+
+
+def expert_figure(found: ExpertMap) -> Figure:
+    """Return the heat map: experts to the right, blocks downwards; the mean has the colour of the page."""
+    most = max(2.0, *(share for row in found.shares for share in row))
+    colour = f"@run-{colour_of(found.run)}"
+    cells = {
+        "type": "heatmap", "z": found.shares, "y": [str(block) for block in found.blocks], "meta": {"run": found.run},
+        "x": [str(expert) for expert in range(len(found.shares[0]))], "zmin": 0, "zmax": most, "xgap": 1, "ygap": 1,
+        "colorscale": [[0, "@bad/0.7"], [1 / most, "@card"], [1, colour]],
+        "colorbar": {"thickness": 10, "outlinewidth": 0, "tickfont": {"size": 11, "color": "@muted"}},
+        "hovertemplate": "block %{y}, expert %{x}: %{z:.2f}<extra></extra>",
+    }  # fmt: skip
+    axis = {"type": "category", "showgrid": False}
+    font = {"size": 11, "color": "@muted"}
+    layout = _layout(
+        xaxis={**axis, "nticks": 16, "title": {"text": "expert", "font": font, "standoff": 6}},
+        yaxis={**axis, "autorange": "reversed", "title": {"text": "block", "font": font}},
+        hovermode="closest",
+    )
+    return {"data": [cells], "layout": layout}
 
 
 def _line(curve: Curve, chart: Chart, names: Sequence[str], several: bool) -> Figure:

@@ -20,6 +20,7 @@
 
   // Returns a copy with colours resolved: plotly modifies its arguments.
   function resolved(value, style, key = "") {
+    if (key === "colorscale") return value.map(([at, name]) => [at, colour(name, style)]);
     if (Array.isArray(value)) return value.slice();
     if (value !== null && typeof value === "object") {
       return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, resolved(item, style, name)]));
@@ -43,9 +44,9 @@
     return hours > 48 ? [1 / 24, "days"] : hours > 2 ? [1, "hours"] : hours > 1 / 30 ? [60, "minutes"] : [3600, "seconds"];
   }
 
-  // Moves the curves of a figure over steps to the chosen axis.
+  // Moves the curves of a figure over steps to the chosen axis. Axes of other figures have a type.
   function moved(traces, layout) {
-    if (axis === "steps" || layout.xaxis.type === "date") return [traces, layout];
+    if (axis === "steps" || layout.xaxis.type) return [traces, layout];
     const at = traces.map((trace) => trace.x.map((step) => places(trace.meta.run).get(step) ?? null));
     const known = at.flat().filter((place) => place !== null);
     const last = known.reduce((a, b) => Math.max(a, b), 0);

@@ -17,7 +17,8 @@ from titan_report import html_parts as parts
 from titan_report.axes import positions
 from titan_report.charts import line_charts
 from titan_report.config_differences import config_differences, version_differences
-from titan_report.figures import Figure, chart_figure, timeline_figure
+from titan_report.expert_map import expert_maps
+from titan_report.figures import Figure, chart_figure, expert_figure, timeline_figure
 from titan_report.shown import Table, clock, distinct_names, time_zone
 from titan_report.stacks import stacks
 from titan_report.summary import summary
@@ -49,7 +50,7 @@ def page(runs: Sequence[RunLog], table: Table | None = None) -> str:
     figures: dict[str, Figure] = {}
     masked = [_without_secrets(run) for run in runs]
     body = [*_tables(masked, names, table), *_charts(masked, names, figures), *_timelines(masked, names, figures)]
-    body += [*_differences(runs, names), *_configs(masked, names)]
+    body += [*_experts(masked, names, figures), *_differences(runs, names), *_configs(masked, names)]
     title = names[0] if len(names) == 1 else f"{len(names)} runs"
     return string.Template(_resource("page.html")).substitute(
         title=html.escape(title),
@@ -98,6 +99,18 @@ def _timelines(runs: Sequence[RunLog], names: Sequence[str], figures: dict[str, 
         return []
     note = parts.paragraph(f"Times are in {time_zone()}.")
     return [f'<section class="card"><h2>Timeline</h2>{note}<ul class="key">{key}</ul>{"".join(cards)}</section>']
+
+
+def _experts(runs: Sequence[RunLog], names: Sequence[str], figures: dict[str, Figure]) -> list[str]:
+    cards = []
+    for found in expert_maps(runs):
+        identity = f"experts-{found.run}"
+        figures[identity] = expert_figure(found)
+        heading = f"<h3>{parts.name_of_run(found.run, names)}</h3>" if len(runs) > 1 else ""
+        step = parts.paragraph(f"Rows in step {found.step:,}, relative to the mean of the block.")
+        chart = f'<div class="chart" id="{identity}"></div>'
+        cards.append(f'<div class="of-timeline" data-of-run="{found.run}">{heading}{step}{chart}</div>')
+    return [f'<section class="card"><h2>Experts</h2>{"".join(cards)}</section>'] if cards else []
 
 
 _MARKS = (("start", "start"), ("checkpoint", "checkpoint"), ("finding", "finding"), ("end", "end"), ("kill", "killed"))
