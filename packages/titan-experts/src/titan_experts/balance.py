@@ -39,7 +39,7 @@ from titan_experts.check_routers import block_of, num_experts
 from titan_experts.config import ExpertsSection
 
 FILE = "debug/expert_rows.jsonl"
-LOSS, ROWS = "expert_balance", "expert_rows"
+LOSS, ROWS = "expert_balance", "experts.rows"
 """Names of the loss, and of the statistic: the rows of each expert, ``[blocks, experts]``; zeros for blocks without them."""
 
 
@@ -178,15 +178,13 @@ class ExpertLoads:
         every = self._rows.cpu()
         if self._file is not None:
             self._file.append({"step": record["step"], "rows": every.tolist()})
-        rows = every[every.sum(1) > 0].double()
-        if not rows.numel():
-            return {}
-        shares = rows / rows.sum(1, keepdim=True)
+        rows, has_experts = every.double(), every.sum(1) > 0
+        shares = rows / rows.sum(1, keepdim=True).clamp(min=1)
         entropy = -torch.xlogy(shares, shares).sum(1) / torch.tensor(float(rows.shape[1])).log()
         return {
-            "experts/busiest": (rows.amax(1) / rows.mean(1)).max().item(),
-            "experts/unused": float((rows == 0).sum().item()),
-            "experts/entropy": entropy.min().item(),
+            "experts/busiest": (shares.amax(1) * rows.shape[1]).max().item(),
+            "experts/unused": float(((rows == 0).sum(1) * has_experts).sum().item()),
+            "experts/entropy": torch.where(has_experts, entropy, 1.0).min().item(),
         }
 
 
