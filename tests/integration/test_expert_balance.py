@@ -62,7 +62,7 @@ def test_a_loss_is_the_same_on_every_mesh(gloo: GlooPool, experts: str, tmp_path
         key: value for key, value in settings.items() if not key.startswith(("parallelism", "activation")) and key != LOCAL
     }
     ((one, _),) = gloo.run(1, train_with, experts, str(tmp_path), "moe", {**alone, LOCAL: 2})
-    assert one.auxiliary[0]["expert_balance"] == pytest.approx(0.5 * len(one.statistics[0]["experts.rows"]), rel=0.2)
+    assert one.auxiliary[0]["expert_balance"] == pytest.approx(0.5 * len(one.statistics[0]["experts_rows"]), rel=0.2)
     for record, _ in gloo.run(ranks, train_with, experts, str(tmp_path), "moe", settings):
         balanced(record, one)
 
@@ -106,7 +106,7 @@ def test_the_loss_of_the_previous_batch_resumes_on_another_mesh(gloo: GlooPool, 
 def test_metrics_say_how_busy_experts_are(gloo: GlooPool, experts: str, tmp_path: Path) -> None:
     ((record, _),) = gloo.run(1, train_with, experts, str(tmp_path), "moe", {**MOE, "training.steps": 1})
     (line,) = (tmp_path / "outputs/moe/metrics.jsonl").read_text().splitlines()
-    found, loads = json.loads(line), record.statistics[0]["experts.rows"]
+    found, loads = json.loads(line), record.statistics[0]["experts_rows"]
     assert found["experts/busiest"] == pytest.approx(max(max(one) / (sum(one) / len(one)) for one in loads))
     assert found["experts/unused"] == 0
     assert 0.9 < found["experts/entropy"] <= 1.0

@@ -39,7 +39,7 @@ from titan_experts.check_routers import block_of, num_experts
 from titan_experts.config import ExpertsSection
 
 FILE = "debug/expert_rows.jsonl"
-LOSS, ROWS = "expert_balance", "experts.rows"
+LOSS, ROWS = "expert_balance", "experts_rows"
 """Names of the loss, and of the statistic: the rows of each expert, ``[blocks, experts]``; zeros for blocks without them."""
 
 
