@@ -88,7 +88,8 @@ class GlooPool:
                     process.join(10)
                     died = f"the process of rank {rank} has died (exit code {process.exitcode})"
                     if process.pid is not None and (stacks := _stacks_of(process.pid)).exists():
-                        died += f"\n{stacks.read_text(encoding='utf-8', errors='replace')}"
+                        written = stacks.read_text(encoding="utf-8", errors="replace")
+                        died += f"\n{written or 'its fault handler could write nothing'}"
                     self.close()
                     failed = [text for ok, text in outcomes.values() if not ok]
                     raise RuntimeError("\n".join([died, *failed])) from None
