@@ -19,8 +19,10 @@ TIMES, NEED = "simulate/estimate/pipeline.py", "simulate/estimate/reserved.py"
 MUTANTS = (
     Mutant("groups-gather-their-own-share-too", GROUPS, "size * (self.ranks - 1) / self.ranks / self.bandwidth", "size / self.bandwidth", (PLANNED,)),
     Mutant("calls-without-latency", GROUPS, "/ self.ranks / self.bandwidth + calls * self.latency", "/ self.ranks / self.bandwidth", (PLANNED,)),
-    Mutant("state-of-weights-and-gradients", GUESS, "held * 16", "held * 8", (PLANNED,)),
-    Mutant("state-offloaded-in-vain", GUESS, "0.0 if self._job.offloads else held * 16", "held * 16", (PLANNED,)),
+    Mutant("state-of-weights-and-gradients", GUESS, "held * (8 + state)", "held * state", (PLANNED,)),
+    Mutant("state-offloaded-in-vain", GUESS, "if self._job.offloads:\n            return 0.0", "if False:\n            return 0.0", (PLANNED,)),
+    Mutant("state-of-matrices-as-of-others", GUESS, "self._in_matrices * (of_matrices - costs.state_bytes)", "0.0", (PLANNED,)),
+    Mutant("matrices-computed-by-every-rank", GUESS, "return total / ranks / rate", "return total / rate", (PLANNED,)),
     Mutant("kept-inputs-forgotten", GUESS, "self._held.alive * (inputs + job.kept *", "self._held.alive * (job.kept *", (PLANNED,)),
     Mutant("one-microbatch-alive", GUESS, "kept = self._held.alive * (inputs", "kept = 1.0 * (inputs", (PLANNED,)),
     Mutant("logits-of-the-batch", GUESS, "chunk = min(self._tokens, max(1.0, _CHUNK / 4 / vocabulary))", "chunk = self._tokens", (PLANNED,)),

@@ -33,6 +33,8 @@ TP, PP = {P + "tensor_parallel_degree": 2}, {P + "pipeline_parallel_degree": 2}
         pytest.param(1, {"activation_checkpoint.mode": "selective"}, id="selective recomputation"),
         pytest.param(1, {"training.global_batch_size": 8}, id="accumulation"),
         pytest.param(4, {}, id="FSDP 4"),
+        pytest.param(4, {"optimizer.name": "Muon"}, id="FSDP 4, Muon", marks=pytest.mark.full),
+        pytest.param(2, {"optimizer.name": "AdamWBF16"}, id="FSDP 2, AdamWBF16", marks=pytest.mark.full),
         pytest.param(2, TP, id="TP 2"),
         pytest.param(2, {**PP, P + "pipeline_parallel_schedule": "1F1B"}, id="PP 2"),
         pytest.param(2, {**PP, P + "pipeline_parallel_schedule": "Interleaved1F1B"}, id="PP 2, interleaved"),

@@ -14,6 +14,7 @@ from titan_core.api import (
     MeshView,
     ModelDefinition,
     ModelLayout,
+    OptimizerCosts,
     PipelineCosts,
     Replicate,
     Router,
@@ -269,7 +270,8 @@ TABLE = WORDS * WIDTH
 
 def _plain() -> ModelSizes:
     unit = Unit(
-        divided=WIDTH * UP, matrices=[Matrix(WIDTH, UP, Column())], regions=1, shared=WIDTH, split=UP + 4 * WIDTH,
+        divided=WIDTH * UP, matrices=[Matrix(WIDTH, UP, Column())], weights=[(UP, WIDTH, 1)],
+        regions=1, shared=WIDTH, split=UP + 4 * WIDTH,
         mixers=[causal_attention(4, 1)],
     )  # fmt: skip
     blocks = {f"blocks.{index}": replace(unit) for index in range(LAYERS)}
@@ -314,6 +316,36 @@ def test_compute_is_the_time_of_matmuls_attention_and_traffic() -> None:
     offloaded = _by_hand(_mesh(), offloads=True)
     assert offloaded.seconds["update"] == pytest.approx(16 * (LAYERS * WIDTH * UP + 2 * TABLE) / 20e9)
     assert offloaded.memory[STATE] == 0.0
+
+
+MUON = OptimizerCosts(
+    state_bytes=8.0, traffic=30.0, matrix_state_bytes=4.0, matrix_flops=lambda rows, columns: 1e3 * rows * columns,
+    matrix_type="bf16", exchanged_bytes=6.0, workspace_bytes=1e12, blocks_alike=False,
+)  # fmt: skip
+
+
+def test_an_optimizer_of_matrices_says_what_it_keeps_computes_and_sends() -> None:
+    """Of blocks, each parameter is in a matrix."""
+    hidden, held = LAYERS * WIDTH * UP, LAYERS * WIDTH * UP + 2 * TABLE
+    found = _by_hand(_mesh(dp_shard=4), optimizer=MUON)
+    assert found.memory[STATE] == pytest.approx((16 * 2 * TABLE + 12 * hidden) / 4)
+    sent = 6 * hidden / 4 * 3 / 4 / (TEN.links.node.bandwidth_gb_s * 1e9)
+    latency = 2 * (TEN.links.start_us + 4 * TEN.links.node.latency_us) * 1e-6
+    computed = 1e3 * hidden / 4 / (TEN.matmul_of("bf16").achievable_tflops * 1e12)
+    assert found.seconds["update"] == pytest.approx(30 * held / 4 / 500e9 + computed + sent + latency)
+    assert found.memory["update"] == pytest.approx(1e12 - found.memory["activations"] - found.memory["logits and loss"])
+    assert _by_hand(_mesh(dp_shard=4)).memory["update"] == 0.0
+    # Stages have their own matrices; all ranks of a stage divide them.
+    assert _by_hand(_mesh(dp_replicate=4), optimizer=MUON).seconds["update"] == pytest.approx(30 * held / 500e9 + computed)
+
+
+def test_experts_are_matrices_of_their_own() -> None:
+    block = SIZES.units["blocks.0"]
+    assert sum(number for _, _, number in block.weights) == 2 + 2 * EXPERTS
+    assert {(rows, columns) for rows, columns, number in block.weights if number == EXPERTS} <= {
+        (DIM, HIDDEN),
+        (HIDDEN, DIM),
+    }
 
 
 def test_recomputation_repeats_the_forward_pass_of_blocks() -> None:

@@ -51,8 +51,15 @@ def titan_optimizers() -> list[Optimizer]:
             summary="Adam with decoupled weight decay",
             config=OptimizerSection,
             build=Ref("titan_core.optim.adam:build_adamw"),
+            costs=Ref("titan_core.optim.costs:of_adam"),
         ),
-        Optimizer(name="Adam", summary="Adam", config=OptimizerSection, build=Ref("titan_core.optim.adam:build_adam")),
+        Optimizer(
+            name="Adam",
+            summary="Adam",
+            config=OptimizerSection,
+            build=Ref("titan_core.optim.adam:build_adam"),
+            costs=Ref("titan_core.optim.costs:of_adam"),
+        ),
     ]
 
 

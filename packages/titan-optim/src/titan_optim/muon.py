@@ -88,6 +88,7 @@ class Muon(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._update_matrices()  # first: hooks after the inner optimizer's step then find all of the state
         if self._adamw is not None:
             # Assign both in every step, because loading a state dict replaces them.
             self._adamw.state, self._adamw.param_groups = self.state, self._groups(muon=False)
@@ -95,7 +96,6 @@ class Muon(Optimizer):
                 self._adamw.step()
             else:
                 step_unless(self._adamw, self._skip)
-        self._update_matrices()
         return loss
 
     def _groups(self, *, muon: bool) -> list[dict[str, Any]]:

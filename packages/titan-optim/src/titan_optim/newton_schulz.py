@@ -48,9 +48,3 @@ def orthogonalized_parts(matrices: Tensor, parts: tuple[int, ...], steps: int, r
 def update_scale(rows: int, columns: int, rule: str) -> float:
     """Return the factor that ``muon.scale = rule`` gives a matrix of shape ``[rows, columns]``."""
     return math.sqrt(max(1.0, rows / columns)) if rule == "original" else 0.2 * math.sqrt(max(rows, columns))
-
-
-def iteration_flops(rows: int, columns: int, steps: int) -> float:
-    """Return the floating-point operations of :func:`orthogonalized` for one matrix."""
-    short, long = sorted((rows, columns))
-    return steps * (4.0 * short * short * long + 2.0 * short**3)

@@ -14,10 +14,12 @@ def titan_optimizers() -> list[Optimizer]:
             summary="orthogonalised momentum for matrices of hidden layers, each computed by one rank; AdamW for the rest",
             config=MuonSection,
             build=Ref("titan_optim.muon:build"),
+            costs=Ref("titan_optim.costs:of_muon"),
         ),
         Optimizer(
             name="AdamWBF16",
             summary="AdamW with its running means in bfloat16, rounded stochastically, equally on any mesh",
             build=Ref("titan_optim.adamw_bf16:build"),
+            costs=Ref("titan_optim.costs:of_adamw_bf16"),
         ),
     ]

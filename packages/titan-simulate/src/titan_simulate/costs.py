@@ -1,11 +1,20 @@
-"""What the transforms of a job say about its step (:mod:`titan_core.api.parallel.planning`). Free of torch."""
+"""What the transforms and the optimizer of a job say of its step (:mod:`titan_core.api.parallel.planning`).
+Free of torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from titan_core.api import Costs, Job, Transform, UserError
+from titan_core.api import Costs, Job, Optimizer, OptimizerCosts, Transform, UserError
 from titan_core.toolkit.text import show
+
+ADAMW = OptimizerCosts(state_bytes=8.0, traffic=28.0)
+"""The costs of optimizers that do not say theirs."""
+
+
+def costs_of_optimizer(optimizer: Optimizer, job: Job) -> OptimizerCosts | None:
+    """Return what an optimizer says of itself, if it does."""
+    return None if optimizer.costs is None else optimizer.costs.load()(optimizer.context(job))
 
 
 def costs_of(transforms: Iterable[Transform], job: Job) -> Iterator[Costs]:

@@ -40,7 +40,7 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "parallel": {
         "parallel.components": "Transform Phase MeshUse Checks StepUse Planning DATA_DIMS",
-        "parallel.planning": "Costs PipelineCosts",
+        "parallel.planning": "Costs OptimizerCosts PipelineCosts",
         "parallel.mesh": "MeshDim MeshView MeshPlan",
         "parallel.job_mesh": "JobMesh",
         "parallel.world": "World",

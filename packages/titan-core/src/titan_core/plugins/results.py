@@ -19,6 +19,7 @@ from titan_core.api import (
     Costs,
     ExtraField,
     ForeignTensor,
+    OptimizerCosts,
     Problem,
     Ref,
     RenderedChat,
@@ -310,6 +311,17 @@ def _costs(origin: CodeOrigin, result: Any) -> Any:
     return result
 
 
+def _optimizer_costs(origin: CodeOrigin, result: Any) -> Any:
+    require(isinstance(result, OptimizerCosts), result, "return OptimizerCosts")
+    for name, value in vars(result).items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and not _is_figure(value):
+            raise WrongResult(f"returned {name} = {shown(value)}; it must be finite, and at least 0")
+    if result.matrix_flops is None:
+        return result
+    flops = origin.guard("the matrix_flops of its costs", result.matrix_flops, _figure)
+    return replace(result, matrix_flops=flops)
+
+
 def _stored(origin: CodeOrigin, result: Any) -> Any:
     require(isinstance(result, StoredModel), result, "return a StoredModel")
     return replace(result, load=owned(result.load, origin, "StoredModel.load"))
@@ -477,6 +489,7 @@ RETURNS: Final[dict[str, Check]] = {
         f"{_TOKENIZER}:TextTokenizer", f"{_TOKENIZER}:ChatTokenizer",
     ),
     "ModelHub.locate": _a(str),
+    "Optimizer.costs": _optimizer_costs,
     "Optimizer.build": _object("torch.optim:Optimizer", "titan_core.api.training.optimizer:SkipsOnDevice"),
     "Objective.build": _object("titan_core.api.training.objective:ObjectiveFunction"),
     "Objective.check": _problems,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from titan_core.api import ModelLayout, PipelineCosts, UserError, matches
 from titan_core.toolkit.jobs import AssembledJob
-from titan_simulate.costs import costs_of
+from titan_simulate.costs import ADAMW, costs_of, costs_of_optimizer
 from titan_simulate.engine import forks
 from titan_simulate.engine.result import Owner
 from titan_simulate.engine.simulate import Train
@@ -123,7 +123,8 @@ def estimate(
     size = job.mesh.world_size
     ranks = [0] if pipeline is None else [0, size - 1]
     period = _period(job.model.layout)
-    alike = all(one.blocks_alike for one in costs) and (period == 1 or pipeline is None)
+    of_optimizer = costs_of_optimizer(job.optimizer, job) or ADAMW
+    alike = of_optimizer.blocks_alike and all(one.blocks_alike for one in costs) and (period == 1 or pipeline is None)
     # Whole periods are added to what is simulated.
     fewest = FEW + (job.model.layout.num_blocks - FEW) % period
     few, more = (fewest, fewest + period * -(-(MORE - FEW) // period)) if alike else (None, None)

@@ -19,6 +19,7 @@ from titan_core.toolkit.jobs import AssembledJob, JobFact
 from titan_core.toolkit.sections import JobSection, TrainingSection
 from titan_core.toolkit.simulation import current_simulation
 from titan_core.toolkit.text import show_bytes
+from titan_simulate.costs import costs_of_optimizer
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +27,6 @@ FITS_ANYWHERE = 2**30
 """Bytes that every device has."""
 FP32 = 4
 """Bytes of a parameter as the optimizer keeps it, and of its gradient."""
-STATES = {"AdamW": 2, "Adam": 2}
-"""Optimizer -> values that it keeps for each parameter, in fp32. Others count as none, because their state is unknown."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,11 @@ def least_state(job: AssembledJob) -> LeastState:
     """Return the least memory of the state of ``job``."""
     parameters = FP32 * math.ceil(job.model.num_params / holders(job))
     frozen = 0 if job.frozen is None else FP32 * math.ceil(job.frozen.model.num_params / holders(job))
-    return LeastState(parameters + frozen, parameters, STATES.get(job.optimizer.name, 0) * parameters, _block_inputs(job))
+    costs = costs_of_optimizer(job.optimizer, job)
+    state = 0.0  # of an element, if that is unknown
+    if costs is not None:
+        state = min(costs.state_bytes, costs.state_bytes if costs.matrix_state_bytes is None else costs.matrix_state_bytes)
+    return LeastState(parameters + frozen, parameters, int(state * parameters) // FP32, _block_inputs(job))
 
 
 def holders(job: Job) -> int:

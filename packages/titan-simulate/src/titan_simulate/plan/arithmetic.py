@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from titan_core.api import MeshPlan, Mixer, PipelineCosts
+from titan_core.api import MeshPlan, Mixer, OptimizerCosts, PipelineCosts
+from titan_simulate.costs import ADAMW
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.plan.groups import Group, group_along
 from titan_simulate.plan.model_sizes import Held, ModelSizes, Unit, keys_of
@@ -62,6 +63,7 @@ class Workload:
     passes_keys: bool = False
     exchanges_heads: int = 1
     pipeline: PipelineCosts | None = None
+    optimizer: OptimizerCosts = ADAMW
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,12 @@ class _Rank:
         self._passes = (4 + 2 * job.recomputed) * self._count
         """Collectives around a region of a block: two in each pass of forward, backward and recomputation."""
         self._whole, self._experts, self._largest, self._exact = self._parameters()
+        views = _views(job.mesh)
+        in_matrices = sum(
+            count * _on_rank(unit, self._weights, views) * _share_of_matrices(unit) for unit, count in self._blocks
+        )
+        self._in_matrices = in_matrices / max(1.0, self._whole)
+        """Share of this rank's parameters that are matrices of blocks."""
 
     def _parameters(self) -> tuple[float, float, float, float]:
         """Return the parameters of this rank, before data parallelism divides them; those of its experts; those of its
@@ -220,17 +228,24 @@ class _Rank:
             "activations": self._activations(),
             "logits and loss": self._logits(),
         }
+        # What the update needs beside state, where activations were.
+        found["update"] = max(0.0, self._job.optimizer.workspace_bytes - found["activations"] - found["logits and loss"])
         fragments = _FRAGMENTS if self._machine.allocator.caching else 0.0
         return {**found, "allocator": sum(found.values()) * fragments, "context": self._machine.context_gib * GIB}
 
     def _state(self) -> float:
-        """``held x (4 weights + 4 gradients + 8 optimizer)``, with the parameters held after all divisions, without the
+        """``held x (4 weights + 4 gradients + optimizer)``, with the parameters held after all divisions, without the
         optimizer for what another stage updates. Experts are divided by views first, and by data parallelism as far as it
         has more ranks. Offloaded, it is on the host."""
         of_experts = max(1, self._shards // _views(self._mesh))
         held = (self._whole - self._experts) / self._shards + self._experts / of_experts
         copied = self._held.copied / self._weights / self._shards
-        return 0.0 if self._job.offloads else held * 16 - copied * 8
+        if self._job.offloads:
+            return 0.0
+        costs = self._job.optimizer
+        of_matrices = costs.state_bytes if costs.matrix_state_bytes is None else costs.matrix_state_bytes
+        state = costs.state_bytes + self._in_matrices * (of_matrices - costs.state_bytes)
+        return held * (8 + state) - copied * costs.state_bytes
 
     def _gathered(self) -> float:
         """Weights that data parallelism gathers, and gradients in the type of their reduction: of two units (one is gathered
@@ -317,12 +332,32 @@ class _Rank:
         return self._laps * self._count * _OPERATORS * self._again * each * 1e-6
 
     def _update(self) -> float:
-        """``28 bytes x parameters / bandwidth``: reads weights, gradients and two moments, and writes all but the gradients.
-        Offloaded, at the rate of an optimizer on the host."""
-        held = self._whole / self._shards
+        """``traffic x parameters / bandwidth``, and ``operations of all matrices of the stage / its ranks / rate``.
+        Offloaded, the traffic is at the rate of an optimizer on the host."""
+        costs, held = self._job.optimizer, self._whole / self._shards
+        seconds = self._computed_matrices() + self._exchanged_matrices()
         if self._job.offloads:
-            return 16 * held / (self._machine.host.optimizer_gb_s * 1e9)
-        return 28 * held / self._bandwidth
+            return 16 / 28 * costs.traffic * held / (self._machine.host.optimizer_gb_s * 1e9) + seconds
+        return costs.traffic * held / self._bandwidth + seconds
+
+    def _computed_matrices(self) -> float:
+        flops, mesh = self._job.optimizer.matrix_flops, self._mesh
+        if flops is None:
+            return 0.0
+        ranks = math.prod(mesh.degrees[dim.name] for dim in mesh.dims if dim.divides != "layers" and not dim.diverges)
+        total = sum(
+            count * number * flops(rows, columns) for unit, count in self._blocks for rows, columns, number in unit.weights
+        )
+        rate = self._machine.matmul_of(self._job.optimizer.matrix_type).achievable_tflops * 1e12
+        return total / ranks / rate
+
+    def _exchanged_matrices(self) -> float:
+        """What a rank sends goes to all ranks over which its matrices are divided; no computation hides it."""
+        sent = self._job.optimizer.exchanged_bytes * self._in_matrices * self._whole / self._shards
+        if not sent:
+            return 0.0
+        names = [*self._mesh.data_dims("shard"), *(dim.name for dim in self._mesh.dims if dim.divides == "weights")]
+        return group_along(self._machine, self._mesh, names).seconds(sent, 2)
 
     @property
     def _bandwidth(self) -> float:
@@ -427,6 +462,10 @@ class _Rank:
                 longer["+".join(name for name in names if mesh.degrees[name] > 1)] = seconds - free
             free = max(0.0, free - seconds)
         return longer
+
+
+def _share_of_matrices(unit: Unit) -> float:
+    return sum(rows * columns * number for rows, columns, number in unit.weights) / max(1, unit.parameters)
 
 
 def _on_rank(held: Held, weights: int, views: int) -> float:

@@ -12,7 +12,7 @@ from titan_core.api import Job, MeshPlan, Problem, Transform
 from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_core.toolkit.sections import TrainingSection
 from titan_core.toolkit.text import show
-from titan_simulate.costs import costs_of
+from titan_simulate.costs import ADAMW, costs_of, costs_of_optimizer
 from titan_simulate.plan.arithmetic import Workload
 
 LOCAL_BATCH = "training.local_batch_size"
@@ -185,6 +185,7 @@ class Space:
             job.mesh, job.batch.seq_len, job.batch.local_size, job.batch.microbatches,
             parameter_bytes=_bytes(training.mixed_precision_param), reduce_bytes=_bytes(training.mixed_precision_reduce),
             offloads=training.enable_cpu_offload, matmul_type=wide, wide_type=wide,
+            optimizer=costs_of_optimizer(self.job.optimizer, job) or ADAMW,
         )  # fmt: skip
         for costs in costs_of(self.transforms, job):
             work = replace(

@@ -86,6 +86,8 @@ class Unit(Held):
     mixers: list[Mixer] = field(default_factory=list)
     routed: float = 0.0
     """Features of a position that are sent to experts."""
+    weights: list[tuple[int, int, int]] = field(default_factory=list)
+    """Rows, columns and number of the matrices that the optimizer updates, each expert's by itself."""
 
 
 @dataclass(frozen=True)
@@ -139,10 +141,14 @@ def sizes_of(
                 (router.per_token / router.experts for router in within if router.experts == shape[rule.dim]), left
             )
             rest = [length for dim, length in enumerate(shape) if dim != rule.dim % len(shape)]
+            if len(rest) == 2:
+                unit.weights.append((rest[0], rest[1], shape[rule.dim]))
             if len(rest) > 1:
                 unit.matrices.append(Matrix(rest[-1], rest[0], rule, shape[rule.dim] * chosen))
             unit.routed = max(unit.routed, layout.dim * shape[rule.dim] * chosen)
             continue
+        if len(shape) == 2:
+            unit.weights.append((shape[0], shape[1], 1))
         if len(shape) > 1 and not (rule is None and name.startswith(f"{layout.embedding[0]}.")):
             unit.matrices.append(Matrix(math.prod(shape[1:]), shape[0], rule))
     ties = []

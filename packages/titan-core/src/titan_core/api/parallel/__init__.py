@@ -14,6 +14,7 @@ A parallelism or a precision is a transform: a function from a part of the model
 * ``DATA_DIMS``: value in ``MeshUse.sums``: all dimensions of data parallelism
 * ``Costs``: what a transform changes about memory and time
 * ``PipelineCosts``: what a pipeline changes about them
+* ``OptimizerCosts``: what an optimizer says of itself
 * ``MeshDim``: a dimension of the mesh; multiplies the number of ranks
 * ``MeshView``: another way to fold dimensions of the mesh; needs no additional ranks
 * ``MeshPlan``: the dimensions and views of a job with their sizes, free of torch
@@ -58,7 +59,11 @@ if TYPE_CHECKING:
         ModuleCall as ModuleCall,
         Shares as Shares,
     )
-    from titan_core.api.parallel.planning import Costs as Costs, PipelineCosts as PipelineCosts
+    from titan_core.api.parallel.planning import (
+        Costs as Costs,
+        OptimizerCosts as OptimizerCosts,
+        PipelineCosts as PipelineCosts,
+    )
     from titan_core.api.parallel.slot import Slot as Slot
     from titan_core.api.parallel.step import StepAbandoned as StepAbandoned, StepInput as StepInput, StepRunner as StepRunner
     from titan_core.api.parallel.world import World as World

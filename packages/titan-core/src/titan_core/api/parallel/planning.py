@@ -1,4 +1,4 @@
-"""What planning a job needs to know of a transform: what may be varied, and what it costs. Free of torch.
+"""What planning a job needs to know of a transform or an optimizer: what may be varied, and what it costs. Free of torch.
 
 A transform's mesh dimensions and views say which degrees exist. ``Transform.choices`` adds values of other keys that change
 where and how fast a job computes, and ``Transform.costs`` says in terms of the layout what the transform changes about the
@@ -8,6 +8,7 @@ itself is exact: the stages and microbatches of a pipeline, what the compiler fu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -60,3 +61,29 @@ class Costs:
     """Whether the gradients of all microbatches are summed before data parallelism reduces them."""
     pipeline: PipelineCosts | None = None
     """Set by the transform of a dimension that divides the layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerCosts:
+    """What an optimizer keeps, and what its update takes. The matrices of blocks, experts included, may differ from all
+    other parameters. Bytes are those of an element of a parameter on a rank, unless noted otherwise."""
+
+    state_bytes: float
+    """Bytes of state."""
+    traffic: float
+    """Bytes that an update reads and writes in all: 28 for AdamW, which reads weights, gradients and two means in fp32, and
+    writes all but the gradients."""
+    matrix_state_bytes: float | None = None
+    """State of matrices of blocks; ``None``: as of other parameters."""
+    matrix_flops: Callable[[int, int], float] | None = None
+    """(rows, columns) -> floating-point operations of the update of a whole matrix of a block, or of an expert. One of the
+    ranks that hold its shards computes it. ``None``: next to none."""
+    matrix_type: str = "fp32"
+    """Type in which it multiplies: ``"bf16"``, ``"fp32"``."""
+    exchanged_bytes: float = 0.0
+    """Bytes that a rank sends for the update of matrices, for each element that it holds of them."""
+    workspace_bytes: float = 0.0
+    """Most memory of a rank during the update, beside state: bytes in all."""
+    blocks_alike: bool = True
+    """Whether the costs of equal blocks add up, so that an estimate may simulate a few of them. ``False`` if the ranks
+    divide all matrices among them."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from titan_core.api.parallel.job_mesh import JobMesh
+    from titan_core.api.parallel.planning import OptimizerCosts
     from titan_core.api.training.objective import ObjectiveFunction
     from titan_core.api.training.optimizer import LRScheduleContext, OptimizerContext, ParamGroup
 
@@ -29,6 +30,9 @@ class Optimizer(Component):
     kind = "optimizer"
     keys = ("optimizer.name",)
     build: Ref[Callable[[OptimizerContext[Any]], TorchOptimizer]]
+    costs: Ref[Callable[[JobContext[Any]], OptimizerCosts]] | None = None
+    """Returns what ``titan plan`` and ``titan estimate`` may know of it. Must not import torch. Without it, they assume the
+    costs of AdamW."""
 
     def optimizer_context(
         self, job: Job, mesh: JobMesh, device: torch.device, groups: Sequence[ParamGroup]
