@@ -10,6 +10,7 @@ DISPATCH, JOBS = "tests/experts/test_dispatch.py", "tests/integration/test_exper
 BALANCED = "tests/integration/test_expert_balance.py"
 BALANCE = "experts/balance.py"
 SENDING, DIVIDING, CHECK, FSDP = "experts/dispatch.py", "experts/divide.py", "experts/check.py", "parallel/fsdp.py"
+TRIAL, MESHES = "experts/check_model.py", "tests/integration/test_third_party_meshes.py"
 
 MUTANTS = (
     Mutant("experts-arrive-by-rank", SENDING, "experts = torch.arange(arriving.shape[1], device=rows.device).repeat(ranks)", "experts = torch.arange(arriving.numel(), device=rows.device)", (DISPATCH,)),
@@ -24,6 +25,7 @@ MUTANTS = (
     Mutant("experts-capacity-of-a-rank", DIVIDING, "(keys.expert_parallel_capacity or ranks) / ranks", "(keys.expert_parallel_capacity or 1.0) / ranks / 16", (JOBS,)),
     Mutant("experts-capacity-ignored", CHECK, 'context.section.expert_parallel_capacity is not None and', "False and", (JOBS,)),
     Mutant("experts-next-block-gathered-late", FSDP, "block.set_modules_to_forward_prefetch([*inner, *units[index + 1 : index + 2]])", "block.set_modules_to_forward_prefetch(inner)", (JOBS,)),
+    Mutant("experts-tried-without-rows-of-none", TRIAL, "torch.cat([*padded, unused])", "torch.cat(padded)", (MESHES,)),
     Mutant("experts-shards-uneven", FSDP, "return next((Shard(dim) for dim", "return next((None for dim", (JOBS,)),
     Mutant("experts-shares-of-a-rank", BALANCE, "dist.all_reduce(rows, group=mesh.get_group())", "pass", (BALANCED,)),
     Mutant("experts-loss-of-raw-scores", BALANCE, "affinities = affinities / affinities.sum(-1, keepdim=True)", "affinities = affinities * 2", (BALANCED,)),

@@ -127,13 +127,22 @@ def test_experts_saved_on_one_mesh_resume_on_another(
 
 def backwards(forward: Callable[..., torch.Tensor], rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Call the experts in reverse order."""
-    pieces = rows.split(counts.tolist())
+    *pieces, unused = rows.split([*counts.tolist(), rows.shape[0] - int(counts.sum())])
     computed = forward(torch.cat(pieces[::-1]), counts.flip(0))
-    return torch.cat(computed.split(counts.flip(0).tolist())[::-1])
+    return torch.cat([*computed.split(counts.flip(0).tolist())[::-1], unused])
 
 
-def refusal(site: str, recipe: str, overrides: dict[str, object], ranks: int, broken: bool = False) -> str:
-    """Return the error of a job on ``ranks`` ranks, which need not exist; ``broken`` makes its experts :func:`backwards`."""
+def only_counted(forward: Callable[..., torch.Tensor], rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Call the experts with rows that must all belong to one."""
+    assert int(counts.sum()) == rows.shape[0], "rows without an expert"
+    return forward(rows, counts)
+
+
+BROKEN = {"backwards": backwards, "only counted": only_counted}
+
+
+def refusal(site: str, recipe: str, overrides: dict[str, object], ranks: int, broken: str = "") -> str:
+    """Return the error of a job on ``ranks`` ranks, which need not exist; ``broken`` says what to do to its experts."""
     from titan_core.model.layout_trial import try_model
 
     sys.path.insert(0, site)
@@ -144,8 +153,8 @@ def refusal(site: str, recipe: str, overrides: dict[str, object], ranks: int, br
         if broken:
             experts = model.blocks[0].feed_forward.experts
             whole = type(experts).forward
-            changed = {"forward": lambda self, *arguments: backwards(functools.partial(whole, self), *arguments)}
-            experts.__class__ = type("Backwards", (type(experts),), changed)
+            changed = {"forward": lambda self, *rest: BROKEN[broken](functools.partial(whole, self), *rest)}
+            experts.__class__ = type("Broken", (type(experts),), changed)
         try_model(model, job, cast(Any, None), torch.device("cpu"))
     except UserError as error:
         return str(error)
@@ -182,9 +191,18 @@ def test_impossible_divisions_of_experts_are_refused(
     assert bool(message) == bool(found)
 
 
-def test_experts_that_compute_a_different_result_when_divided_are_refused(gloo: GlooPool, experts: str) -> None:
-    (found,) = gloo.run(1, refusal, experts, "moe", {EP: 2}, 2, broken=True)
-    assert "divided over 2 ranks, module 'blocks.0.feed_forward' computes a different result" in found
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ("backwards", "module 'blocks.0.feed_forward' computes a different result"),
+        ("only counted", "(AssertionError: rows without an expert"),
+    ],
+)
+def test_experts_that_compute_a_different_result_when_divided_are_refused(
+    gloo: GlooPool, experts: str, broken: str, why: str
+) -> None:
+    (found,) = gloo.run(1, refusal, experts, "moe", {EP: 2}, 2, broken=broken)
+    assert "divided over 2 ranks, " in found and why in found
 
 
 BALANCED = {**MOE, "expert_balance.weight": 0.5}

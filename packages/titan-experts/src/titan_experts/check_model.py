@@ -18,7 +18,7 @@ from titan_experts.torch_private import substituted_parameters
 
 def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[ExpertParallelKeys]) -> Iterator[Problem]:
     """Require that experts have modules of their own, that the degree divides their number, and that they compute the same
-    results when divided."""
+    results when divided, with padding and with rows of no expert."""
     degree = context.job.mesh.degree("ep")
     sizes: dict[str, int] = {}
     dims: dict[str, dict[str, int]] = {}
@@ -52,6 +52,7 @@ def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[Ex
     if place is not None:
         why = f"divided over {degree} ranks, {place} computes a different result"
         fix = "let each expert compute only its own rows, with its own index of each parameter, independently of other rows"
+        fix += ", and ignore rows after the last counted one"
         yield trial.problem(why, fix)
 
 
@@ -68,6 +69,16 @@ def _divided(degree: int, dims: Mapping[str, int], forward: Callable[..., Any], 
     outputs = []
     for rank, (rank_rows, rank_counts) in enumerate(zip(rows_by_rank, counts_by_rank, strict=True)):
         shares = {name: module.get_parameter(name).chunk(degree, dim)[rank] for name, dim in dims.items()}
+        padded, places = _padded(rank_rows, rank_counts)
         with substituted_parameters(module, shares):
-            outputs.append(forward(rank_rows, rank_counts))
+            outputs.append(forward(padded, rank_counts + 1)[places])
     return torch.cat(outputs)
+
+
+def _padded(rows: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``rows`` with a row of zeros after those of each expert and rows of no expert at the end, which are not numbers
+    so that any use of them shows; and where ``rows`` are in it."""
+    zeros, unused = rows.new_zeros(1, rows.shape[1]), rows.new_full((2, rows.shape[1]), torch.nan)
+    padded = [part for piece in rows.split(counts.tolist()) for part in (piece, zeros)]
+    before = torch.arange(counts.shape[0], device=rows.device).repeat_interleave(counts)
+    return torch.cat([*padded, unused]), torch.arange(rows.shape[0], device=rows.device) + before
