@@ -48,7 +48,9 @@ def config_keys(architecture: str) -> set[str]:
     model = inspect.getmodule(MODEL_FOR_CAUSAL_LM_MAPPING[cls])
     assert model is not None
     optional = {key for key in _OPTIONAL_KEY.findall(inspect.getsource(model)) if not key.startswith("_")}
-    known = fields | optional | set(cls.attribute_map) | set(_OLD_KEY.findall(inspect.getsource(cls)))
+    # The library writes the second name of a pair: num_local_experts for num_experts.
+    renamed = {name for pair in cls.attribute_map.items() for name in pair}
+    known = fields | optional | renamed | set(_OLD_KEY.findall(inspect.getsource(cls)))
     return known | _ROPE if "rope_parameters" in known else known
 
 

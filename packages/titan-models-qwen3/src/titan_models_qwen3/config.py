@@ -42,19 +42,26 @@ class Qwen3Args(BaseModel):
     @property
     def num_params(self) -> int:
         """Number of parameters; a tied embedding counts once."""
-        attention = 2 * self.dim * (self.n_heads + self.n_kv_heads) * self.head_dim + 2 * self.head_dim
-        block = attention + 3 * self.dim * self.ffn_dim + 2 * self.dim
+        block = self._attention_params + 3 * self.dim * self.ffn_dim + 2 * self.dim
         embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
         return self.n_layers * block + embeddings + self.dim
+
+    @property
+    def num_multiplied_params(self) -> int:
+        """Number of parameters of matmuls; an embedding look-up is none."""
+        return self.num_params - (0 if self.tie_embeddings else self.vocab_size * self.dim)
+
+    @property
+    def _attention_params(self) -> int:
+        return 2 * self.dim * (self.n_heads + self.n_kv_heads) * self.head_dim + 2 * self.head_dim
 
     def flops_per_token(self, seq_len: int) -> float:
         """Return the floating-point operations of forward and backward per token.
 
-        6 per parameter of a matmul (an embedding look-up has none), and 12 x layers x width of all heads x context for
+        6 per parameter that a token is multiplied by, and 12 x layers x width of all heads x context for
         attention, without subtracting the half that the causal mask hides (PaLM paper, arXiv 2204.02311, appendix B).
         """
-        looked_up = 0 if self.tie_embeddings else self.vocab_size * self.dim
-        return 6.0 * (self.num_params - looked_up) + 12.0 * self.n_layers * self.n_heads * self.head_dim * seq_len
+        return 6.0 * self.num_multiplied_params + 12.0 * self.n_layers * self.n_heads * self.head_dim * seq_len
 
     @model_validator(mode="after")
     def _divisible(self) -> Qwen3Args:

@@ -20,20 +20,22 @@ from titan_core.toolkit.hf_config import (
 from titan_core.toolkit.text import show
 from titan_models_qwen3.config import Qwen3Args
 
-_OF_A_LAYER = {
+OF_A_LAYER = {
     **hf_decoder.OF_A_LAYER,
     "attention.q_norm": "self_attn.q_norm",
     "attention.k_norm": "self_attn.k_norm",
 }
-_WITHOUT_EFFECT = {*WITHOUT_EFFECT, "sliding_window", "max_window_layers"}
+IGNORED = {*WITHOUT_EFFECT, "sliding_window", "max_window_layers"}
 """Keys that do not change what ``Qwen3ForCausalLM`` computes from its weights in evaluation mode; those of windows while
 ``use_sliding_window`` is false, and true is refused."""
+ATTENTION = ("use_sliding_window", "layer_types")
+"""Keys that :func:`require_full_attention` reads."""
 _FULL = "full_attention"
 
 
 def hf_tensors(args: Qwen3Args) -> list[ForeignTensor]:
     """Return the tensors of ``Qwen3ForCausalLM``."""
-    return hf_decoder.hf_tensors(args, _OF_A_LAYER)
+    return hf_decoder.hf_tensors(args, OF_A_LAYER)
 
 
 def hf_config(args: Qwen3Args) -> dict[str, Any]:
@@ -53,7 +55,7 @@ def hf_config(args: Qwen3Args) -> dict[str, Any]:
 def hf_notes(config: Mapping[str, Any]) -> list[str]:
     """Return one line for each difference between a ``config.json`` and :class:`Qwen3Args` that does not change what the
     weights compute."""
-    return unused_notes(config, _WITHOUT_EFFECT)
+    return unused_notes(config, IGNORED)
 
 
 def hf_args(config: Mapping[str, Any]) -> Qwen3Args:
@@ -63,8 +65,29 @@ def hf_args(config: Mapping[str, Any]) -> Qwen3Args:
         KeyError: A key is missing. So is ``head_dim``, which does not follow from the other sizes.
         ValueError: It is not a Qwen3 model, has a feature that this model lacks, or a value is wrong.
     """
-    if config.get("model_type") != "qwen3":
-        raise ValueError(f"model_type is {show(config.get('model_type'))}, not 'qwen3'")
+    require_type(config, "qwen3")
+    require_full_attention(config)
+    known = {*hf_decoder.SIZES, *IGNORED, *ATTENTION}
+    require_known(config, "Qwen3ForCausalLM", known)
+    return Qwen3Args(**read_sizes(config))
+
+
+def require_type(config: Mapping[str, Any], model_type: str) -> None:
+    """Require a ``config.json`` of this architecture.
+
+    Raises:
+        ValueError: it is of another one.
+    """
+    if config.get("model_type") != model_type:
+        raise ValueError(f"model_type is {show(config.get('model_type'))}, not {model_type!r}")
+
+
+def require_full_attention(config: Mapping[str, Any]) -> None:
+    """Refuse windows, biases and scaled positions, which the models of this package lack.
+
+    Raises:
+        ValueError: names the key.
+    """
     require_plain(config, ("attention_bias",))
     if flag(config, "use_sliding_window"):
         raise ValueError("use_sliding_window is true, and this model attends to all earlier positions")
@@ -72,6 +95,9 @@ def hf_args(config: Mapping[str, Any]) -> Qwen3Args:
     if kinds is not None and not (isinstance(kinds, list) and all(kind == _FULL for kind in kinds)):
         raise ValueError(f"layer_types is {show(kinds)}, and this model has only layers of {_FULL!r}")
     rope_type(config, "default")
-    known = {*hf_decoder.SIZES, *_WITHOUT_EFFECT, "use_sliding_window", "layer_types"}
-    require_known(config, "Qwen3ForCausalLM", known)
-    return Qwen3Args(**hf_decoder.read_sizes(config), head_dim=count(config, "head_dim"), rope_theta=rope_theta(config))
+
+
+def read_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of :class:`Qwen3Args` that a ``config.json`` states. Raises as :func:`hf_args`."""
+    sizes = hf_decoder.read_sizes(config)
+    return {**sizes, "head_dim": count(config, "head_dim"), "rope_theta": rope_theta(config)}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from titan_core.api import Model, Recipe, Ref, WeightFormat, hookimpl, recipes_in
+from titan_models_qwen3 import moe_config
 from titan_models_qwen3.config import FLAVORS
 
-api = (2, 0)
+api = (2, 1)
 
 
 @hookimpl
@@ -26,7 +27,23 @@ def titan_models() -> list[Model]:
                     ignored=("*.rotary_emb.inv_freq",),
                 ),
             ),
-        )
+        ),
+        Model(
+            name="qwen3_moe",
+            summary="Qwen3 with mixtures of experts",
+            flavors=moe_config.FLAVORS,
+            define=Ref("titan_models_qwen3.moe_layout:define"),
+            formats=(
+                WeightFormat(
+                    files="safetensors",
+                    tensors=Ref("titan_models_qwen3.moe_formats:hf_tensors"),
+                    to_args=Ref("titan_models_qwen3.moe_formats:hf_args"),
+                    notes=Ref("titan_models_qwen3.moe_formats:hf_notes"),
+                    from_args=Ref("titan_models_qwen3.moe_formats:hf_config"),
+                    ignored=("*.rotary_emb.inv_freq",),
+                ),
+            ),
+        ),
     ]
 
 

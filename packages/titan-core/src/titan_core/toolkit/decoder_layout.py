@@ -97,13 +97,18 @@ def decoder_layout(args: DecoderArgs, rope: Callable[[], Tensor]) -> ModelLayout
     )
 
 
-def initial_values(args: DecoderArgs) -> dict[str, InitialValue]:
-    """Return TorchTitan's initial values: weights that write to the residual stream start smaller in deeper layers."""
+def initial_values(args: DecoderArgs, feed_forward: str = "feed_forward.w[23].weight") -> dict[str, InitialValue]:
+    """Return TorchTitan's initial values: weights that write to the residual stream start smaller in deeper layers.
+
+    Args:
+        args: sizes of the model.
+        feed_forward: pattern of such weights in the feed-forward layer of a block.
+    """
     values: dict[str, InitialValue] = {"*norm.weight": Constant(1.0)}
     for index in range(args.n_layers):
         deep = TruncatedNormal(std=0.02 / (2 * (index + 1)) ** 0.5)
         values[f"layers.{index}.attention.wo.weight"] = deep
-        values[f"layers.{index}.feed_forward.w[23].weight"] = deep
+        values[f"layers.{index}.{feed_forward}"] = deep
     values["layers.*.weight"] = TruncatedNormal(std=0.02)
     # A tied weight starts like an output layer. With an embedding's standard deviation of 1, logits would be too large.
     output = TruncatedNormal(std=args.dim**-0.5)

@@ -1,0 +1,85 @@
+"""The description of Qwen3 with mixtures of experts, which transforms read instead of the model class. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from titan_core.api import (
+    Column,
+    Experts,
+    InitialValue,
+    ModelDefinition,
+    ModelLayout,
+    Replicate,
+    Router,
+    Row,
+    Rule,
+    TruncatedNormal,
+)
+from titan_core.toolkit.decoder_layout import initial_values
+from titan_models_qwen3.layout import layout as dense_layout
+from titan_models_qwen3.moe_config import Qwen3MoEArgs
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_FEED_FORWARD = "layers.*.feed_forward"
+_USUAL_LENGTH = 4096
+"""Tokens of a sequence for which pipelines balance blocks with and without experts."""
+
+
+def define(args: Qwen3MoEArgs) -> ModelDefinition:
+    """Return the definition of a model of this size."""
+    return ModelDefinition(
+        layout=layout(args),
+        build=partial(_build, args),
+        num_params=args.num_params,
+        num_active_params=args.num_active_params,
+        flops_per_token=args.flops_per_token,
+    )
+
+
+def layout(args: Qwen3MoEArgs) -> ModelLayout:
+    """Return the model's parts, their sharding rules and their initial values."""
+    base = dense_layout(args)
+    # Tensor parallelism divides the feed-forward layers that all tokens pass through.
+    dense = [f"layers.{index}.feed_forward" for index in range(args.n_dense_layers)]
+    divided = [*dense, *([f"{_FEED_FORWARD}.shared"] if args.n_shared_experts else [])]
+    rules: dict[str, Rule] = {name: rule for name, rule in base.rules.items() if "feed_forward" not in name}
+    for name in divided:
+        rules |= {f"{name}.w[13].weight": Column(), f"{name}.w2.weight": Row()}
+    rules |= {f"{_FEED_FORWARD}.router.weight": Replicate(), f"{_FEED_FORWARD}.experts.w[123]": Experts()}
+    return replace(
+        base,
+        rules=rules,
+        regions=("layers.*.attention", *divided),
+        routers={f"{_FEED_FORWARD}.router": Router(experts=args.n_experts, per_token=args.experts_per_token)},
+        exact=(f"{_FEED_FORWARD}.router.weight",),
+        block_costs=args.block_costs(min(args.max_seq_len, _USUAL_LENGTH)) if args.n_dense_layers else (),
+        parameters=_initial_values(args),
+        buffers={**base.buffers, **_biases(args)},
+    )
+
+
+def _initial_values(args: Qwen3MoEArgs) -> dict[str, InitialValue]:
+    """Return the initial values: those of experts are as in feed-forward layers."""
+    return initial_values(args, "feed_forward.*w[23]*") | {f"{_FEED_FORWARD}.experts.w1": TruncatedNormal(std=0.02)}
+
+
+def _biases(args: Qwen3MoEArgs) -> dict[str, Callable[[], Tensor]]:
+    return {f"{_FEED_FORWARD}.router.choice.bias": partial(_zeros, args)} if args.choice_bias else {}
+
+
+def _build(args: Qwen3MoEArgs) -> nn.Module:
+    from titan_models_qwen3.moe_model import Qwen3MoE
+
+    return Qwen3MoE(args)
+
+
+def _zeros(args: Qwen3MoEArgs) -> Tensor:
+    import torch
+
+    return torch.zeros(args.n_experts)

@@ -1,0 +1,149 @@
+"""Qwen3 with experts on meshes, its files in both directions, and beside the same architecture of titan-models-hf.
+
+``uv run pytest -m "full or not full" tests/integration/test_qwen3_moe.py`` runs all rows of the table."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import RunRecord, make_job, run_recipe
+from harness.meshes import CASES, FAST, Case, require_equal, run_in
+from titan_core.cli.main import main
+
+ARGS = {
+    "qwen3": "n_experts = 4, expert_dim = 32",
+    "deepseek": (
+        'n_experts = 4, expert_dim = 32, n_dense_layers = 1, n_shared_experts = 1, scoring = "sigmoid", choice_bias = true,'
+        " n_groups = 2, n_chosen_groups = 2, weight_scale = 1.5"
+    ),
+}
+"""Arguments of the experts; the others are small, as in the tables of other models."""
+EP = "parallelism.expert_parallel_degree"
+QUICK = ("TP 2",)
+FULL = ("FSDP 2", "TP 2, no SP", "PP 2, 1F1B", "PP 2, ZBVZeroBubble", "CP 2", "FSDP x TP", "FSDP x PP", "TP x CP")
+BY_NAME = {case.name: case for case in CASES}
+EP_CASES = (Case("EP 2", 2, {EP: 2}), Case("EP 2 x TP 2", 4, {EP: 2, **BY_NAME["TP 2"].overrides}))
+RECIPE = """
+[model]
+from_pretrained = "theirs"
+tokenizer = "byte"
+[training]
+seq_len = 48
+local_batch_size = 2
+global_batch_size = 4
+steps = 3
+[optimizer]
+lr = 1e-3
+[lr_scheduler]
+warmup_steps = 0
+[job]
+device = "cpu"
+"""
+
+Reference = Callable[[str], RunRecord]
+
+
+def settings(variant: str) -> dict[str, object]:
+    args = f"{{dim = 48, n_layers = 4, n_heads = 4, n_kv_heads = 2, ffn_dim = 100, {ARGS[variant]}}}"
+    return {**FAST, "training.steps": 2, "model.args": args}
+
+
+@pytest.fixture(scope="module")
+def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """The record of one device, by the arguments of the experts."""
+
+    @functools.cache
+    def trained(variant: str) -> RunRecord:
+        folder = str(tmp_path_factory.mktemp(variant))
+        return gloo.run(1, run_in, folder, settings(variant), True, "qwen3_moe_debug")[0]
+
+    return trained
+
+
+def rows() -> list[object]:
+    cases = [BY_NAME[name] for name in (*QUICK, *FULL)] + list(EP_CASES)
+    return [
+        pytest.param(
+            case,
+            variant,
+            id=f"{case.name}, {variant}",
+            marks=() if case.name in QUICK and variant == "deepseek" else pytest.mark.full,
+        )
+        for case in cases
+        for variant in ARGS
+    ]
+
+
+@pytest.mark.parametrize(("case", "variant"), rows())
+def test_a_mesh_trains_as_one_device(
+    gloo: GlooPool, one_device: Reference, tmp_path: Path, case: Case, variant: str
+) -> None:
+    overrides = {**settings(variant), **case.overrides}
+    require_equal(gloo.run(case.ranks, run_in, str(tmp_path), overrides, True, "qwen3_moe_debug"), one_device(variant))
+
+
+@pytest.mark.parametrize("mode", ["full", pytest.param("selective", marks=pytest.mark.full)])
+def test_recomputation_changes_nothing(gloo: GlooPool, one_device: Reference, tmp_path: Path, mode: str) -> None:
+    overrides = {**settings("deepseek"), "activation_checkpoint.mode": mode}
+    (record,) = gloo.run(1, run_in, str(tmp_path), overrides, True, "qwen3_moe_debug")
+    assert record.losses == one_device("deepseek").losses
+    assert record.grad_norms == one_device("deepseek").grad_norms
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.full)], ids=["experts everywhere", "first layer dense"])
+def folder(request: pytest.FixtureRequest, in_tmp: Path) -> Path:
+    """A folder with the library's random model, and a recipe that starts from it."""
+    from harness.hf_families import library_model
+
+    torch.manual_seed(5)
+    dense = [0] if request.param else []
+    library_model("qwen3_moe", mlp_only_layers=dense, initializer_range=0.05).save_pretrained("theirs")
+    Path("recipe.toml").write_text(RECIPE)
+    return in_tmp
+
+
+def test_the_plugin_of_the_family_is_chosen_and_equals_the_library_of_all_families(folder: Path) -> None:
+    ours = run_recipe("recipe.toml", {"job.dump_folder": "ours"}, weights=True)
+    theirs = run_recipe("recipe.toml", {"job.dump_folder": "hf", "plugins.disable": '["qwen3"]'}, weights=True)
+    assert make_job("recipe.toml").name == "qwen3_moe theirs"
+    assert make_job("recipe.toml", {"plugins.disable": '["qwen3"]'}).name == "hf theirs"
+    assert ours.losses == pytest.approx(theirs.losses, rel=1e-6)
+    assert ours.grad_norms == pytest.approx(theirs.grad_norms, rel=1e-5)
+    for name, parameter in (
+        ("tok_embeddings.weight", "embed_tokens.weight"),
+        ("layers.1.feed_forward.router.weight", "layers.1.mlp.gate.weight"),
+        ("layers.1.feed_forward.experts.w2", "layers.1.mlp.experts.down_proj"),
+    ):
+        found, expected = ours.gradients[name], theirs.gradients[f"model.{parameter}"]
+        assert (found - expected).norm() <= 1e-5 * expected.norm(), name
+
+
+def test_files_are_read_and_written_as_the_library_does(folder: Path) -> None:
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    assert main(["checkpoint", "convert", "theirs", "ours"]) == 0
+    assert main(["checkpoint", "convert", "ours", "back"]) == 0
+    before, after = (AutoModelForCausalLM.from_pretrained(name).state_dict() for name in ("theirs", "back"))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert torch.equal(after[name], tensor), name
+    assert json.loads(Path("back/config.json").read_text())["model_type"] == "qwen3_moe"
+    first, second = (
+        {name: one for file in Path(path).glob("*.safetensors") for name, one in load_file(file).items()}
+        for path in ("theirs", "back")
+    )
+    assert first.keys() == second.keys() and "model.layers.1.mlp.experts.3.up_proj.weight" in first
+
+
+def test_what_the_plugin_refuses_is_left_to_the_library_of_all_families(folder: Path) -> None:
+    config = json.loads(Path("theirs/config.json").read_text())
+    Path("theirs/config.json").write_text(json.dumps(config | {"decoder_sparse_step": 2}))
+    assert make_job("recipe.toml").name == "hf theirs"
