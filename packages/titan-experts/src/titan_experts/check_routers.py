@@ -48,7 +48,9 @@ def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[Ex
         yield trial.problem("not each of the routers is the only one of a block", "balance no experts of this model")
         return
     returned: dict[str, list[tuple[int, ...]]] = {}
-    trial.run(trial.tokens, trial.positions, around={path: partial(_noted, path, returned) for path in routers})
+    # Blocks that are built alike are tried once.
+    called = {call.name for call in trial.calls_of(routers)}
+    trial.run(trial.tokens, trial.positions, around={path: partial(_noted, path, returned) for path in called})
     for path, shapes in returned.items():
         if [shape[1:] for shape in shapes] != [(size,) for size in _widths(routers[path])]:
             why = f"router {path!r} returns tensors of the shapes {shapes}"
