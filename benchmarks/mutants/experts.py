@@ -9,8 +9,11 @@ from benchmarks.mutants.mutant import Mutant
 DISPATCH, JOBS = "tests/experts/test_dispatch.py", "tests/integration/test_expert_parallel.py"
 BALANCED = "tests/integration/test_expert_balance.py"
 BALANCE = "experts/balance.py"
+MESHES = "tests/integration/test_third_party_meshes.py"
+FOLDED = MESHES + "::test_experts_divided_among_ranks_of_tensor_parallelism_learn_as_on_one_device"
+REGION = MESHES + "::test_experts_within_a_region_are_not_divided_among_ranks_with_the_same_positions"
 SENDING, DIVIDING, CHECK, FSDP = "experts/dispatch.py", "experts/divide.py", "experts/check.py", "parallel/fsdp.py"
-TRIAL, MESHES = "experts/check_model.py", "tests/integration/test_third_party_meshes.py"
+TRIAL = "experts/check_model.py"
 
 MUTANTS = (
     Mutant("experts-arrive-by-rank", SENDING, "experts = torch.arange(arriving.shape[1], device=rows.device).repeat(ranks)", "experts = torch.arange(arriving.numel(), device=rows.device)", (DISPATCH,)),
@@ -24,6 +27,9 @@ MUTANTS = (
     Mutant("experts-no-row-is-the-first", SENDING, "torch.where((order >= 0)[:, None], rows[order.clamp(min=0)], 0)", "rows[order.clamp(min=0)]", (DISPATCH,)),
     Mutant("experts-capacity-of-a-rank", DIVIDING, "(keys.expert_parallel_capacity or ranks) / ranks", "(keys.expert_parallel_capacity or 1.0) / ranks / 16", (JOBS,)),
     Mutant("experts-capacity-ignored", CHECK, 'context.section.expert_parallel_capacity is not None and', "False and", (JOBS,)),
+    Mutant("experts-summed-over-tensor-parallelism", "parallel/partial_gradients.py", " and self._is_replicated(parameter)", "", (FOLDED,)),
+    Mutant("experts-divided-twice", CHECK, "if shared and inside:", "if False:", ("tests/experts/test_check.py",)),
+    Mutant("experts-of-a-region-counted-twice", "experts/check_model.py", "if lent and _is_within(", "if False and _is_within(", (REGION,)),
     Mutant("experts-next-block-gathered-late", FSDP, "block.set_modules_to_forward_prefetch([*inner, *units[index + 1 : index + 2]])", "block.set_modules_to_forward_prefetch(inner)", (JOBS,)),
     Mutant("experts-tried-without-rows-of-none", TRIAL, "torch.cat([*padded, unused])", "torch.cat(padded)", (MESHES,)),
     Mutant("experts-shards-uneven", FSDP, "return next((Shard(dim) for dim", "return next((None for dim", (JOBS,)),

@@ -23,6 +23,7 @@ MUTANTS = (
     Mutant("state-offloaded-in-vain", GUESS, "if self._job.offloads:\n            return 0.0", "if False:\n            return 0.0", (PLANNED,)),
     Mutant("state-of-matrices-as-of-others", GUESS, "self._in_matrices * (of_matrices - costs.state_bytes)", "0.0", (PLANNED,)),
     Mutant("matrices-computed-by-every-rank", GUESS, "return total / ranks / rate", "return total / rate", (PLANNED,)),
+    Mutant("experts-held-by-each-rank-of-a-layer", GUESS, "self._shards * _folded(self._mesh) // _views(self._mesh)", "self._shards // _views(self._mesh)", (PLANNED,)),
     Mutant("kept-inputs-forgotten", GUESS, "self._held.alive * (inputs + job.kept *", "self._held.alive * (job.kept *", (PLANNED,)),
     Mutant("one-microbatch-alive", GUESS, "kept = self._held.alive * (inputs", "kept = 1.0 * (inputs", (PLANNED,)),
     Mutant("logits-of-the-batch", GUESS, "chunk = min(self._tokens, max(1.0, _CHUNK / 4 / vocabulary))", "chunk = self._tokens", (PLANNED,)),

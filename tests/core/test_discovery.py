@@ -251,6 +251,14 @@ def test_a_mesh_dimension_whose_degree_is_no_key_breaks_its_plugin(tmp_path: Pat
     assert broken.reason == "mesh dimension 'island' has the degree 'east.size', which is no config key"
 
 
+def test_a_mesh_dimension_with_a_misspelt_key_breaks_its_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ISLANDS.format(section="east", dim="island", key="east.degree")
+    text = text.replace('"batch")', '"weights", whole_positions_key="east.whole")')
+    write_distribution(tmp_path, "east", text)
+    (broken,) = found(tmp_path, monkeypatch).broken
+    assert broken.reason == "mesh dimension 'island' has whole_positions_key 'east.whole', which is no config key"
+
+
 HANGS = """
 import threading
 (timer,) = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]

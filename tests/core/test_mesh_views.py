@@ -70,6 +70,15 @@ def test_a_view_must_divide_the_borrowed_ranks() -> None:
         ([MeshView("ep", "a.b", borrows=("ring",))], "borrows 'ring', which is not a mesh dimension"),
         ([MeshView("ep", "a.b", borrows=("dp_shard", "tp"))], "borrows 'tp', whose ranks see the same tokens"),
         (
+            [MeshView("ep", "a.b", borrows=("tp", "cp"), folds_weights=True)],
+            "borrows tp and cp, of which a dimension that divides weights is not innermost",
+        ),
+        ([MeshView("ep", "a.b", borrows=("tp",), folds_weights=True)], "a dimension that divides weights is not innermost"),
+        (
+            [MeshView("ep", "a.b", borrows=("dp_shard", "pp"), folds_weights=True)],
+            "borrows 'pp', whose ranks see the same tokens",
+        ),
+        (
             [MeshView("ep", "a.b", borrows=("island",))],
             "borrows 'island', whose ranks see the same tokens or train diverging replicas",
         ),
@@ -90,6 +99,29 @@ def test_impossible_views_are_refused(views: list[MeshView], message: str) -> No
     assert sound_views([EP, EP], STANDARD_DIMS) == (EP,)
 
 
+def fold(half: int, ep: int, whole: bool) -> MeshPlan:
+    """Return the mesh of four ranks whose view ``ep`` also borrows ``half``, a dimension that divides weights."""
+    values = {"metrics.log_freq": half, "training.local_batch_size": ep, "metrics.enable_console": str(whole).lower()}
+    config, _ = load_config(
+        "tiny", [Override(key, str(value)) for key, value in values.items()], Components.from_installed()
+    )
+    dim = MeshDim("half", "metrics.log_freq", "weights", whole_positions_key="metrics.enable_console")
+    view = MeshView("ep", "training.local_batch_size", borrows=("dp_shard", "cp", "half"), folds_weights=True)
+    return plan_mesh(config, (dim,), 4, (view,))
+
+
+def test_a_view_borrows_ranks_that_divide_weights_where_their_positions_differ() -> None:
+    for half, ep, whole, borrowed, folded in [(2, 4, False, 4, ("half",)), (2, 2, True, 2, ()), (1, 4, False, 4, ())]:
+        found = fold(half, ep, whole)
+        assert (found.borrowed(found.views[0]), found.folded(found.views[0])) == (borrowed, folded)
+    message = (
+        r"must divide the 2 ranks that mesh view 'ep' borrows \(dp_shard 2 x cp 1\); the 2 ranks of half hold the same "
+        r"positions; set .* = 1 or 2, or increase dp_shard, or set metrics.enable_console = false"
+    )
+    with pytest.raises(UserError, match=message):
+        fold(2, 4, whole=True)
+
+
 def meshes(folder: str, degrees: dict[str, int], borrows: tuple[str, ...]) -> dict[str, Any]:
     """Return this rank's row or table of ranks in each mesh, by purpose; and its share of a gradient norm."""
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -98,7 +130,7 @@ def meshes(folder: str, degrees: dict[str, int], borrows: tuple[str, ...]) -> di
     zone = MeshDim("zone", "a.b", "batch", data_parallel="replicate")
     dims = (STANDARD_DIMS[0], STANDARD_DIMS[1], zone, *STANDARD_DIMS[2:])
     of_dims = {dim.name: degrees.get(dim.name, 1) for dim in dims}
-    view = MeshView("ep", "a.b", borrows)
+    view = MeshView("ep", "a.b", borrows, folds_weights=True)
     mesh_plan = MeshPlan(dims, of_dims, (view,), {"ep": 2})
     job = make_job("tiny", {"job.device": "cpu"}, world_size=1)
     with join_world(replace(job, mesh=mesh_plan)) as world:
@@ -110,6 +142,11 @@ def meshes(folder: str, degrees: dict[str, int], borrows: tuple[str, ...]) -> di
         for parameter in (divided, both, everywhere):
             parameter.grad = parameter.detach().clone()
         assert [mesh.view_of(one) for one in (divided, both, everywhere)] == ["ep", "ep", None]
+        for name in borrows:
+            with pytest.raises(
+                UserError, match=f"mesh view 'ep': borrows '{name}', so that nothing can be divided over both"
+            ):
+                mesh["ep", name]
         return {
             "ep": mesh["ep"].mesh.tolist(),
             "data": mesh.data_mesh().mesh.tolist(),
@@ -125,6 +162,8 @@ def meshes(folder: str, degrees: dict[str, int], borrows: tuple[str, ...]) -> di
         ({"dp_shard": 4}, ("dp_shard", "cp"), {"ep": [0, 1], "data": [0, 1, 2, 3], "data of ep": [0, 2]}),
         ({"dp_shard": 2, "cp": 2}, ("dp_shard", "cp"), {"ep": [0, 1], "data": [0, 1, 2, 3], "data of ep": [0, 2]}),
         ({"dp_shard": 2, "tp": 2}, ("dp_shard", "cp"), {"ep": [0, 2], "data": [0, 2], "data of ep": [0]}),
+        ({"dp_shard": 2, "tp": 2}, ("dp_shard", "tp"), {"ep": [0, 1], "data": [0, 2], "data of ep": [0, 2]}),
+        ({"dp_replicate": 2, "tp": 2}, ("dp_shard", "tp"), {"ep": [0, 1], "data": [[0], [2]], "data of ep": [[0], [2]]}),
         ({"dp_shard": 2, "cp": 2}, ("dp_shard",), {"ep": [0, 2], "data": [0, 1, 2, 3], "data of ep": [0, 1]}),
         ({"zone": 2, "dp_shard": 2}, ("dp_shard",), {"ep": [0, 1], "data": [[0, 1], [2, 3]], "data of ep": [[0], [2]]}),
         ({"zone": 2, "dp_replicate": 2}, ("zone",), {"ep": [0, 1], "data": [[0], [1], [2], [3]], "data of ep": [[0], [2]]}),

@@ -16,6 +16,7 @@ from harness.third_party import train_with
 
 EP, TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("expert", "tensor", "pipeline", "context"))
 REPLICATE, AC = "parallelism.data_parallel_replicate_degree", "activation_checkpoint.mode"
+NO_SP = "parallelism.disable_sequence_parallel"
 DEVICE: dict[str, object] = {"parallelism.expert_parallel_dispatch": "device"}
 MOE: dict[str, object] = {
     "model.args": "{dim = 32, expert_dim = 24, n_experts = 2}",
@@ -31,7 +32,12 @@ MESHES: dict[str, tuple[int, dict[str, object]]] = {
     "EP 2 x FSDP 2": (4, {EP: 2, **DEVICE}),
     "EP 2 x FSDP 2, exactly the rows": (4, {EP: 2}),
     "EP 2 x HSDP 2, recomputed": (4, {EP: 2, REPLICATE: 2, AC: "full", **DEVICE}),
-    "EP 2 x TP 2": (4, {EP: 2, TP: 2, **DEVICE}),
+    "EP 2 = TP 2, FSDP 2": (4, {EP: 2, TP: 2, **DEVICE}),
+    "EP 2 = TP 2": (2, {EP: 2, TP: 2}),
+    "EP 2 = TP 2, HSDP 2": (4, {EP: 2, TP: 2, REPLICATE: 2}),
+    "EP 2 = TP 2, CP 2": (4, {EP: 2, TP: 2, CP: 2}),
+    "EP 2 = TP 2, PP 2, recomputed": (4, {EP: 2, TP: 2, PP: 2, AC: "full"}),
+    "EP 2 x TP 2 with the same positions": (4, {EP: 2, TP: 2, NO_SP: "true", **DEVICE}),
     "EP 2 x PP 2, some recomputed": (4, {EP: 2, PP: 2, AC: "selective", **DEVICE}),
     "EP 2, CP 2": (2, {EP: 2, CP: 2, **DEVICE}),
     "FSDP 4 of two experts": (4, {}),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +16,7 @@ import pytest
 import torch
 
 from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, make_job
+from harness.jobs import RunRecord, make_job, run_recipe
 from harness.third_party import TINY_LLAMA, install, train_with
 from titan_core.api import Batch, Microbatch, UserError
 from titan_core.api.parallel.microbatch import AuxiliaryLosses, microbatch_scope
@@ -73,6 +75,7 @@ MOE: dict[str, object] = {
 
 
 EP, TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("expert", "tensor", "pipeline", "context"))
+NO_SP = "parallelism.disable_sequence_parallel"
 REPLICATE = "parallelism.data_parallel_replicate_degree"
 
 
@@ -125,6 +128,53 @@ def test_experts_saved_on_one_mesh_resume_on_another(
             assert record.grad_norms == pytest.approx(one_device.grad_norms[stop - 2 : stop], rel=1e-6)
 
 
+def gradients_with(site: str, folder: str, overrides: dict[str, object]) -> RunRecord:
+    """Train in this process; the record has the gradients of the first step."""
+    os.chdir(folder)
+    sys.path.insert(0, site)
+    try:
+        return run_recipe("moe", {"job.device": "cpu", **MOE, **overrides}, weights=True)
+    finally:
+        sys.path.remove(site)
+
+
+@pytest.mark.full
+def test_experts_divided_among_ranks_of_tensor_parallelism_learn_as_on_one_device(
+    gloo: GlooPool, experts: str, one_device: RunRecord, tmp_path: Path
+) -> None:
+    """A view borrows the dimension, whose ranks hold different positions between regions."""
+    (one,) = gloo.run(1, gradients_with, experts, str(tmp_path), {})
+    for ranks, degree in [(4, 4), (2, 2), (4, 2)]:
+        for record in gloo.run(ranks, gradients_with, experts, str(tmp_path), {EP: degree, TP: 2}):
+            assert record.losses == pytest.approx(one_device.losses[:4], rel=1e-6)
+            assert record.grad_norms == pytest.approx(one_device.grad_norms[:4], rel=1e-6)
+            assert record.statistics == one_device.statistics[:4]
+            assert record.gradients.keys() == one.gradients.keys()
+            for name, gradient in record.gradients.items():
+                expected = one.gradients[name]
+                assert (gradient - expected).abs().max() <= 1e-5 * expected.abs().max(), name
+
+
+@pytest.mark.full
+def test_experts_are_not_held_again_by_each_rank_of_tensor_parallelism(gloo: GlooPool, experts: str, tmp_path: Path) -> None:
+    name, settings = "blocks.0.feed_forward.experts.gate", {**MOE, "training.steps": 2}
+    for degrees, ranks in [({EP: 4, TP: 2}, 4), ({EP: 2, TP: 2}, 2)]:
+        for _, traced in gloo.run(ranks, train_with, experts, str(tmp_path), "moe", {**settings, **degrees}, [name]):
+            assert traced[name][0].numel() == 4 * 32 * 24 // ranks
+
+
+@pytest.mark.full
+def test_experts_divided_among_ranks_of_tensor_parallelism_resume_on_another_mesh(
+    gloo: GlooPool, experts: str, one_device: RunRecord, tmp_path: Path
+) -> None:
+    saved = {**MOE, "training.steps": 6, "checkpoint.enable": "true"}
+    for ranks, stop, degrees in [(4, 2, {EP: 4, TP: 2}), (2, 4, {EP: 2, TP: 2}), (4, 6, {EP: 2})]:
+        overrides = {**saved, **degrees, "training.stop_at_step": stop}
+        for record, _ in gloo.run(ranks, train_with, experts, str(tmp_path), "moe", overrides):
+            assert record.losses == pytest.approx(one_device.losses[stop - 2 : stop], rel=1e-6)
+            assert record.grad_norms == pytest.approx(one_device.grad_norms[stop - 2 : stop], rel=1e-6)
+
+
 def backwards(forward: Callable[..., torch.Tensor], rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Call the experts in reverse order."""
     *pieces, unused = rows.split([*counts.tolist(), rows.shape[0] - int(counts.sum())])
@@ -141,13 +191,17 @@ def only_counted(forward: Callable[..., torch.Tensor], rows: torch.Tensor, count
 BROKEN = {"backwards": backwards, "only counted": only_counted}
 
 
-def refusal(site: str, recipe: str, overrides: dict[str, object], ranks: int, broken: str = "") -> str:
-    """Return the error of a job on ``ranks`` ranks, which need not exist; ``broken`` says what to do to its experts."""
+def refusal(site: str, recipe: str, overrides: dict[str, object], ranks: int, broken: str = "", region: str = "") -> str:
+    """Return the error of a job on ``ranks`` ranks, which need not exist; ``broken`` says what to do to its experts,
+    ``region`` names further regions of its model."""
     from titan_core.model.layout_trial import try_model
 
     sys.path.insert(0, site)
     try:
         job = make_job(recipe, {"job.device": "cpu", **overrides}, ranks)
+        if region:
+            layout = replace(job.model.layout, regions=(*job.model.layout.regions, region))
+            job = replace(job, model=replace(job.model, layout=layout))
         with torch.device("meta"):
             model: Any = job.model.build()
         if broken:
@@ -178,9 +232,10 @@ def refusal(site: str, recipe: str, overrides: dict[str, object], ranks: int, br
             "moe",
             {EP: 3},
             4,
-            "borrows (dp_shard 4 x cp 1); set parallelism.expert_parallel_degree = 1, 2 or 4",
+            "borrows (dp_shard 4 x cp 1 x tp 1); set parallelism.expert_parallel_degree = 1, 2 or 4",
         ),
-        ("moe", {EP: 2, TP: 2}, 2, "must divide the 1 ranks that mesh view 'ep' borrows"),
+        ("moe", {EP: 2, TP: 2}, 2, ""),
+        ("moe", {EP: 4, TP: 2, NO_SP: "true"}, 4, "borrows (dp_shard 2 x cp 1); the 2 ranks of tp hold the same positions"),
     ],
 )
 def test_impossible_divisions_of_experts_are_refused(
@@ -189,6 +244,13 @@ def test_impossible_divisions_of_experts_are_refused(
     (found,) = gloo.run(1, refusal, experts, recipe, overrides, ranks)
     assert message in found
     assert bool(message) == bool(found)
+
+
+def test_experts_within_a_region_are_not_divided_among_ranks_with_the_same_positions(gloo: GlooPool, experts: str) -> None:
+    (found,) = gloo.run(1, refusal, experts, "moe", {EP: 2, TP: 2}, 2, region="blocks.*.feed_forward")
+    assert (
+        "its ranks include those of tp, which hold the same positions in the region that 'blocks.0.feed_forward.exp" in found
+    )
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,16 @@ def test_a_ring_exchanges_what_windows_cover() -> None:
     assert ring(2**17).seconds == whole.seconds
 
 
+def test_experts_on_ranks_that_divide_weights_are_held_once() -> None:
+    """State of 16 bytes a parameter: with 8 ranks of tensor parallelism each holds 1/8 of the experts, not all of them."""
+    degrees = {dim.name: {"tp": 8}.get(dim.name, 1) for dim in STANDARD_DIMS}
+    view = MeshView("ep", "x.ep", ("dp_shard", "cp", "tp"), folds_weights=True)
+    experts = BLOCKS * 2 * EXPERTS * DIM * HIDDEN
+    for degree in (2, 8):
+        folds = _guess(MeshPlan(STANDARD_DIMS, degrees, (view,), {"ep": degree}))
+        assert _guess(_mesh(tp=8)).memory[STATE] - folds.memory[STATE] == pytest.approx(16 * experts * 7 / 8)
+
+
 def test_views_without_parameters_divide_none() -> None:
     view = MeshView("heads", "x.heads", ("cp",), shards_parameters=False)
     degrees = {dim.name: {"cp": 4}.get(dim.name, 1) for dim in STANDARD_DIMS}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from titan_core.api import Around, ModelTrial, Problem, TrainingContext
-from titan_experts.check import DEGREE
-from titan_experts.config import ExpertParallelKeys
+from titan_core.api import Around, ModelTrial, Problem, TrainingContext, matches
+from titan_experts.check import DEGREE, folded
+from titan_experts.config import VIEW, ExpertParallelKeys
 from titan_experts.divide import expert_rules
 from titan_experts.torch_private import substituted_parameters
 
@@ -19,8 +20,8 @@ from titan_experts.torch_private import substituted_parameters
 def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[ExpertParallelKeys]) -> Iterator[Problem]:
     """Require that experts have modules of their own, that the degree divides their number, and that they compute the same
     results when divided, with padding and with rows of no expert."""
-    degree = context.job.mesh.degree("ep")
-    sizes: dict[str, int] = {}
+    degree = context.job.mesh.degree(VIEW)
+    lent, sizes = folded(context.job.mesh), dict[str, int]()
     dims: dict[str, dict[str, int]] = {}
     for path, module in model.named_modules():
         rules = expert_rules(module, path, trial.layout)
@@ -39,6 +40,10 @@ def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[Ex
         if sizes[path] % degree:
             yield context.config.problem(DEGREE, f"must divide the {sizes[path]} experts of {path!r}")
             return
+        if lent and _is_within(path, trial.layout.regions):
+            why = f"its ranks include those of {lent[0]}, which hold the same positions in the region that {path!r} is in"
+            yield context.config.problem(DEGREE, why, "set parallelism.disable_sequence_parallel = true, or it to 1")
+            return
     calls = trial.calls_of(sizes)
     for call in calls:
         rows = call.arguments[0] if len(call.arguments) == 2 else None
@@ -54,6 +59,10 @@ def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[Ex
         fix = "let each expert compute only its own rows, with its own index of each parameter, independently of other rows"
         fix += ", and ignore rows after the last counted one"
         yield trial.problem(why, fix)
+
+
+def _is_within(path: str, regions: tuple[str, ...]) -> bool:
+    return any(matches(outer, regions) for outer in accumulate(path.split("."), "{}.{}".format))
 
 
 def _divided(degree: int, dims: Mapping[str, int], forward: Callable[..., Any], rows: Tensor, counts: Tensor) -> Tensor:

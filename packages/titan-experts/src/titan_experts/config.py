@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from pydantic import Field
 
 from titan_core.api import ALL_KEYS, Factor, Ranks, Section
+
+VIEW: Final = "ep"
+"""Name of the view of the mesh whose ranks divide the experts."""
 
 
 class ExpertParallelKeys(Section):
@@ -14,8 +17,9 @@ class ExpertParallelKeys(Section):
     may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     expert_parallel_degree: Ranks = Field(default=1, gt=0)
-    """Number of ranks that the experts of each block are divided over. These are ranks of data and context parallelism: the
-    degree must divide data_parallel_shard_degree x context_parallel_degree."""
+    """Number of ranks that the experts of each block are divided over. These are ranks of data, context and tensor
+    parallelism: the degree must divide data_parallel_shard_degree x context_parallel_degree x tensor_parallel_degree,
+    without the last one if disable_sequence_parallel is true."""
     expert_parallel_dispatch: Literal["alltoall", "device"] = "alltoall"
     """How rows reach their experts. "alltoall": exactly as many as there are, for which the host waits once in each block.
     "device": buffers of fixed size and no wait, so that the device never idles, but more bytes are sent and held."""

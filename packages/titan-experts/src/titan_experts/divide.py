@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 
-from titan_core.api import Experts, JobMesh, ModelLayout, ModelPart, TrainingContext
-from titan_experts.config import ExpertParallelKeys
+from titan_core.api import Experts, ModelLayout, ModelPart, TrainingContext
+from titan_experts.check import folded
+from titan_experts.config import VIEW, ExpertParallelKeys
 from titan_experts.dispatch import AllToAll, Dispatch, Padded
 from titan_experts.torch_private import registered_parameters, substituted_parameters
 
-VIEW = "ep"
 FREE_ROWS = 1024
 """Rows for which there is always room: the choices of few tokens differ most, such as those of the trial before training."""
 
@@ -32,7 +32,7 @@ def apply(part: ModelPart, context: TrainingContext[ExpertParallelKeys]) -> Mode
         if rules:
             before = dict(module.named_parameters(recurse=False))
             for name, rule in rules.items():
-                module.register_parameter(name, _divided(before[name], rule.dim, context.mesh))
+                module.register_parameter(name, _divided(before[name], rule.dim, context))
             inner: Any = module.forward
             module.forward = DividedExperts(module, inner, dispatch_of(path, context), tuple(rules))
     return part
@@ -75,12 +75,15 @@ def expert_rules(module: nn.Module, path: str, layout: ModelLayout) -> dict[str,
     return {name: rule for name, rule in rules.items() if isinstance(rule, Experts)}
 
 
-def _divided(whole: nn.Parameter, dim: int, mesh: JobMesh) -> nn.Parameter:
-    """Return this rank's experts of a parameter, which tensor parallelism may already have divided."""
+def _divided(whole: nn.Parameter, dim: int, context: TrainingContext[ExpertParallelKeys]) -> nn.Parameter:
+    """Return this rank's experts of a parameter, which may already be divided or replicated over tensor parallelism, except
+    over ranks among which the experts are divided."""
+    mesh, lent = context.mesh, folded(context.job.mesh)
     names, placements = [VIEW], list[Placement]([Shard(dim % whole.dim())])
     if isinstance(whole, DTensor):
-        names += whole.device_mesh.mesh_dim_names or ()
-        placements += whole.placements
+        earlier = dict(zip(whole.device_mesh.mesh_dim_names or (), whole.placements, strict=True))
+        names += [name for name in earlier if name not in lent]
+        placements += [placement for name, placement in earlier.items() if name not in lent]
     # The model is on the meta device, so there are no values to copy.
     empty = torch.empty(whole.shape, dtype=whole.dtype, device="meta")
     divided = distribute_tensor(empty, mesh[tuple(names)], placements)

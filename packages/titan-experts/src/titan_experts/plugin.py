@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from titan_core.api import Checks, MeshUse, MeshView, Phase, Ref, StepUse, Transform, hookimpl
 from titan_experts.check import DEGREE
-from titan_experts.config import ExpertParallelKeys, ExpertsSection
+from titan_experts.config import VIEW, ExpertParallelKeys, ExpertsSection
 
 api = (2, 1)
 
@@ -17,8 +17,8 @@ def titan_parallelisms() -> list[Transform]:
             summary="each rank holds some of the experts, and tokens are sent to theirs",
             config=ExpertParallelKeys,
             phase=Phase.EXPERT,
-            mesh=MeshUse(views=(MeshView("ep", DEGREE, borrows=("dp_shard", "cp")),)),
-            active=lambda context: context.job.mesh.degree("ep") > 1,
+            mesh=MeshUse(views=(MeshView(VIEW, DEGREE, borrows=("dp_shard", "cp", "tp"), folds_weights=True),)),
+            active=lambda context: context.job.mesh.degree(VIEW) > 1,
             check=Ref("titan_experts.check:check"),
             checks=Checks(model=Ref("titan_experts.check_model:check_model")),
             apply=Ref("titan_experts.divide:apply"),

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from titan_core.api import ModelPart, TrainingContext, hookimpl
@@ -23,18 +24,20 @@ from titan_parallel.torch_private import copy_each, local_tensor, registered_par
 
 def observe(parts: Sequence[ModelPart], context: TrainingContext[TensorParallelKeys]) -> object:
     """Return the observer that sums the gradients."""
-    return PartialGradients(parts, context.mesh["tp"].get_group(), context.device)
+    return PartialGradients(parts, context.mesh["tp"], context.device)
 
 
 class PartialGradients:
     """Sums the gradients of the parameters in :data:`PARTIAL_GRADIENTS`, in place."""
 
-    def __init__(self, parts: Sequence[ModelPart], group: dist.ProcessGroup, device: torch.device) -> None:
+    def __init__(self, parts: Sequence[ModelPart], mesh: DeviceMesh, device: torch.device) -> None:
         """
         Args:
-            device: where ``group`` reduces. Gradients may be on another device (CPU offload).
+            mesh: of one dimension.
+            device: where ``mesh`` reduces. Gradients may be on another device (CPU offload).
         """
-        self._group, self._device = group, device
+        self._group, self._device = mesh.get_group(), device
+        self._dims = mesh.mesh_dim_names or ()
         self._parameters = [
             (part.module.get_submodule(module), name)
             for part in parts
@@ -56,9 +59,13 @@ class PartialGradients:
         found: dict[int, Tensor] = {}
         for module, name in self._parameters:
             parameter = registered_parameter(module, name)  # FSDP replaces it from time to time
-            if parameter is not None and parameter.grad is not None:
+            if parameter is not None and parameter.grad is not None and self._is_replicated(parameter):
                 found[id(parameter)] = parameter.grad
         return [local_tensor(gradient) if isinstance(gradient, DTensor) else gradient for gradient in found.values()]
+
+    def _is_replicated(self, parameter: nn.Parameter) -> bool:
+        """Whether the ranks hold it all. A later transform may have divided it among them, over a view of the mesh."""
+        return not isinstance(parameter, DTensor) or set(self._dims) <= set(parameter.device_mesh.mesh_dim_names or ())
 
     @torch.no_grad()
     def _sum(self, gradients: list[Tensor]) -> None:

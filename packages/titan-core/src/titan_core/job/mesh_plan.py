@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from titan_core.api import Config, MeshDim, MeshPlan, MeshView, Problem, UserError
 from titan_core.api.parallel.mesh import dims_in_order, sound_views
@@ -22,7 +23,8 @@ def plan_mesh(
             borrows.
     """
     dims = dims_in_order(extra_dims)
-    views = sound_views(extra_views, dims)
+    declared = {view.name: view for view in sound_views(extra_views, dims)}
+    views = tuple(_with_different_positions(view, dims, config) for view in declared.values())
     degrees: dict[str, int] = {dim.name: int(config.value(dim.degree_key)) for dim in dims}
     view_degrees: dict[str, int] = {view.name: int(config.value(view.degree_key)) for view in views}
     fixed = math.prod(degree for degree in degrees.values() if degree > 0)
@@ -40,10 +42,21 @@ def plan_mesh(
     elif world_size is not None and fixed != world_size:
         raise UserError(_mismatch(config, dims, degrees, world_size))
     plan = MeshPlan(dims, degrees, views, view_degrees)
-    problems = [_indivisible(config, plan, view) for view in views if plan.borrowed(view) % view_degrees[view.name]]
+    refused = [view for view in views if plan.borrowed(view) % view_degrees[view.name]]
+    problems = [_indivisible(config, plan, view, declared[view.name]) for view in refused]
     if problems:
         raise UserError(*problems)
     return plan
+
+
+def _with_different_positions(view: MeshView, dims: Iterable[MeshDim], config: Config) -> MeshView:
+    """Return ``view`` without the dimensions whose ranks all hold all positions in this job."""
+    whole = {dim.name for dim in dims if dim.divides == "weights" and _is_whole(dim, config)}
+    return replace(view, borrows=tuple(name for name in view.borrows if name not in whole))
+
+
+def _is_whole(dim: MeshDim, config: Config) -> bool:
+    return dim.whole_positions_key is None or bool(config.value(dim.whole_positions_key))
 
 
 def _smallest(rest: str, views: Iterable[MeshView], degrees: Mapping[str, int], view_degrees: Mapping[str, int]) -> int:
@@ -56,15 +69,21 @@ def _smallest(rest: str, views: Iterable[MeshView], degrees: Mapping[str, int], 
     return math.lcm(*needed)
 
 
-def _indivisible(config: Config, plan: MeshPlan, view: MeshView) -> Problem:
+def _indivisible(config: Config, plan: MeshPlan, view: MeshView, declared: MeshView) -> Problem:
+    """
+    Args:
+        declared: the view with the dimensions that other jobs lend it.
+    """
     terms = " x ".join(f"{name} {plan.degrees[name]}" for name in view.borrows)
     ranks = plan.borrowed(view)
     fitting = [degree for degree in range(1, ranks + 1) if ranks % degree == 0]
-    return config.problem(
-        view.degree_key,
-        f"must divide the {ranks} ranks that mesh view {view.name!r} borrows ({terms})",
-        f"set {view.degree_key} = {_one_of(fitting)}, or increase {view.borrows[0]}",
-    )
+    why = f"must divide the {ranks} ranks that mesh view {view.name!r} borrows ({terms})"
+    fix = f"set {view.degree_key} = {_one_of(fitting)}, or increase {view.borrows[0]}"
+    for dim in plan.dims:
+        if dim.name in declared.borrows and dim.name not in view.borrows and plan.degrees[dim.name] > 1:
+            why += f"; the {plan.degrees[dim.name]} ranks of {dim.name} hold the same positions"
+            fix += "" if dim.whole_positions_key is None else f", or set {dim.whole_positions_key} = false"
+    return config.problem(view.degree_key, why, fix)
 
 
 def _mismatch(config: Config, dims: Sequence[MeshDim], degrees: Mapping[str, int], world_size: int) -> Problem:

@@ -279,6 +279,9 @@ def _check_keys(components: Sequence[Component]) -> None:
     for one in [*dims, *views]:
         if one.degree_key not in keys:
             raise PluginError(f"mesh dimension {one.name!r} has the degree {one.degree_key!r}, which is no config key")
+        whole = one.whole_positions_key if isinstance(one, MeshDim) else None
+        if whole is not None and whole not in keys:
+            raise PluginError(f"mesh dimension {one.name!r} has whole_positions_key {whole!r}, which is no config key")
 
 
 def _check_api(module: ModuleType) -> None:

@@ -235,9 +235,9 @@ class _Rank:
 
     def _state(self) -> float:
         """``held x (4 weights + 4 gradients + optimizer)``, with the parameters held after all divisions, without the
-        optimizer for what another stage updates. Experts are divided by views first, and by data parallelism as far as it
-        has more ranks. Offloaded, it is on the host."""
-        of_experts = max(1, self._shards // _views(self._mesh))
+        optimizer for what another stage updates. Experts are divided by views first, and by data parallelism, with the ranks
+        that views borrow from other dimensions, as far as it has more ranks. Offloaded, it is on the host."""
+        of_experts = max(1, self._shards * _folded(self._mesh) // _views(self._mesh))
         held = (self._whole - self._experts) / self._shards + self._experts / of_experts
         copied = self._held.copied / self._weights / self._shards
         if self._job.offloads:
@@ -504,6 +504,12 @@ def _shards(mesh: MeshPlan) -> int:
 def _views(mesh: MeshPlan) -> int:
     """Return the number of ranks over which views shard parameters."""
     return math.prod(mesh.view_degrees[view.name] for view in mesh.views if view.shards_parameters)
+
+
+def _folded(mesh: MeshPlan) -> int:
+    """Return the number of ranks that divide weights and that views with parameters borrow."""
+    views = [view for view in mesh.views if view.shards_parameters and mesh.view_degrees[view.name] > 1]
+    return math.prod(mesh.degrees[name] for name in {name for view in views for name in mesh.folded(view)})
 
 
 def _flops(unit: Unit) -> float:

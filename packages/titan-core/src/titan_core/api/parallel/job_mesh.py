@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from titan_core.api.parallel.mesh import MeshPlan, MeshView
+from titan_core.api.plugins.errors import UserError
 from titan_core.torch_private import concatenate_meshes, flatten_mesh, mesh_groups, unflatten_mesh
 
 
@@ -48,9 +49,18 @@ class JobMesh:
         return tuple(self._dims)
 
     def __getitem__(self, names: str | tuple[str, ...]) -> DeviceMesh:
-        """Return one dimension or view, or several of them as a multi-dimensional mesh (``mesh["ep", "tp"]``)."""
+        """Return one dimension or view, or several of them as a multi-dimensional mesh (``mesh["ep", "tp"]``).
+
+        Raises:
+            UserError: one of them is a view that borrows another.
+        """
         if isinstance(names, str):
             return self._dims[names]
+        for view in self._plan.views:
+            if view.name in names and (both := [name for name in view.borrows if name in names]):
+                why = f"borrows {both[0]!r}, so that nothing can be divided over both"
+                fix = f"its author should leave out {both[0]!r} where the job's view borrows it"
+                raise UserError.one(f"mesh view {view.name!r}", why, fix)
         return concatenate_meshes([self._dims[name] for name in names])
 
     def __contains__(self, name: object) -> bool:

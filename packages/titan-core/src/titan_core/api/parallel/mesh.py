@@ -34,6 +34,10 @@ class MeshDim:
     takes_rest: bool = False
     """Whether its degree may be -1: all ranks that the other dimensions leave. The mesh of a job has such a dimension also
     at degree 1, so that a transform may shard over it on any number of ranks."""
+    whole_positions_key: str | None = None
+    """Of a dimension that divides weights: config key that, if true, keeps all positions on each of its ranks outside
+    regions. Otherwise they hold different positions there (sequence parallelism), so that a view may borrow the dimension
+    (:attr:`MeshView.folds_weights`). ``None``: each holds all of them."""
 
     @property
     def sees_different_data(self) -> bool:
@@ -55,10 +59,15 @@ class MeshView:
     degree_key: str
     """Config key that sets its size, which must divide the number of ranks that the view borrows."""
     borrows: tuple[str, ...]
-    """The dimensions that are refolded, outermost first. Their ranks see different data."""
+    """The dimensions that are refolded, outermost first. Their ranks see different data, or different positions
+    (:attr:`folds_weights`)."""
     shards_parameters: bool = True
     """Whether transforms may shard parameters over it. Otherwise its ranks exchange only activations, so that its degree
     changes neither what a rank holds nor how data parallelism reduces it."""
+    folds_weights: bool = False
+    """Whether the last dimensions in ``borrows`` may divide weights. The view has their ranks in jobs in which they hold
+    different positions outside regions, where a transform may then shard parameters over the view. A parameter that is
+    sharded over it must not be sharded over a dimension that it borrows. In other jobs the view does not borrow them."""
 
     @property
     def remainder(self) -> str:
@@ -71,7 +80,12 @@ STANDARD_DIMS: tuple[MeshDim, ...] = (
     MeshDim("dp_replicate", "parallelism.data_parallel_replicate_degree", "batch", data_parallel="replicate"),
     MeshDim("dp_shard", "parallelism.data_parallel_shard_degree", "batch", takes_rest=True),
     MeshDim("cp", "parallelism.context_parallel_degree", "sequence"),
-    MeshDim("tp", "parallelism.tensor_parallel_degree", "weights"),
+    MeshDim(
+        "tp",
+        "parallelism.tensor_parallel_degree",
+        "weights",
+        whole_positions_key="parallelism.disable_sequence_parallel",
+    ),
 )
 """From outermost (least communication) to innermost (most communication, so on the fastest links); see the TorchTitan paper,
 section 2.2."""
@@ -124,6 +138,14 @@ class MeshPlan:
         """Return the dimensions over which data parallelism shards or replicates parameters, outermost first."""
         return tuple(dim.name for dim in self.dims if dim.sees_different_data and dim.data_parallel == how)
 
+    def folded(self, view: MeshView) -> tuple[str, ...]:
+        """Return the dimensions larger than 1 that divide weights and that ``view`` borrows."""
+        return tuple(
+            dim.name
+            for dim in self.dims
+            if dim.divides == "weights" and dim.name in view.borrows and self.degrees[dim.name] > 1
+        )
+
     def borrowed(self, view: MeshView) -> int:
         """Return the number of ranks that ``view`` refolds."""
         return math.prod(self.degrees[name] for name in view.borrows)
@@ -171,11 +193,18 @@ def sound_views(views: Iterable[MeshView], dims: Collection[MeshDim]) -> tuple[M
         for name in view.borrows:
             if name not in known:
                 raise UserError.one(where, f"borrows {name!r}, which is not a mesh dimension", fix)
-            if not known[name].sees_different_data:
+            folded = view.folds_weights and known[name].divides == "weights"
+            if not folded and not known[name].sees_different_data:
                 why = f"borrows {name!r}, whose ranks see the same tokens or train diverging replicas"
                 raise UserError.one(where, why, fix)
-        if len({known[name].data_parallel for name in view.borrows}) != 1 or known[view.borrows[0]].data_parallel == "own":
-            why = f"borrows {' and '.join(view.borrows)}, which data parallelism does not handle in the same way"
+        data = [name for name in view.borrows if known[name].divides != "weights"]
+        if list(view.borrows[: len(data)]) != data or not data:
+            why = f"borrows {' and '.join(view.borrows)}, of which a dimension that divides weights is not innermost"
+            raise UserError.one(
+                where, why, "disable the plugin; its author should name dimensions of data parallelism first"
+            )
+        if len({known[name].data_parallel for name in data}) != 1 or known[data[0]].data_parallel == "own":
+            why = f"borrows {' and '.join(data)}, which data parallelism does not handle in the same way"
             raise UserError.one(where, why, "disable the plugin; its author should borrow dimensions of one kind")
         sound[view.name] = view
     return tuple(sound.values())
