@@ -18,7 +18,7 @@ from titan_core.api import Batch, ModelPart, StepInput, UserError, add_statistic
 from titan_core.api.parallel.microbatch import (
     AuxiliaryLosses,
     Microbatch,
-    StatisticSums,
+    StepCounts,
     current_microbatch,
     microbatch_scope,
 )
@@ -32,8 +32,8 @@ CPU = torch.device("cpu")
 TOKENS = torch.randint(0, VOCAB, (4, 16), generator=torch.Generator().manual_seed(1))
 
 
-def collector(shapes: dict[str, tuple[int, ...]] = SHAPES, ranks: int = 1, first: bool = True) -> StatisticSums:
-    return StatisticSums(shapes, CPU, ranks, first)
+def collector(shapes: dict[str, tuple[int, ...]] = SHAPES, ranks: int = 1, first: bool = True) -> StepCounts:
+    return StepCounts(shapes, CPU, ranks, first)
 
 
 def counting_part(recompute: bool = False) -> ModelPart:
@@ -53,7 +53,7 @@ def recomputed(forward: Any, *arguments: Any) -> Tensor:
     return result
 
 
-def found(statistics: StatisticSums) -> dict[str, list[Any]]:
+def found(statistics: StepCounts) -> dict[str, list[Any]]:
     return {name: value.tolist() for name, value in statistics.values.items()}
 
 
@@ -98,7 +98,7 @@ def test_nothing_else_counts() -> None:
     assert not statistics.counts.any()
 
 
-def microbatch(statistics: StatisticSums) -> Microbatch:
+def microbatch(statistics: StepCounts) -> Microbatch:
     return Microbatch(Batch(TOKENS, TOKENS), 1, 0, statistics=statistics)
 
 

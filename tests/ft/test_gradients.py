@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from titan_core.api import Batch, ModelPart, ObjectiveFunction, UserError, Vocabulary
-from titan_core.api.parallel.microbatch import AuxiliaryLosses, MetricSums, StatisticSums
+from titan_core.api.parallel.microbatch import AuxiliaryLosses, MetricSums, StepCounts
 from titan_ft import gradients
 from titan_ft.gradients import sum_step
 from titan_ft.step import share
@@ -94,14 +94,14 @@ def test_gradients_of_each_type_are_summed_in_that_type() -> None:
 
 def test_statistics_are_summed_as_integers() -> None:
     """And in no group if the model has none."""
-    part, statistics = part_with(), StatisticSums({"rows": (2,)}, torch.device("cpu"), ranks=1, first=True)
+    part, statistics = part_with(), StepCounts({"rows": (2,)}, torch.device("cpu"), ranks=1, first=True)
     statistics.add("rows", (), torch.tensor([2**53 + 1, 1]), divided=False)
     header_of_other = torch.tensor([0.0, 7.0, 0.0, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     group: Any = Group(0, [header_of_other, torch.tensor([2**53 + 1, 5])])
     sum_step(group, [part], torch.tensor(0.0), AuxiliaryLosses(1.0), MetricSums(), 7, statistics)
     assert statistics.values["rows"].tolist() == [2**54 + 2, 6]
     none: Any = Group(0, [header_of_other])
-    without = StatisticSums({}, torch.device("cpu"), ranks=1, first=True)
+    without = StepCounts({}, torch.device("cpu"), ranks=1, first=True)
     sum_step(none, [part], torch.tensor(0.0), AuxiliaryLosses(1.0), MetricSums(), 7, without)
     assert len(none.summed) == 1
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from titan_core.api import ModelPart, UserError
-from titan_core.toolkit.models import AuxiliaryLosses, MetricSums, StatisticSums
+from titan_core.toolkit.models import AuxiliaryLosses, MetricSums, StepCounts
 from titan_ft.groups import ReplicaGroups
 
 BUCKET_BYTES = 32 * 2**20
@@ -25,7 +25,7 @@ def sum_step(
     auxiliary: AuxiliaryLosses,
     metrics: MetricSums,
     digest: int,
-    statistics: StatisticSums | None = None,
+    statistics: StepCounts | None = None,
 ) -> Tensor:
     """Sum the gradients of ``parts``, ``loss``, ``auxiliary``, ``metrics`` and ``statistics`` over ``groups``. All but the
     loss change in place.

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from titan_core.api import ModelPart, UserError, World
-from titan_core.api.parallel.microbatch import StatisticSums
+from titan_core.api.parallel.microbatch import StepCounts
 
 
 class StatisticSums:
@@ -30,11 +30,11 @@ class StatisticSums:
         self._ranks = math.prod(plan.degrees[dim.name] for dim in plan.dims if dim.divides == "weights")
         self._first = world.is_first_along("weights")
 
-    def begin(self) -> StatisticSums:
+    def begin(self) -> StepCounts:
         """Return what collects the statistics of a step on this rank."""
-        return StatisticSums(self._shapes, self._world.device, self._ranks, self._first)
+        return StepCounts(self._shapes, self._world.device, self._ranks, self._first)
 
-    def __call__(self, counted: StatisticSums) -> dict[str, Tensor]:
+    def __call__(self, counted: StepCounts) -> dict[str, Tensor]:
         """Return the statistics of a step, the same on all ranks. All ranks must call this."""
         if counted.values:
             self._world.sum(counted.counts)

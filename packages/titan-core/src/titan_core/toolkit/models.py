@@ -14,7 +14,7 @@ from titan_core.api.observe.deferred_reports import finite as finite, in_flight 
 from titan_core.api.parallel.microbatch import (
     AuxiliaryLosses as AuxiliaryLosses,
     MetricSums as MetricSums,
-    StatisticSums as StatisticSums,
+    StepCounts as StepCounts,
     microbatch_scope as microbatch_scope,
 )
 from titan_core.api.parallel.model_part import PrunedModule as PrunedModule, arguments_of as arguments_of

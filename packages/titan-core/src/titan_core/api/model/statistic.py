@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from titan_core.api.parallel.microbatch import Microbatch, StatisticSums, current_microbatch
+from titan_core.api.parallel.microbatch import Microbatch, StepCounts, current_microbatch
 from titan_core.api.parallel.step import is_shape_inference
 from titan_core.api.plugins.errors import UserError
 
@@ -62,7 +62,7 @@ def add_statistic(
     return carrier
 
 
-def _check(statistics: StatisticSums, name: str, values: Tensor, index: tuple[int, ...]) -> None:
+def _check(statistics: StepCounts, name: str, values: Tensor, index: tuple[int, ...]) -> None:
     """
     Raises:
         UserError: see :func:`add_statistic`.
@@ -103,7 +103,7 @@ class _Once:
     """Counts when the gradient of a tensor is complete. A hook, not a function of autograd, because a pipeline's stage may
     return the tensor, and zero-bubble schedules refuse stages that return a view."""
 
-    def __init__(self, statistics: StatisticSums, name: str, index: tuple[int, ...], values: Tensor, divided: bool) -> None:
+    def __init__(self, statistics: StepCounts, name: str, index: tuple[int, ...], values: Tensor, divided: bool) -> None:
         self._statistics = statistics
         self._pending: tuple[str, tuple[int, ...], Tensor, bool] | None = (name, index, values, divided)
 

@@ -54,7 +54,7 @@ class MetricSums:
         self.values[name] = self.values[name] + sums if name in self.values else sums
 
 
-class StatisticSums:
+class StepCounts:
     """What the modules of this rank count in a step (:mod:`titan_core.api.model.statistic`)."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device, ranks: int, first: bool) -> None:
@@ -94,7 +94,7 @@ class Microbatch:
     """:attr:`~titan_core.api.StepInput.target_weight`: what the step divides this microbatch's loss by."""
     metrics: MetricSums | None = None
     """Collects the metrics of the step or of the validation; ``None`` in other forward passes."""
-    statistics: StatisticSums | None = None
+    statistics: StepCounts | None = None
     """Collects the statistics of the step; ``None`` in forward passes that do not count."""
     key: Tensor = field(init=False, repr=False)
     """Hash of seed and step, an int64 scalar on the batch's device. A Python number would be a constant in compiled code,

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from titan_core.api.parallel.microbatch import AuxiliaryLosses, MetricSums, Microbatch, StatisticSums
+from titan_core.api.parallel.microbatch import AuxiliaryLosses, MetricSums, Microbatch, StepCounts
 from titan_core.api.parallel.model_part import ModelPart
 from titan_core.api.plugins.errors import PartOfContract
 from titan_core.api.training.batch import Batch
@@ -51,7 +51,7 @@ class StepInput:
     """Collects auxiliary losses; ``None`` in an evaluation."""
     metrics: MetricSums | None = None
     """Collects the objective's metrics; ``None`` if nobody reads them."""
-    statistics: StatisticSums | None = None
+    statistics: StepCounts | None = None
     """Collects statistics (:func:`~titan_core.api.add_statistic`); ``None`` in an evaluation and a step that is repeated."""
 
     def microbatches(self) -> list[Microbatch]:
