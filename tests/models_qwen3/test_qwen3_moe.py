@@ -20,7 +20,7 @@ from titan_core.model.next_token import NextToken
 from titan_models_qwen3.moe_config import FLAVORS, Qwen3MoEArgs
 from titan_models_qwen3.moe_formats import hf_config
 from titan_models_qwen3.moe_layout import define, layout
-from titan_models_qwen3.moe_model import Qwen3MoE, Router
+from titan_models_qwen3.moe_model import Qwen3MoE, TokenRouter
 
 SMALL = Qwen3MoEArgs(
     dim=64, n_layers=3, n_heads=4, n_kv_heads=2, head_dim=24, ffn_dim=96, vocab_size=100, max_seq_len=256, rope_theta=1e4,
@@ -150,7 +150,7 @@ def test_the_router_chooses_as_that_of_deepseek_v3(normed: bool) -> None:
         hidden_size=64, n_routed_experts=24, num_experts_per_tok=4, n_group=3, topk_group=2, routed_scaling_factor=2.5,
         norm_topk_prob=normed,
     )  # fmt: skip
-    ours, theirs = Router(args), DeepseekV3TopkRouter(config)
+    ours, theirs = TokenRouter(args), DeepseekV3TopkRouter(config)
     with torch.no_grad():
         theirs.weight.normal_()
         theirs.e_score_correction_bias.uniform_(-0.5, 0.5)
@@ -170,7 +170,7 @@ def test_the_router_chooses_as_that_of_deepseek_v3(normed: bool) -> None:
 
 
 def test_routers_compute_in_fp32_from_bf16() -> None:
-    router, x = Router(SMALL), torch.randn(2, 5, 64, dtype=torch.bfloat16)
+    router, x = TokenRouter(SMALL), torch.randn(2, 5, 64, dtype=torch.bfloat16)
     nn.init.normal_(router.weight)
     weights, chosen, scores = router(x)
     assert (weights.dtype, chosen.dtype, scores.dtype) == (torch.float32, torch.int64, torch.float32)

@@ -15,7 +15,7 @@ from titan_core.toolkit.rotary import rotate_halves
 from titan_models_qwen3.moe_config import Qwen3MoEArgs
 
 
-class Router(nn.Module):
+class TokenRouter(nn.Module):
     """Chooses the experts of each token. Computes in fp32, because a small difference may choose another expert."""
 
     def __init__(self, args: Qwen3MoEArgs) -> None:
@@ -48,7 +48,7 @@ class Router(nn.Module):
         return weights * self.scale, chosen, scores
 
 
-class Experts(nn.Module):
+class StackedExperts(nn.Module):
     """Stacked SwiGLU layers: the first dimension of each parameter is the expert."""
 
     def __init__(self, args: Qwen3MoEArgs) -> None:
@@ -76,8 +76,8 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, args: Qwen3MoEArgs) -> None:
         super().__init__()
         self.n_experts = args.n_experts
-        self.router = Router(args)
-        self.experts = Experts(args)
+        self.router = TokenRouter(args)
+        self.experts = StackedExperts(args)
         self.shared = FeedForward(args.dim, args.shared_dim) if args.n_shared_experts else None
 
     def forward(self, x: Tensor) -> Tensor:
