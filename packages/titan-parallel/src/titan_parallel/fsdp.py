@@ -54,7 +54,7 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
             fully_shard(
                 modules if len(modules) > 1 else modules[0],
                 mesh=mesh,
-                shard_placement_fn=partial(dimension_to_shard, mesh.size(-1)),
+                shard_placement_fn=partial(dimension_to_shard, mesh.shape[-1]),
                 mp_policy=precision,
                 offload_policy=offload,
                 reshard_after_forward=reshard,
