@@ -10,7 +10,7 @@ DISPATCH, JOBS = "tests/experts/test_dispatch.py", "tests/integration/test_exper
 BALANCED = "tests/integration/test_expert_balance.py"
 BALANCE = "experts/balance.py"
 MESHES = "tests/integration/test_third_party_meshes.py"
-FOLDED = MESHES + "::test_experts_divided_among_ranks_of_tensor_parallelism_learn_as_on_one_device"
+VIEWED = "tests/parallel/test_region_collectives.py::test_gradients_of_parameters_that_a_view_has_divided_among_the_ranks_are_not_summed"
 REGION = MESHES + "::test_experts_within_a_region_are_not_divided_among_ranks_with_the_same_positions"
 SENDING, DIVIDING, CHECK, FSDP = "experts/dispatch.py", "experts/divide.py", "experts/check.py", "parallel/fsdp.py"
 TRIAL = "experts/check_model.py"
@@ -27,7 +27,7 @@ MUTANTS = (
     Mutant("experts-no-row-is-the-first", SENDING, "torch.where((order >= 0)[:, None], rows[order.clamp(min=0)], 0)", "rows[order.clamp(min=0)]", (DISPATCH,)),
     Mutant("experts-capacity-of-a-rank", DIVIDING, "(keys.expert_parallel_capacity or ranks) / ranks", "(keys.expert_parallel_capacity or 1.0) / ranks / 16", (JOBS,)),
     Mutant("experts-capacity-ignored", CHECK, 'context.section.expert_parallel_capacity is not None and', "False and", (JOBS,)),
-    Mutant("experts-summed-over-tensor-parallelism", "parallel/partial_gradients.py", " and self._is_replicated(parameter)", "", (FOLDED,)),
+    Mutant("experts-summed-over-tensor-parallelism", "parallel/partial_gradients.py", " and self._is_replicated(parameter)", "", (VIEWED,)),
     Mutant("experts-divided-twice", CHECK, "if shared and inside:", "if False:", ("tests/experts/test_check.py",)),
     Mutant("experts-of-a-region-counted-twice", "experts/check_model.py", "if lent and _is_within(", "if False and _is_within(", (REGION,)),
     Mutant("experts-next-block-gathered-late", FSDP, "block.set_modules_to_forward_prefetch([*inner, *units[index + 1 : index + 2]])", "block.set_modules_to_forward_prefetch(inner)", (JOBS,)),

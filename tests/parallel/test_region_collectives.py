@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from harness.fake_ranks import Operators, build_on_fake_ranks, fake_ranks
 from harness.objectives import first_step
@@ -99,6 +101,22 @@ def test_the_gradients_of_all_replicated_parameters_are_summed_by_one_collective
         observer.titan_gradients_complete(1)
     assert operators.collectives == {"allreduce_": 1}
     assert not operators.on_dtensors
+
+
+def test_gradients_of_parameters_that_a_view_has_divided_among_the_ranks_are_not_summed() -> None:
+    """Such as those of experts, which are complete over the ranks of the view."""
+    part, mesh, _ = build_on_fake_ranks({**SMALL, "model.args": SIZES.format(1)})
+    view = init_device_mesh("cpu", (2,), mesh_dim_names=("ep",))
+    for name, leaves in part.entries(PARTIAL_GRADIENTS).items():
+        for leaf in leaves:
+            divided = nn.Parameter(distribute_tensor(torch.zeros(32), view, [Shard(0)]))
+            divided.grad = divided.detach().clone()
+            part.module.get_submodule(name).register_parameter(leaf, divided)
+    context: Any = SimpleNamespace(mesh=mesh, device=torch.device("cpu"))
+    observer: Any = observe([part], context)
+    with Operators() as operators:
+        observer.titan_gradients_complete(1)
+    assert not operators.collectives
 
 
 def test_without_sequence_parallelism_norms_between_regions_need_no_sum() -> None:
