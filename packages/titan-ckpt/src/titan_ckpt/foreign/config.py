@@ -115,10 +115,16 @@ def model_for(
     found = accepting(candidates, config, str(source / CONFIG_OF.get(kind, "")), reasons)
     if found is None:
         # The format of the lowest priority, which reads most families, knows best what is wrong.
-        why = ": ".join(["no installed model supports these weights", *(["; ".join(reversed(reasons))] if reasons else [])])
+        shown = [*reasons[-1:], *map(_briefly, reversed(reasons[:-1]))]
+        why = ": ".join(["no installed model supports these weights", *(["; ".join(shown)] if shown else [])])
         fix = "use other weights, or install a plugin whose model reads these (titan plugins lists those installed)"
         raise UserError.one(str(source / CONFIG_OF.get(kind, "")), why, fix)
     return found
+
+
+def _briefly(reason: str) -> str:
+    """Shorten the reason of one model of many: all of them have to fit into a line."""
+    return reason if len(reason) <= 120 else f"{reason[:80]}...{reason[-36:]}"
 
 
 def formats_of(model: Model, kind: str) -> list[WeightFormat]:
