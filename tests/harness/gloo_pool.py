@@ -7,10 +7,11 @@ import faulthandler
 import multiprocessing
 import os
 import pickle
+import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -23,6 +24,8 @@ from titan_core.plugins.discovery import DISABLE_VARIABLE
 
 GRACE = 10.0
 """Seconds that the other ranks may take once one has failed."""
+ASK = signal.SIGRTMIN + 2
+"""A signal that no package uses: a process writes where its threads are."""
 
 _context = multiprocessing.get_context("forkserver")
 # These imports start no thread, so forking after them is safe.
@@ -95,12 +98,29 @@ class GlooPool:
                     raise RuntimeError("\n".join([died, *failed])) from None
             if not ready:
                 missing = sorted(set(range(size)) - set(outcomes))
+                waiting_at = self._stacks_now(missing)
                 self.close()
                 failed = [text for ok, text in outcomes.values() if not ok]
-                raise RuntimeError("\n".join([f"rank(s) {missing} of {size} did not answer in time", *failed]))
+                late = f"rank(s) {missing} of {size} did not answer in time"
+                raise RuntimeError("\n".join([late, *failed, *waiting_at]))
             if not all(ok for ok, _ in outcomes.values()):
                 deadline = min(deadline, time.monotonic() + GRACE)
         return outcomes
+
+    def _stacks_now(self, ranks: Iterable[int]) -> list[str]:
+        """Return where all threads of the ranks are. What they wait for may be in another rank, so each one is shown."""
+        if not self._stacks:
+            return []
+        pids = {rank: self._workers[rank][0].pid for rank in ranks}
+        for pid in pids.values():
+            if pid is not None:
+                os.kill(pid, ASK)
+        time.sleep(1.0)  # a process that waits in a system call writes its stacks at once
+        return [
+            f"rank {rank} waits here:\n{_stacks_of(pid).read_text(encoding='utf-8', errors='replace')}"
+            for rank, pid in pids.items()
+            if pid is not None
+        ]
 
     def close(self) -> None:
         """End all processes."""
@@ -159,6 +179,7 @@ def _answer(pipe: Connection, file: TextIO | None) -> None:
     while True:
         if file is not None:
             faulthandler.enable(file)  # each time: what was called may have disabled it
+            faulthandler.register(ASK, file)
         try:
             message = pipe.recv_bytes()
         except EOFError:

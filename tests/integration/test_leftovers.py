@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from harness import PATIENCE, leftovers
+from harness import PATIENCE, gloo_pool, leftovers
 from harness.gloo_pool import GlooPool
 from harness.leftovers import Leftovers, settings_undone
 from harness.random_order import shuffle
@@ -115,6 +115,19 @@ def test_a_crash_of_a_pools_process_fails_its_test() -> None:
         with pytest.raises(RuntimeError, match=r"the process of rank 0 has died \(exit code 3\)"):
             pool.run(1, crash)
         assert pool.run(1, os.getpid) != [os.getpid()]  # later tests have new processes
+    finally:
+        pool.close()
+
+
+def test_ranks_that_do_not_answer_show_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = GlooPool(stacks=True)
+    try:
+        pool.run(2, os.getpid)
+        monkeypatch.setattr(gloo_pool, "PATIENCE", 0.5)
+        with pytest.raises(
+            RuntimeError, match=r"did not answer in time\n(?s:.*)rank 0 waits here:\n(?s:.*)File (?s:.*)rank 1"
+        ):
+            pool.run(2, signal.pause)
     finally:
         pool.close()
 
