@@ -31,6 +31,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self._maps: OrderedDict[tuple[int, Path], mmap.mmap | bytes] = OrderedDict()
+        self._arrays: dict[tuple[int, Path], dict[tuple[str, int], NDArray[Any]]] = {}  # of these maps
         self._lock = threading.RLock()  # reentrant, because a garbage collection may call forget() anywhere
         self.full = False
         """Whether there were ever more files than maps."""
@@ -47,13 +48,24 @@ class _Pool:
                 found.madvise(mmap.MADV_RANDOM)
             if len(self._maps) > _most():
                 self.full = True
-                self._maps.popitem(last=False)  # closed with the last array in it
+                oldest, _ = self._maps.popitem(last=False)  # closed with the last array in it
+                self._arrays.pop(oldest, None)
+            return found
+
+    def array(self, key: tuple[int, Path], dtype: str, skip: int, *, is_index: bool = False) -> NDArray[Any]:
+        with self._lock:
+            content = self.content(key, is_index=is_index)
+            arrays = self._arrays.setdefault(key, {})
+            found = arrays.get((dtype, skip))
+            if found is None:
+                arrays[dtype, skip] = found = _array(content, dtype, skip)
             return found
 
     def forget(self, number: int) -> None:
         with self._lock:
             for key in [key for key in self._maps if key[0] == number]:
                 del self._maps[key]
+                self._arrays.pop(key, None)
 
 
 _pool = _Pool()
@@ -90,7 +102,7 @@ class MappedFiles:
         """
         if is_remote(file):
             return cast(NDArray[Any], RemoteArray(self._remote_bytes(file), dtype, skip))
-        return _array(self.content(file), dtype, skip)
+        return _pool.array((self._number, file), dtype, skip)
 
     def read_ahead(self, file: Path, first: int, last: int) -> None:
         """Start reading bytes ``first`` to ``last`` (exclusive) of ``file`` in large requests, and do not wait.
@@ -115,7 +127,7 @@ class MappedFiles:
         """
         if is_remote(file) and file not in self._copies:
             self._copies[file] = local(file)
-        return _array(_pool.content((self._number, self._copies.get(file, file)), is_index=True), dtype, skip)
+        return _pool.array((self._number, self._copies.get(file, file)), dtype, skip, is_index=True)
 
     def _remote_bytes(self, file: Path) -> RemoteBytes:
         if file not in self._remote:

@@ -197,6 +197,7 @@ class WitnessedShard:
         self._longest = _SPARE
         self._loaded: State | None = None  # until it is checked
         self._state: State | None = None
+        self._now: State | None = None  # of the other shard, until more is read
         self._fresh = True  # whether the shard stands where it began
 
     def __iter__(self) -> WitnessedShard:
@@ -217,7 +218,8 @@ class WitnessedShard:
         if self._loaded is not None:
             return self._loaded
         if self._state is None:
-            self._state = cast("State", Late(_state_of, self._history.copy(), self._shard.state_dict()))
+            self._now = self._shard.state_dict()
+            self._state = cast("State", Late(_state_of, self._history.copy(), self._now))
         return self._state
 
     def load_state_dict(self, state: State) -> None:
@@ -228,7 +230,8 @@ class WitnessedShard:
             self._shard.load_state_dict(state["from"])
             self._fresh = False
         self._history.clear()
-        self._state, self._loaded = None, state
+        self._state = self._now = None
+        self._loaded = state
 
     def _check(self, state: State) -> None:
         for _ in range(int(state["documents"])):
@@ -246,7 +249,8 @@ class WitnessedShard:
         self._loaded = None
 
     def _read(self) -> Document:
-        before, self._fresh = self._shard.state_dict(), False
+        before = self._shard.state_dict() if self._now is None else self._now
+        self._now, self._fresh = None, False
         try:
             document = next(self._shard)
         except (CorruptRecord, ExcludedRecord) as error:

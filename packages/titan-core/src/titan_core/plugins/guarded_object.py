@@ -78,9 +78,7 @@ def _method(cls: type, origin: CodeOrigin, name: str, check: Check | None) -> Ca
     found = getattr(cls, name)
     static = inspect.getattr_static(cls, name)
     call = origin.guard(name, found, check)
-    if isinstance(static, staticmethod | classmethod):
-        return lambda self, *arguments, **keywords: call(*arguments, **keywords)
-    return lambda self, *arguments, **keywords: call(self, *arguments, **keywords)
+    return staticmethod(call) if isinstance(static, staticmethod | classmethod) else call
 
 
 def _getter(cls: type, origin: CodeOrigin, name: str, check: Check | None) -> Callable[[Any], Any]:

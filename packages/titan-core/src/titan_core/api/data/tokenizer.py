@@ -167,7 +167,7 @@ def token_ids(tokens: Sequence[int] | NDArray[Any], vocab_size: int) -> NDArray[
         return numpy.empty(0, numpy.uint32)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ValueError(f"is an array {list(ids.shape)} of {ids.dtype}, not a list of token ids")
-    if ids.max() >= vocab_size or ids.min() < 0:
+    if ids.max() >= vocab_size or (ids.dtype.kind == "i" and ids.min() < 0):
         place = int(numpy.flatnonzero((ids >= vocab_size) | (ids < 0))[0])
         raise ValueError(f"token {place} has the id {ids[place]}, but the largest id of the vocabulary is {vocab_size - 1}")
     return ids
