@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -24,7 +25,7 @@ from titan_core.api import MeshDim, MeshPlan, UserError
 from titan_core.api.parallel.mesh import STANDARD_DIMS
 from titan_core.api.parallel.world import gather_objects
 from titan_core.api.plugins.assembled_job import AssembledJob
-from titan_core.loop.world import join_world, require_same_job
+from titan_core.loop.world import join_world, require_same_job, store_of_job
 from titan_core.toolkit.open_files import allow_open_files
 
 
@@ -51,6 +52,25 @@ def other_version(rank: int) -> str:
             return "no error"
     except UserError as error:
         return f"{versions[-1]['name']}: {error}"
+
+
+def test_rank_0_names_the_ranks_that_did_not_come() -> None:
+    patience = timedelta(milliseconds=50)
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=patience)
+    store.set("joining/2", "a word")
+    with pytest.raises(torch.distributed.DistStoreError, match=r"ranks 1, 3: not here after 0\.05 s"):
+        store_of_job(store, 0, 4, patience)
+
+
+def test_ranks_without_the_address_of_a_store_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    job = make_job("tiny", {"job.device": "cpu"})
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(UserError, match="RANK: is set without MASTER_ADDR; start the ranks with"), join_world(job):
+        pass
 
 
 def test_ranks_with_different_plugin_versions_are_refused(gloo: GlooPool) -> None:

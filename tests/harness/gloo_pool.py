@@ -7,6 +7,7 @@ import faulthandler
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import tempfile
 import time
@@ -108,7 +109,8 @@ class GlooPool:
         return outcomes
 
     def _stacks_now(self, ranks: Iterable[int]) -> list[str]:
-        """Return where all threads of the ranks are. What they wait for may be in another rank, so each one is shown."""
+        """Return where all threads of the ranks are. What they wait for may be in another rank, so each one is shown, but
+        the same stack once."""
         if not self._stacks:
             return []
         pids = {rank: self._workers[rank][0].pid for rank in ranks}
@@ -116,11 +118,13 @@ class GlooPool:
             if pid is not None:
                 os.kill(pid, ASK)
         time.sleep(1.0)  # a process that waits in a system call writes its stacks at once
-        return [
-            f"rank {rank} waits here:\n{_stacks_of(pid).read_text(encoding='utf-8', errors='replace')}"
-            for rank, pid in pids.items()
-            if pid is not None
-        ]
+        at: dict[str, list[int]] = {}
+        for rank, pid in pids.items():
+            if pid is not None:
+                for stack in _threads(_stacks_of(pid).read_text(encoding="utf-8", errors="replace")):
+                    at.setdefault(stack, []).append(rank)
+        # Main threads first: their stacks are the longest.
+        return [f"rank(s) {at[stack]}: {stack}" for stack in sorted(at, key=len, reverse=True)]
 
     def close(self) -> None:
         """End all processes."""
@@ -152,6 +156,13 @@ _living: set[int | None] = set()
 def _stacks_of(pid: int) -> Path:
     """Return the file with the stacks of all threads of a process that a signal has ended."""
     return Path(tempfile.gettempdir()) / f"titan-gloo-pool-{pid}.txt"
+
+
+def _threads(written: str) -> list[str]:
+    """Return the stack of each thread that the fault handler wrote, in one line, the most recent call first."""
+    stacks = re.split(r"^(?:Current t|T)hread .*\n", written, flags=re.MULTILINE)[1:]
+    frames = [re.findall(r'File "([^"]*)", line (\d+) in (.*)', stack) for stack in stacks]
+    return [" < ".join(f"{function} ({Path(file).name}:{line})" for file, line, function in found) for found in frames]
 
 
 def _start(stacks: bool) -> tuple[multiprocessing.process.BaseProcess, Connection]:

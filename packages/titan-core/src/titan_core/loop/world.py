@@ -18,7 +18,6 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
     Store,
     TCPStore,
 )
-from torch.distributed.rendezvous import rendezvous
 
 from titan_core.api import JobMesh, MeshPlan, Problem, UserError, World
 from titan_core.api.config.sections import CommSection, JobSection, TrainingSection
@@ -86,7 +85,7 @@ def _joined(job: AssembledJob) -> Iterator[World]:
             first = os.environ.get("RANK", "0") == "0"
             allow_open_files(3 * size if first else 2 * (size.bit_length() if lazy else size))
         shared, rank, world_size = _meet(timeout)
-        store = store_of_job(shared, rank, world_size) if world_size > 1 else shared
+        store = store_of_job(shared, rank, world_size, timeout) if world_size > 1 else shared
         require_same_connections(store, rank, world_size, lazy)
         if device.type == "cuda" and world_size > 1:
             require_own_gpu(store, rank, world_size, device)
@@ -110,41 +109,52 @@ def _joined(job: AssembledJob) -> Iterator[World]:
 
 
 def _meet(timeout: timedelta) -> tuple[Store, int, int]:
-    """Return the store that all ranks share, the rank, and the world size."""
-    if (listener := os.environ.pop(LISTENER, None)) is not None:
-        # torch's own rendezvous would listen on all addresses.
+    """Return the store that all ranks share, the rank, and the world size. torch's own rendezvous would listen on all
+    addresses, and wait for all ranks without saying which are missing."""
+    if "RANK" not in os.environ:
+        # A world of one rank needs no network, and runs the same code as many ranks.
+        return dist.HashStore(), 0, 1  # type: ignore[attr-defined]  # as above
+    if missing := [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
+        why = f"is set without {' and '.join(missing)}"
+        raise UserError.one("the environment variable RANK", why, "start the ranks with `titan launch` or torchrun")
+    rank, world_size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    listener = os.environ.pop(LISTENER, None)
+    if listener is not None:
         os.set_inheritable(int(listener), False)
-        world_size = int(os.environ["WORLD_SIZE"])
-        store = TCPStore(
-            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, is_master=True, timeout=timeout,
-            master_listen_fd=int(listener),
-        )  # fmt: skip
-        return store, 0, world_size
-    if "RANK" in os.environ:
-        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
-        store.set_timeout(timeout)
-        if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-            _hosted[os.environ["MASTER_PORT"]] = store
-        return store, rank, world_size
-    # A world of one rank needs no network, and runs the same code as many ranks.
-    return dist.HashStore(), 0, 1  # type: ignore[attr-defined]  # as above
+    hosts = listener is not None or (rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
+    store = TCPStore(
+        os.environ["MASTER_ADDR"], port, world_size, is_master=hosts, timeout=timeout, wait_for_workers=False,
+        multi_tenant=True, master_listen_fd=None if listener is None else int(listener),
+    )  # fmt: skip
+    if hosts and listener is None:
+        _hosted[port] = store
+    return store, rank, world_size
 
 
-_hosted: dict[str, Store] = {}
+_hosted: dict[int, Store] = {}
 """The store that this process hosts as rank 0, by its port, where no launcher hosts one. It must outlive the job: the other
 ranks may connect to it for the next job before this rank has left this one."""
 
 
-def store_of_job(shared: Store, rank: int, world_size: int) -> Store:
+def store_of_job(shared: Store, rank: int, world_size: int, timeout: timedelta) -> Store:
     """Return a part of the store for the job that the ranks are joining. The keys of an earlier job of the same processes
     would lead ranks to the addresses of its connections, where nobody answers.
 
     Rank 0 names the part. A rank cannot tell a new name from that of an earlier job, so each asks with a word of its own.
+
+    Raises:
+        DistStoreError: the other ranks did not come in time. That of rank 0 names those.
     """
     own = uuid.uuid4().hex
     if rank == 0:
         asked = [f"joining/{other}" for other in range(1, world_size)]
-        words = shared.multi_get(asked)
+        try:
+            words = shared.multi_get(asked)
+        except dist.DistStoreError:
+            if absent := [other for other, key in enumerate(asked, 1) if not shared.check([key])]:
+                late = f"not here after {timeout.total_seconds():g} s (comm.init_timeout_seconds)"
+                raise dist.DistStoreError(f"{ranks(absent)}: {late}") from None
+            raise
         for key in asked:
             shared.delete_key(key)
         for word in words:
