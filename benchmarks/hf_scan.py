@@ -71,6 +71,7 @@ OWN: dict[str, dict[str, Any]] = {
     "plbart": {"decoder_attention_heads": 4, "decoder_ffn_dim": 96, "decoder_layers": 4},
     "whisper": {"decoder_attention_heads": 4, "decoder_ffn_dim": 96, "decoder_layers": 4},
     "xlm": {"emb_dim": 64, "causal": True},
+    "xlnet": {"d_head": 16},
     "longcat_flash": {"ffn_hidden_size": 96, "expert_ffn_hidden_size": 32, "zero_expert_num": 1},
 }
 """Architecture -> values that its own rules need."""
@@ -113,7 +114,9 @@ def small_args(architecture: str) -> Iterator[HFArgs]:
         UserError: it accepts none.
     """
     default = library.plain_config(library.configuration(architecture, {}))
-    known = library.config_keys(architecture) & default.keys()
+    renamed = library.renamed_keys(architecture)
+    written = {name for name, other in renamed.items() if other in default} | (default.keys() - set(renamed.values()))
+    known = library.config_keys(architecture) & written
     own = {key: value for key, value in OWN.get(architecture, {}).items() if key in library.config_keys(architecture)}
     keys = {key: value for key, value in SIZES.items() if key in known} | own
     refused: list[UserError] = []

@@ -32,6 +32,10 @@ LONGROPE = {
 REFUSED: dict[str, tuple[HFArgs, str]] = {
     "name": (HFArgs(architecture="qwen33"), "did you mean 'qwen3'"),
     "key": (args("llama", hiden_size=32), "has no such key; did you mean 'hidden_size'"),
+    "two names": (
+        args("mixtral", num_experts=4, num_local_experts=8),
+        "num_local_experts, another name of the same key, is 8",
+    ),
     "value": (args("llama", num_attention_heads=5), "transformers rejects it"),
     "dropout": (args("llama", attention_dropout=0.1), "drops attention weights"),
     "dropout module": (args("phi3", resid_pdrop=0.1), "is an nn.Dropout with probability 0.1"),

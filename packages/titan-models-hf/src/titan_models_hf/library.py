@@ -35,6 +35,10 @@ def configuration(args: HFArgs) -> Any:
         if key not in known:
             why = f"the config of {args.architecture!r} has no such key"
             raise UserError.one(f"model.args.config.{key}", why, nearest(key, sorted(known)))
+    for name, other in library.renamed_keys(args.architecture).items():
+        if name in args.config and other in args.config and args.config[name] != args.config[other]:
+            why = f"is {args.config[name]!r}, but {other}, another name of the same key, is {args.config[other]!r}"
+            raise UserError.one(f"model.args.config.{name}", why, "give one of the two")
     try:
         return library.configuration(args.architecture, args.config)
     except Exception as error:  # the library's validation raises various types

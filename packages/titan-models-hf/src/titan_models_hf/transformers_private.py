@@ -48,10 +48,15 @@ def config_keys(architecture: str) -> set[str]:
     model = inspect.getmodule(MODEL_FOR_CAUSAL_LM_MAPPING[cls])
     assert model is not None
     optional = {key for key in _OPTIONAL_KEY.findall(inspect.getsource(model)) if not key.startswith("_")}
-    # The library writes the second name of a pair: num_local_experts for num_experts.
-    renamed = {name for pair in cls.attribute_map.items() for name in pair}
-    known = fields | optional | renamed | set(_OLD_KEY.findall(inspect.getsource(cls)))
+    renamed = renamed_keys(architecture)
+    known = fields | optional | renamed.keys() | set(renamed.values()) | set(_OLD_KEY.findall(inspect.getsource(cls)))
     return known | _ROPE if "rope_parameters" in known else known
+
+
+def renamed_keys(architecture: str) -> dict[str, str]:
+    """Return the names of keys that have two: the one that models read, and the one that the library writes into files
+    (``num_local_experts`` -> ``num_experts``)."""
+    return dict(CONFIG_MAPPING[architecture].attribute_map)
 
 
 def configuration(architecture: str, keys: Mapping[str, Any]) -> Any:
