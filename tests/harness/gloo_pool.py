@@ -67,7 +67,7 @@ class GlooPool:
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
                 DISABLE_VARIABLE: os.environ.get(DISABLE_VARIABLE, ""),
             }
-            pipe.send((environment, function, arguments, keywords))
+            pipe.send_bytes(pickle.dumps((environment, function, arguments, keywords)))
         outcomes = self._outcomes(size)
         failures = [f"rank {rank}: {text}" for rank, (ok, text) in outcomes.items() if not ok]
         if failures:
@@ -198,12 +198,14 @@ def _answer(pipe: Connection, file: TextIO | None) -> None:
         try:
             environment, function, arguments, keywords = pickle.loads(message)
             os.environ.update(environment)
-            pipe.send((True, function(*arguments, **keywords)))
+            answer = pickle.dumps((True, function(*arguments, **keywords)))
         except BaseException:  # noqa: BLE001 - the calling test must see any exception
-            pipe.send((False, traceback.format_exc()))
+            answer = pickle.dumps((False, traceback.format_exc()))
         finally:
             # A variable that a call leaves would hold for later calls on some ranks only: those that took part in this one.
             restore_environment(before)
+        # Not `send`, with which torch passes a file descriptor for each tensor, which stays open as long as the tensor lives.
+        pipe.send_bytes(answer)
 
 
 def restore_environment(variables: dict[str, str]) -> None:

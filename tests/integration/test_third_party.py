@@ -46,7 +46,7 @@ SHORT: dict[str, object] = {
         pytest.param(2, {}, marks=pytest.mark.full),
         (2, {"pipeline": 2}),
         pytest.param(4, {"tensor": 2, "context": 2}, marks=pytest.mark.full),
-        pytest.param(8, {"tensor": 2, "pipeline": 2, "context": 2}, marks=pytest.mark.full),
+        pytest.param(8, {"tensor": 2, "pipeline": 2, "context": 2}, marks=pytest.mark.long),
         pytest.param(16, {"tensor": 2, "pipeline": 2, "context": 2}, marks=pytest.mark.long),
     ],
     ids=str,
