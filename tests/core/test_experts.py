@@ -51,6 +51,13 @@ def test_the_product_and_its_gradients_equal_a_loop(dtype: torch.dtype, kernel: 
     assert found[2][1].count_nonzero() == 0  # zeros, not None: the expert has no rows
 
 
+def test_a_transposed_weight_needs_no_copy_and_no_loop() -> None:
+    rows, weight = operands()
+    transposed = weight.mT.contiguous().mT
+    assert code._has_kernel(rows, transposed)
+    torch.testing.assert_close(grouped_linear(rows, transposed, COUNTS), by_loop(rows, weight, COUNTS))
+
+
 @pytest.mark.parametrize("out", [OUT, 7], ids=["kernel", "loop"])
 def test_rows_of_no_expert_have_no_effect_whatever_they_hold(out: int) -> None:
     rows, weight = operands(out=out)

@@ -60,7 +60,7 @@ def _has_kernel(rows: Tensor, weight: Tensor) -> bool:
         return False
     # The trial's large weights overlap themselves (titan_core.model.stand_in).
     aligned = all(size * rows.element_size() % _ALIGNMENT == 0 for size in weight.shape[1:])
-    return aligned and rows.is_contiguous() and weight.is_contiguous()
+    return aligned and rows.is_contiguous() and (weight.is_contiguous() or weight.mT.is_contiguous())
 
 
 def permute_to_experts(tokens: Tensor, chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
