@@ -35,6 +35,10 @@ _DEEPSEEK = {
     "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
     "moe_intermediate_size": 32, "n_shared_experts": 1, "first_k_dense_replace": 1,
 }  # fmt: skip
+_GLM4_MOE = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 32,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "use_qk_norm": True,
+}  # fmt: skip
 _QWEN3_NEXT = {
     "shared_expert_intermediate_size": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
     "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
@@ -68,7 +72,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("gpt_oss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16}),
     "qwen3_moe": ("qwen3_moe", {"head_dim": 16, "norm_topk_prob": True, **_EXPERTS}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32}),
     "deepseek_v3": ("deepseek_v3", _DEEPSEEK),
+    "glm4_moe": ("glm4_moe", {"head_dim": 16, **_GLM4_MOE}),
     "qwen3_next": ("qwen3_next", {"head_dim": 16, **_EXPERTS, **_QWEN3_NEXT}),
     "falcon_h1": ("falcon_h1", _FALCON_H1),
 }
@@ -76,9 +82,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 _LACKING = {"gpt_neox": ("num_key_value_heads",)}
 
 _P = "parallelism."
-_TP, _CP, _PP = (f"{_P}{one}_parallel_degree" for one in ("tensor", "context", "pipeline"))
+_TP, _CP, _PP, _EP = (f"{_P}{one}_parallel_degree" for one in ("tensor", "context", "pipeline", "expert"))
 _BY_HEADS = f"{_P}context_parallel_heads_degree"
-_FSDP = f"{_P}data_parallel_shard_degree"
+_FSDP, _LOCAL = f"{_P}data_parallel_shard_degree", "training.local_batch_size"
 MESHES: dict[str, tuple[int, dict[str, object]]] = {
     "one": (1, {}),
     "fsdp2": (2, {_FSDP: 2}),
@@ -93,6 +99,12 @@ MESHES: dict[str, tuple[int, dict[str, object]]] = {
     "tp2 cp2": (4, {_TP: 2, _CP: 2}),
     "tp2 pp2": (4, {_TP: 2, _PP: 2}),
     "fsdp2 cp2": (4, {_FSDP: 2, _CP: 2}),
+    "ep2": (2, {_EP: 2}),
+    "ep4": (4, {_EP: 4, _LOCAL: 1}),
+    "ep2 fsdp2": (4, {_EP: 2, _LOCAL: 1}),
+    "ep2 tp2": (4, {_EP: 2, _TP: 2}),
+    "ep2 cp2": (2, {_EP: 2, _CP: 2}),
+    "ep2 pp2": (4, {_EP: 2, _PP: 2}),
 }
 """Mesh -> its number of ranks, and the keys of the config."""
 STEPS, SEQ_LEN = 5, 48

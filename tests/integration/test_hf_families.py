@@ -32,6 +32,8 @@ CELLS = [
     ("gpt_oss", "tp2", False),
     ("qwen3_next", "cp2", True),
     ("falcon_h1", "tp2 cp2", True),
+    ("qwen3_moe", "ep2", False),
+    ("gpt_oss", "ep2", True),
     *(
         pytest.param(*cell, marks=pytest.mark.full)
         for cell in (
@@ -41,6 +43,11 @@ CELLS = [
             ("falcon_h1", "pp2", False),
             ("gemma2", "cp2x2 by both", True),
             ("deepseek_v3", "cp4 by heads", False),
+            ("mixtral", "ep2 pp2", False),
+            ("olmoe", "ep4", False),
+            ("deepseek_v3", "ep2 tp2", False),
+            ("glm4_moe", "ep2 tp2", True),
+            ("gpt_oss", "ep2 fsdp2", False),
         )
     ),
     *(
@@ -53,6 +60,14 @@ CELLS = [
             ("gpt_oss", "cp2 by heads", True),
             ("olmo3", "cp4", False),
             ("qwen3_next", "cp2x2 by both", True),
+            ("qwen3_next", "ep2 tp2", True),
+            *(
+                (family, mesh, False)
+                for family in ("mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3", "glm4_moe")
+                for mesh in ("ep2", "ep4", "ep2 tp2", "ep2 cp2", "ep2 pp2")
+                if (family, mesh)
+                not in {("qwen3_moe", "ep2"), ("mixtral", "ep2 pp2"), ("olmoe", "ep4"), ("deepseek_v3", "ep2 tp2")}
+            ),
         )
     ),
 ]

@@ -221,7 +221,12 @@ def refusal(site: str, recipe: str, overrides: dict[str, object], ranks: int, br
     ("recipe", "overrides", "ranks", "message"),
     [
         ("moe", {EP: 2}, 4, ""),
-        ("llama3_debug", {EP: 2}, 2, "model 'llama3' has no experts: no rule of its layout is Experts; set it to 1"),
+        (
+            "llama3_debug",
+            {EP: 2},
+            2,
+            "model 'llama3' has no experts that can be divided: no rule of its layout is Experts; set it to 1",
+        ),
         (
             "moe",
             {EP: 8, "training.global_batch_size": 32},

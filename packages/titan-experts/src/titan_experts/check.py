@@ -20,7 +20,7 @@ def check(context: JobContext[ExpertParallelKeys]) -> Iterator[Problem]:
     """Require a model with experts that tensor parallelism does not divide among the same ranks, and a dispatch that has a
     capacity if one is set."""
     if not any(isinstance(rule, Experts) for rule in context.job.model.layout.rules.values()):
-        why = f"model {context.job.model_name!r} has no experts: no rule of its layout is Experts"
+        why = f"model {context.job.model_name!r} has no experts that can be divided: no rule of its layout is Experts"
         yield context.config.problem(DEGREE, why, "set it to 1")
     shared, rules = folded(context.job.mesh), context.job.model.layout.rules
     inside = [pattern for pattern, rule in rules.items() if isinstance(rule, Experts) and rule.within != Replicate()]

@@ -47,6 +47,9 @@ def _derived(args: HFArgs) -> Facts:
     count = len(model.get_submodule(blocks))
     _require_once(args, called, [*embedding, *(f"{blocks}.{index}" for index in range(count)), *head])
     rules, regions = rules_of(model, args.architecture, called)
+    # A norm after each expert is a module of the library's within that of the experts, and would not be divided with them.
+    experts = tuple(name for name in called.experts if not model.get_submodule(name).has_post_expert_norm)
+    rules |= {f"{name}.{leaf}": "experts" for name in experts for leaf, _ in model.get_submodule(name).named_parameters()}
     modules = [name for name, _ in model.named_modules()]
     block_flops, other_flops = _flops(model, called, blocks, count)
     return Facts(
@@ -62,6 +65,7 @@ def _derived(args: HFArgs) -> Facts:
         attentions=called.attentions,
         recurrences={name: module.recurrence() for name, module in model.named_modules()
                      if isinstance(module, GatedDeltaNet | Mamba)},
+        experts=experts,
         convolutions=tuple(name for name, module in model.named_modules() if isinstance(module, CausalConvolution)),
         results={name: items for name, items in called.results.items() if name in {*regions, *called.attentions}
                  or name.rpartition(".")[0] == blocks},

@@ -72,6 +72,8 @@ class Facts(BaseModel):
     """Name of a recurrent module -> what it computes."""
     convolutions: tuple[str, ...]
     """Modules that convolve positions."""
+    experts: tuple[str, ...]
+    """Modules of experts that compute from rows sorted by expert."""
     results: dict[str, int]
     """Name of a module that hidden states pass through and that returns a tuple, of which only the first item is not
     ``None`` -> number of items."""

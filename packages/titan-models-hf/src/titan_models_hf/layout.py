@@ -11,6 +11,7 @@ from titan_core.api import (
     Column,
     Computed,
     Constant,
+    Experts,
     InitialValue,
     Mixer,
     ModelDefinition,
@@ -37,6 +38,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "row": Row(),
     "shard 0": Shard(0),
     "norm": Shard(0, norm=True),
+    "experts": Experts(),
     "replicate": Replicate(),
 }
 VALUES: Final[Mapping[str, Callable[..., InitialValue]]] = {

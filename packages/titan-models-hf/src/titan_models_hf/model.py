@@ -14,6 +14,7 @@ from titan_core.toolkit.models import PrunedModule
 from titan_models_hf import mixers, transformers_private as library
 from titan_models_hf.cache import facts_of
 from titan_models_hf.config import HFArgs
+from titan_models_hf.experts import compute_by_rows
 from titan_models_hf.rearranged import rearranged_model
 from titan_models_hf.torch_private import run_last
 
@@ -37,6 +38,8 @@ def build(args: HFArgs) -> nn.Module:
         scale = attention.key_width**-0.5 if attention.scale is None else attention.scale
         call = mixers.Call(scale, attention.window, attention.softcap, attention.sinks)
         modules[name].titan_call = call
+    for name in facts.experts:
+        compute_by_rows(modules[name])
     if (items := facts.results.get(f"{facts.blocks}.0")) is not None:
         blocks: Any = modules[facts.blocks]
         kind: Any = type(blocks)

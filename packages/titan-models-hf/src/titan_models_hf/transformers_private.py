@@ -77,7 +77,7 @@ def build(config: Any) -> Any:
     if isinstance(padding, int) and isinstance(rows, int) and padding >= rows:
         # The default of a family whose vocabulary is larger than this model's. No padding is trained on.
         config.pad_token_id = None
-    model = cls._from_config(config, dtype=torch.float32, attn_implementation=EAGER)
+    model = cls._from_config(config, dtype=torch.float32, attn_implementation=EAGER, experts_implementation=EAGER)
     for name, source in tied(model).items():  # which the library leaves undone on the meta device
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, model.get_parameter(source))
@@ -140,6 +140,12 @@ def register(name: str, attention: Callable[..., Any], mask: Callable[..., Any] 
 def register_experts(name: str, function: Callable[..., Tensor]) -> None:
     """Register a function that computes experts: (module, hidden, indices, weights) -> hidden."""
     ALL_EXPERTS_FUNCTIONS.register(name, function)
+
+
+def expert_activation(module: Any) -> Callable[[Tensor], Tensor]:
+    """Return what the experts of ``module`` compute between their two layers."""
+    activation: Callable[[Tensor], Tensor] = module._apply_gate if module.has_gate else module.act_fn
+    return activation
 
 
 def tensor_plan(model: Any) -> dict[str, str]:
