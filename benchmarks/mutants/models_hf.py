@@ -12,6 +12,7 @@ SCALED, WINDOW, SINKS, CAPPED = (
 )
 REFUSALS = "tests/models_hf/test_refusals.py"
 FORMATS = "tests/models_hf/test_formats.py"
+EXPERTS = "tests/models_hf/test_experts.py"
 RECURRENCES = "tests/models_hf/test_recurrences.py"
 OPTIONS = "tests/core/test_attention_options.py"
 PARTS = "tests/parallel/test_attention.py"
@@ -44,6 +45,10 @@ MUTANTS = (
     Mutant("hf-operands-swapped", "models-hf/programs.py", "*(reversed(operands) if flipped else operands)", "*operands", ("tests/models_hf/test_initial.py",)),
     Mutant("hf-stale-step", "models-hf/programs.py", "if version == version_of(tensor):", "if version is not None:", ("tests/models_hf/test_initial.py",)),
     Mutant("hf-later-positions-seen", "models-hf/reference.py", "if not trial.same(trial.run(tokens)[:, :-1], trial.run(trial.tokens)[:, :-1]):", "if False:", ("tests/models_hf/test_refusals.py",)),
+    Mutant("hf-experts-not-compared", "models-hf/reference.py", "            compute_by_library(module)\n", "            pass\n", (REFUSALS,)),
+    Mutant("hf-bias-of-no-expert", "models-hf/experts.py", "(0, 0, 0, 1))[experts]", "(0, 0, 0, 1))[experts.clamp(max=len(counts) - 1)]", (EXPERTS,)),
+    Mutant("hf-any-router-is-a-softmax", "models-hf/routers.py", " and torch.allclose(factors, factors[:, :1], rtol=1e-4)", "", (EXPERTS,)),
+    Mutant("hf-experts-not-transposed", "models-hf/experts.py", "weight.mT if module.is_transposed else weight", "weight", (EXPERTS,)),
     Mutant("cap-after-the-mask", DENSE, "        scores = softcap * torch.tanh(scores / softcap)\n    scores = scores.masked_fill(~seen.unsqueeze(2), -torch.inf)\n", "        scores = softcap * torch.tanh(scores.masked_fill(~seen.unsqueeze(2), -torch.inf) / softcap)\n", (OPTIONS,)),
     Mutant("window-lost-in-the-cache", DECODING, "seen = ((distance >= 0) & (distance < window) & ", "seen = ((distance >= 0) & ", (OPTIONS,)),
     Mutant("states-not-passed", RECURRENCE, "            state = added + factor @ state\n", "            state = added\n", (RECURRENCES,)),

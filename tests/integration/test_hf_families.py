@@ -17,6 +17,7 @@ from harness.hf_families import (
     train,
     train_and_reference,
 )
+from harness.jobs import run_recipe
 from harness.oracle import write_documents
 
 CELLS = [
@@ -81,6 +82,19 @@ def test_equals_the_library(tmp_path: Path, gloo: GlooPool, family: str, mesh: s
     gradients = {name: gradient for rank in ranks for name, gradient in rank.gradients.items()}
     assert largest_difference(ranks[0].losses, expected.losses) < 2e-6
     assert gradient_difference(of_library(family, gradients), expected.gradients)[0] < 1e-5
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("family", "mesh"), [("deepseek_v3", "ep2 tp2"), ("gpt_oss", "ep2 pp2")])
+def test_experts_are_balanced_as_on_one_device(tmp_path: Path, gloo: GlooPool, family: str, mesh: str) -> None:
+    balance = {"experts.balance": "global", "experts.balance_weight": 0.5}
+    (one,) = gloo.run(1, run_recipe, "hf_debug", {**settings(family, "one", None, tmp_path / "one"), **balance})
+    overrides = {**settings(family, mesh, None, tmp_path / "mesh"), **balance}
+    for record in gloo.run(MESHES[mesh][0], run_recipe, "hf_debug", overrides):
+        assert record.statistics == one.statistics
+        assert largest_difference(record.losses, one.losses) < 2e-6
+        for step, expected in zip(record.auxiliary, one.auxiliary, strict=True):
+            assert step == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.full

@@ -110,12 +110,17 @@ def folder(request: pytest.FixtureRequest, in_tmp: Path) -> Path:
 
 
 def test_the_plugin_of_the_family_is_chosen_and_equals_the_library_of_all_families(folder: Path) -> None:
-    ours = run_recipe("recipe.toml", {"job.dump_folder": "ours"}, weights=True)
-    theirs = run_recipe("recipe.toml", {"job.dump_folder": "hf", "plugins.disable": '["qwen3"]'}, weights=True)
+    balance = {"experts.balance": "sequence", "experts.balance_weight": 0.1}
+    ours = run_recipe("recipe.toml", {**balance, "job.dump_folder": "ours"}, weights=True)
+    hf = {**balance, "job.dump_folder": "hf", "plugins.disable": '["qwen3"]'}
+    theirs = run_recipe("recipe.toml", hf, weights=True)
     assert make_job("recipe.toml").name == "qwen3_moe theirs"
     assert make_job("recipe.toml", {"plugins.disable": '["qwen3"]'}).name == "hf theirs"
     assert ours.losses == pytest.approx(theirs.losses, rel=1e-6)
     assert ours.grad_norms == pytest.approx(theirs.grad_norms, rel=1e-5)
+    assert ours.statistics == theirs.statistics
+    for step, expected in zip(ours.auxiliary, theirs.auxiliary, strict=True):
+        assert step == pytest.approx(expected, rel=1e-6)
     for name, parameter in (
         ("tok_embeddings.weight", "embed_tokens.weight"),
         ("layers.1.feed_forward.router.weight", "layers.1.mlp.gate.weight"),

@@ -131,5 +131,21 @@ def test_an_encoder_is_refused_by_the_trial(is_decoder: bool) -> None:
 LATER = "positions depend on later ones, which a model that predicts the next token must not see"
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_experts_that_differ_from_the_eager_ones_are_refused_by_the_trial(same: bool) -> None:
+    """A family's eager experts may compute what the library's experts functions, and Titan, do not."""
+    definition = define(args("mixtral"))
+    with torch.device("meta"):
+        model: Any = definition.build()
+    if not same:
+        for layer in model.model.layers:
+            layer.mlp.experts._apply_gate = lambda rows: rows.chunk(2, dim=-1)[0]
+    trial = SmallModelTrial(model, definition.layout, "hf", torch.device("cpu"))
+    problems = list(check_model(model, trial, None))  # type: ignore[arg-type]
+    why = f"its logits are not those of transformers {library.VERSION} with its eager implementation"
+    assert [problem.why for problem in problems] == ([] if same else [why])
+    assert trial.same(trial.run(trial.tokens)), "the check has left something changed"
+
+
 def test_every_architecture_of_the_table_is_one_of_the_library() -> None:
     assert {"llama", "qwen3", "gemma3_text", "gpt_oss"} <= set(library.architectures())

@@ -19,6 +19,7 @@ from titan_models_hf.rearranged import rearranged_model
 from titan_models_hf.recurrent.convolution import CausalConvolution
 from titan_models_hf.recurrent.gated_delta_net import GatedDeltaNet
 from titan_models_hf.recurrent.mamba import Mamba
+from titan_models_hf.routers import routers_of
 from titan_models_hf.rules import rules_of
 from titan_models_hf.trace import Trace, trace
 
@@ -66,6 +67,7 @@ def _derived(args: HFArgs) -> Facts:
         recurrences={name: module.recurrence() for name, module in model.named_modules()
                      if isinstance(module, GatedDeltaNet | Mamba)},
         experts=experts,
+        routers=routers_of(model, called, experts, blocks),
         convolutions=tuple(name for name, module in model.named_modules() if isinstance(module, CausalConvolution)),
         results={name: items for name, items in called.results.items() if name in {*regions, *called.attentions}
                  or name.rpartition(".")[0] == blocks},

@@ -51,6 +51,17 @@ class Recurrence(BaseModel):
     """Whether it is the delta rule, and not gated linear attention."""
 
 
+class Routing(BaseModel):
+    """What a router computes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    experts: int
+    per_token: int
+    scores: str
+    """Name of the function of its logits to which the weights are proportional: "softmax" or "sigmoid"."""
+
+
 class Facts(BaseModel):
     """A model's parts, sizes and initial values. Patterns are those of :class:`~titan_core.api.ModelLayout`."""
 
@@ -74,6 +85,8 @@ class Facts(BaseModel):
     """Modules that convolve positions."""
     experts: tuple[str, ...]
     """Modules of experts that compute from rows sorted by expert."""
+    routers: dict[str, Routing]
+    """Name of a router -> what it computes; empty if that is unknown of one."""
     results: dict[str, int]
     """Name of a module that hidden states pass through and that returns a tuple, of which only the first item is not
     ``None`` -> number of items."""

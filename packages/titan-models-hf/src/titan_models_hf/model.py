@@ -16,6 +16,7 @@ from titan_models_hf.cache import facts_of
 from titan_models_hf.config import HFArgs
 from titan_models_hf.experts import compute_by_rows
 from titan_models_hf.rearranged import rearranged_model
+from titan_models_hf.routers import return_scores
 from titan_models_hf.torch_private import run_last
 
 
@@ -40,6 +41,8 @@ def build(args: HFArgs) -> nn.Module:
         modules[name].titan_call = call
     for name in facts.experts:
         compute_by_rows(modules[name])
+    for name, router in facts.routers.items():
+        return_scores(modules[name], router.scores)
     if (items := facts.results.get(f"{facts.blocks}.0")) is not None:
         blocks: Any = modules[facts.blocks]
         kind: Any = type(blocks)

@@ -99,6 +99,9 @@ class Trace:
     """Modules that return tuples with one tensor, which is the first item -> number of items."""
     experts: dict[str, int] = field(default_factory=dict)
     """Modules of experts -> number of experts that a token uses."""
+    routers: dict[str, tuple[torch.Size, int, int]] = field(default_factory=dict)
+    """Modules that return (logits, weights, indices) -> shape of what they are called with, number of experts, and number of
+    experts that a token uses."""
     flat: set[str] = field(default_factory=set)
     """Modules that are called with the positions of all sequences in one dimension."""
     masks: int = 0
@@ -154,6 +157,15 @@ class Trace:
 
     def leave(self, module: nn.Module, arguments: Any, result: Any) -> None:
         """Record what a module returns; a forward hook."""
+        if (
+            isinstance(result, tuple)
+            and len(result) == 3
+            and len(arguments) == 1
+            and all(isinstance(item, Tensor) for item in (*arguments, *result))
+            and result[1].shape == result[2].shape
+            and result[2].dtype == torch.int64
+        ):
+            self.routers[self.names[id(module)]] = (arguments[0].shape, result[0].shape[-1], result[2].shape[-1])
         if (
             isinstance(result, tuple)
             and result
