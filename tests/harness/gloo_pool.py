@@ -204,7 +204,7 @@ def _answer(pipe: Connection, file: TextIO | None) -> None:
         finally:
             # A variable that a call leaves would hold for later calls on some ranks only: those that took part in this one.
             restore_environment(before)
-        # Not `send`, with which torch passes a file descriptor for each tensor, which stays open as long as the tensor lives.
+        # Not `send`, with which torch passes a file descriptor for each tensor. It stays open as long as the tensor lives.
         pipe.send_bytes(answer)
 
 
