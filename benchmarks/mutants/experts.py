@@ -9,6 +9,7 @@ from benchmarks.mutants.mutant import Mutant
 DISPATCH, JOBS = "tests/experts/test_dispatch.py", "tests/integration/test_expert_parallel.py"
 BALANCED = "tests/integration/test_expert_balance.py"
 BALANCE = "experts/balance.py"
+BIASED, LOSSES = "tests/integration/test_expert_biases.py", "tests/experts/test_router_losses.py"
 MESHES = "tests/integration/test_third_party_meshes.py"
 VIEWED = "tests/parallel/test_region_collectives.py::test_gradients_of_parameters_that_a_view_has_divided_among_the_ranks_are_not_summed"
 REGION = MESHES + "::test_experts_within_a_region_are_not_divided_among_ranks_with_the_same_positions"
@@ -40,5 +41,9 @@ MUTANTS = (
     Mutant("experts-rows-not-saved", BALANCE, 'return {"experts.rows": self._rows}', "return {}", (BALANCED,)),
     Mutant("experts-rows-copied", BALANCE, "router.previous = self._rows[router.block]", "router.previous = self._rows[router.block].clone()", (BALANCED,)),
     Mutant("experts-counted-by-all-ranks", BALANCE, "return positions * ranks < self._seq_len", "return True", (BALANCED,)),
+    Mutant("experts-z-loss-of-a-share", BALANCE, "logits.logsumexp(-1).square().sum()", "logits.logsumexp(-1).square().mean()", (LOSSES,)),
+    Mutant("experts-z-loss-without-a-gradient", BALANCE, "logits.logsumexp(-1)", "logits.detach().logsumexp(-1)", (LOSSES,)),
+    Mutant("experts-z-loss-divided", BALANCE, "add_auxiliary_loss(logits, Z_LOSS, loss, divided=divided)", "add_auxiliary_loss(logits, Z_LOSS, loss, divided=True)", (BIASED,)),
+    Mutant("experts-z-loss-in-vain", "experts/check_routers.py", "if trial.same(lost):", "if False:", (LOSSES,)),
     Mutant("experts-unequal-at-first", BALANCE, "1.0 / rows.shape[0])", "0.0)", (BALANCED,)),
 )  # fmt: skip

@@ -19,7 +19,7 @@ MUTANTS = (
     Mutant("qwen3-moe-always-normed", MOE_MODEL, "if self.norm:", "if True:", (MOE,)),
     Mutant("qwen3-moe-never-scaled", MOE_MODEL, "return weights * self.scale, chosen, scores", "return weights, chosen, scores", (MOE,)),
     Mutant("qwen3-moe-routed-in-bf16", MOE_MODEL, "F.linear(tokens.flatten(0, -2).float(), self.weight.float())", "F.linear(tokens.flatten(0, -2), self.weight.to(tokens.dtype)).float()", (MOE,)),
-    Mutant("qwen3-moe-softmax-always", MOE_MODEL, "affinities.sigmoid() if self.sigmoid else", "affinities.softmax(-1) if self.sigmoid else", (MOE,)),
+    Mutant("qwen3-moe-softmax-always", MOE_MODEL, "logits.sigmoid() if self.sigmoid else", "logits.softmax(-1) if self.sigmoid else", (MOE,)),
     Mutant("qwen3-moe-gate-and-up-swapped", MOE_MODEL, "F.silu(gate) * up", "F.silu(up) * gate", (MOE,)),
     Mutant("qwen3-moe-shared-ignored", MOE_MODEL, "result if self.shared is None else result + self.shared(x)", "result", (MOE,)),
     Mutant("qwen3-moe-shared-not-counted", MOE_CONFIG, "(experts * self.expert_dim + self.shared_dim)", "experts * self.expert_dim", (MOE,)),

@@ -1,4 +1,5 @@
-"""Biases of the choice balance experts without a loss, and are the same to the bit on every mesh."""
+"""Biases of the choice balance experts without a loss, and are the same to the bit on every mesh. The z-loss of routers is
+the same to rounding."""
 
 from __future__ import annotations
 
@@ -27,11 +28,13 @@ SETTINGS: dict[str, object] = {
     "training.steps": 3,
     "experts.balance": "bias",
     "experts.bias_rate": 0.01,
+    "experts.z_loss_weight": 0.5,
 }
 MESHES: dict[str, tuple[int, dict[str, object]]] = {
     "EP 2, full recomputation, validations": (2, {EP: 2, AC: "full", "validation.freq": 1, "validation.steps": 1}),
     "more microbatches": (1, {LOCAL: 1}),
     "EP 2 x TP 2": (4, {EP: 2, TP: 2}),
+    "TP 2, no SP": (2, {TP: 2, "parallelism.disable_sequence_parallel": "true"}),
     "CP 2, selective recomputation": (2, {CP: 2, AC: "selective"}),
     "PP 2, ZBV": (2, {PP: 2, "parallelism.pipeline_parallel_schedule": "ZBVZeroBubble"}),
     "EP 4, without waiting": (4, {EP: 4, "parallelism.expert_parallel_dispatch": "device"}),
@@ -68,7 +71,10 @@ def test_biases_are_the_same_to_the_bit_on_every_mesh(gloo: GlooPool, tmp_path: 
     seen: set[str] = set()
     for record, found in gloo.run(ranks, biases_of, str(tmp_path), {**SETTINGS, **overrides}):
         assert record.losses == pytest.approx(one.losses, rel=1e-6)
+        assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-5)
         assert record.statistics == one.statistics
+        for losses, expected in zip(record.auxiliary, one.auxiliary, strict=True):
+            assert losses == {"router_z_loss": pytest.approx(expected["router_z_loss"], rel=1e-6)}
         for name, values in found.items():
             assert all(torch.equal(*pair) for pair in zip(values, biases[name], strict=True)), name
         seen |= found.keys()

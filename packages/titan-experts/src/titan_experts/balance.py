@@ -9,11 +9,14 @@ experts, their indices, and the scores of all experts (:class:`titan_core.api.Ro
   current batch could not be exact: with several microbatches, the first backward pass precedes the last forward pass. The
   first step has equal shares, and no gradient.
 * ``bias``: Wang et al., arXiv 2408.15664.
+
+The z-loss is equation 5 of ST-MoE (Zoph et al., arXiv 2202.08906).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +42,8 @@ from titan_experts.check_routers import block_of, num_experts
 from titan_experts.config import ExpertsSection
 
 FILE = "debug/expert_rows.jsonl"
-LOSS, ROWS = "expert_balance", "experts_rows"
-"""Names of the loss, and of the statistic: the rows of each expert, ``[blocks, experts]``; zeros for blocks without them."""
+LOSS, Z_LOSS, ROWS = "expert_balance", "router_z_loss", "experts_rows"
+"""Names of the losses, and of the statistic: rows of each expert, ``[blocks, experts]``; zeros for blocks without them."""
 
 
 def apply(part: ModelPart, context: TrainingContext[ExpertsSection]) -> ModelPart:
@@ -51,11 +54,13 @@ def apply(part: ModelPart, context: TrainingContext[ExpertsSection]) -> ModelPar
     part.statistics = {**part.statistics, ROWS: (part.layout.num_blocks, num_experts(part.layout))}
     if context.section.balance in ("sequence", "global"):
         part.auxiliary_losses += (LOSS,)
+    if context.section.z_loss_weight:
+        part.auxiliary_losses += (Z_LOSS,)
     return part
 
 
 class BalancedRouter:
-    """Replaces the forward of a router: counts the rows of each expert, and adds a loss."""
+    """Replaces the forward of a router: counts the rows of each expert, and adds losses."""
 
     def __init__(self, path: str, module: nn.Module, part: ModelPart, context: TrainingContext[ExpertsSection]) -> None:
         self.module, self._inner, self._section = module, module.forward, context.section
@@ -66,6 +71,9 @@ class BalancedRouter:
         self._sequence = [context.mesh[dim.name] for dim in dims if dim.divides == "sequence"]
         self._weights = [context.mesh[dim.name] for dim in dims if dim.divides == "weights"]
         self._seq_len = context.job.batch.seq_len
+        if context.section.z_loss_weight:
+            logits = module.get_submodule("logits")
+            logits.forward = partial(self._with_z_loss, logits.forward)
         if context.section.force_balanced:
             module.get_submodule("choice").forward = chosen_by_turns(module.get_submodule("choice"))
 
@@ -92,6 +100,19 @@ class BalancedRouter:
             loss = self._section.balance_weight * scores.shape[-1] * (affinities * shares[:, None]).sum()
             weights = add_auxiliary_loss(weights, LOSS, loss, divided=divided)
         return weights, chosen, scores
+
+    def _with_z_loss(self, inner: Callable[[Tensor], Tensor], logits: Tensor) -> Tensor:
+        """
+        Args:
+            inner: the forward of the module ``logits`` of the router.
+            logits: fp32 ``[positions, experts]``.
+        """
+        logits, microbatch = inner(logits), current_microbatch()
+        if microbatch is None or microbatch.auxiliary is None:
+            return logits
+        loss = self._section.z_loss_weight * logits.logsumexp(-1).square().sum()
+        divided = self._is_divided(logits.shape[0] // microbatch.batch.tokens.shape[0])
+        return add_auxiliary_loss(logits, Z_LOSS, loss, divided=divided)
 
     def _is_divided(self, positions: int) -> bool:
         """Whether ranks that divide weights have different positions, as under sequence parallelism."""

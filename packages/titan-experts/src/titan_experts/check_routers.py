@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from titan_experts.config import ExpertsSection
 if TYPE_CHECKING:
     from torch import nn
 
-BALANCE, FORCED = "experts.balance", "experts.force_balanced"
+BALANCE, Z_LOSS, FORCED = "experts.balance", "experts.z_loss_weight", "experts.force_balanced"
 
 
 def check(context: JobContext[ExpertsSection]) -> Iterator[Problem]:
@@ -20,8 +21,12 @@ def check(context: JobContext[ExpertsSection]) -> Iterator[Problem]:
     layout = context.job.model.layout
     if not layout.routers:
         why = f"model {context.job.model_name!r} has no experts to balance: its layout names no routers"
-        key, fix = (BALANCE, 'set it to "none"') if context.section.balance != "none" else (FORCED, "set it to false")
-        yield context.config.problem(key, why, fix)
+        if context.section.balance != "none":
+            yield context.config.problem(BALANCE, why, 'set it to "none"')
+        elif context.section.z_loss_weight:
+            yield context.config.problem(Z_LOSS, why, "set it to 0.0")
+        else:
+            yield context.config.problem(FORCED, why, "set it to false")
     elif len({router.experts for router in layout.routers.values()}) > 1:
         why = f"the routers of model {context.job.model_name!r} choose from different numbers of experts"
         yield context.config.problem(BALANCE, why, "use a model whose blocks have equally many")
@@ -41,7 +46,7 @@ def block_of(path: str, layout: ModelLayout) -> int:
 
 def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[ExpertsSection]) -> Iterator[Problem]:
     """Require that each block has at most one router, which returns what it must, with a choice that has a bias if it is
-    changed."""
+    changed, and with logits if they have a loss."""
     routers = {path: router for path, _ in model.named_modules() if (router := trial.layout.router(path)) is not None}
     blocks = [block_of(path, trial.layout) for path in routers]
     if -1 in blocks or len(set(blocks)) < len(blocks):
@@ -57,6 +62,10 @@ def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[Ex
             fix = "return (weights [tokens, per_token], chosen [tokens, per_token], scores of all experts [tokens, experts])"
             yield trial.problem(why, fix)
             return
+    if context.section.z_loss_weight and (wrong := _without_logits(trial, {path: routers[path] for path in called})):
+        fix = "pass its logits [tokens, experts] through a child module `logits` (nn.Identity()), or set it to 0.0"
+        yield context.config.problem(Z_LOSS, wrong, fix)
+        return
     for path in routers:
         choice = dict(model.get_submodule(path).named_children()).get("choice")
         if context.section.balance == "bias" and getattr(choice, "bias", None) is None:
@@ -66,6 +75,21 @@ def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[Ex
         if context.section.force_balanced and choice is None:
             yield context.config.problem(FORCED, f"router {path!r} has no module `choice`", "set it to false")
             return
+
+
+def _without_logits(trial: ModelTrial, routers: dict[str, Router]) -> str | None:
+    """Describe the first router whose result does not follow from logits that its module ``logits`` returns."""
+    for path, router in routers.items():
+        name = f"{path}.logits"
+        shapes = [call.output for call in trial.calls_of([name])]
+        if not shapes:
+            return f"router {path!r} has no module `logits` that it calls"
+        if len(shapes) > 1 or len(shapes[0]) != 2 or shapes[0][1] != router.experts:
+            return f"router {path!r} calls its module `logits` with the shapes {shapes}"
+        lost = trial.run(trial.tokens, trial.positions, around={name: lambda forward, logits: forward(logits) * math.nan})
+        if trial.same(lost):
+            return f"router {path!r} does not use what its module `logits` returns"
+    return None
 
 
 def _noted(path: str, returned: dict[str, list[tuple[int, ...]]], forward: Callable[..., Any], *arguments: Any) -> Any:

@@ -42,6 +42,9 @@ class ExpertsSection(Section):
     """Factor of the loss "sequence" or "global", which is 1 in each block if all experts are equally busy."""
     bias_rate: Factor = Field(default=0.001, gt=0.0)
     """How much "bias" changes the bias of an expert in a step."""
+    z_loss_weight: Factor = Field(default=0.0, ge=0.0)
+    """Factor of a loss that keeps the logits of routers small: in each block, the mean over positions of the square of their
+    log-sum-exp (arXiv 2202.08906, equation 5). 0.0: no such loss."""
     metrics: bool = True
     """Count the rows of the experts of a model with routers, and report how busy they are."""
     force_balanced: bool = False

@@ -30,6 +30,7 @@ def titan_parallelisms() -> list[Transform]:
             phase=Phase.EXPERT,
             active=lambda context: (
                 context.section.balance != "none"
+                or context.section.z_loss_weight > 0
                 or context.section.force_balanced
                 or (context.section.metrics and bool(context.job.model.layout.routers))
             ),

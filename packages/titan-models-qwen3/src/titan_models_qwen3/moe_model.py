@@ -22,6 +22,7 @@ class TokenRouter(nn.Module):
         super().__init__()
         self.sigmoid, self.norm, self.scale = args.scoring == "sigmoid", args.norm_weights, args.weight_scale
         self.weight = nn.Parameter(torch.empty(args.n_experts, args.dim))
+        self.logits = nn.Identity()
         self.choice = ExpertChoice(
             args.n_experts,
             args.experts_per_token,
@@ -39,8 +40,8 @@ class TokenRouter(nn.Module):
         Returns:
             fp32 weights, N K, int64 indices, N K, and fp32 scores, N E.
         """
-        affinities = F.linear(tokens.flatten(0, -2).float(), self.weight.float())
-        scores = affinities.sigmoid() if self.sigmoid else affinities.softmax(-1)
+        logits = self.logits(F.linear(tokens.flatten(0, -2).float(), self.weight.float()))
+        scores = logits.sigmoid() if self.sigmoid else logits.softmax(-1)
         chosen = self.choice(scores)
         weights = scores.gather(1, chosen)
         if self.norm:

@@ -78,6 +78,9 @@ class Router:
     The attribute ``bias`` of ``choice`` is a persistent buffer, fp32 ``[experts]``, which is added to the scores for the
     choice only, or ``None``. Transforms that balance the experts wrap both modules and change the bias, in any model.
 
+    A router that computes ``scores`` from logits passes them, fp32 ``[tokens, experts]``, through a child module ``logits``,
+    such as ``nn.Identity()``, so that a transform can add a loss of them, and uses what it returns.
+
     Raises:
         ValueError: a token passes through no expert, or through more than there are.
     """
