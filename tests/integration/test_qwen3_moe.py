@@ -148,6 +148,17 @@ def test_files_are_read_and_written_as_the_library_does(folder: Path) -> None:
     assert first.keys() == second.keys() and "model.layers.1.mlp.experts.3.up_proj.weight" in first
 
 
+def test_a_model_that_the_library_lacks_is_refused_before_anything_is_written(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("titan_ckpt.foreign.exporting._exported", lambda *_: pytest.fail("a tensor is converted"))
+    saved = {**settings("deepseek"), "training.steps": 1, "checkpoint.enable": "true", "job.dump_folder": "trained"}
+    run_recipe("qwen3_moe_debug", saved)
+    assert main(["checkpoint", "convert", "trained", "exported"]) == 2
+    assert "model.args.n_shared_experts: is 1, and Qwen3MoeForCausalLM has 0" in capsys.readouterr().err
+    assert not [*Path().glob("*exported*/*")]
+
+
 def test_what_the_plugin_refuses_is_left_to_the_library_of_all_families(folder: Path) -> None:
     config = json.loads(Path("theirs/config.json").read_text())
     Path("theirs/config.json").write_text(json.dumps(config | {"decoder_sparse_step": 2}))

@@ -64,6 +64,9 @@ def to_hf(source: str, target: Path, registry: Registry, dtype: torch.dtype | No
     tensors = [tensor for tensor in declared_tensors(form, args, model.name) if not tensor.copy]
     _require_all_exported(manifest, tensors, model.name, "Hugging Face", FLOATS)
     require_equal_weights(found.folder, manifest)
+    stored = dtype_name(dtype) if dtype else manifest.tensors[f"{MODEL}.{tensors[0].parameter}"].dtype
+    # Before anything is written: the format may not be able to express the model.
+    config = export_config(form, args, manifest.about, stored)
     sources, read = by_name(tensors), _reader(found)
     files = _plan_files(sources, manifest, dtype)
     weight_map: dict[str, str] = {}
@@ -81,8 +84,6 @@ def to_hf(source: str, target: Path, registry: Registry, dtype: torch.dtype | No
             total += sum(exported.numel() * exported.element_size() for exported in shard.values())
     if len(files) > 1:
         write_json(target / HF_INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-    stored = dtype_name(dtype) if dtype else manifest.tensors[f"{MODEL}.{tensors[0].parameter}"].dtype
-    config = export_config(form, args, manifest.about, stored)
     write_json(target / "config.json", config)
     generation = export_generation_config(manifest.about)
     if generation:
