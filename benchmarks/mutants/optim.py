@@ -10,6 +10,7 @@ MUON_TESTS, BF16_TESTS = "tests/optim/test_muon.py", "tests/optim/test_adamw_bf1
 MUON, MATRICES, EXCHANGE, NEWTON_SCHULZ = (f"optim/{name}.py" for name in ("muon", "matrices", "exchange", "newton_schulz"))
 
 MUTANTS = (
+    Mutant("muon-patterns-unchecked", MATRICES, "if not any(matches(name, [pattern]) for name in names):", "if False:", (MUON_TESTS,)),
     Mutant("muon-no-nesterov", MUON, "if self._section.nesterov:", "if False:", (MUON_TESTS,)),
     Mutant("muon-skipped-gradient-kept", MUON, "if self._skip is None else torch.where(self._skip, momentum, gradient)", "", (MUON_TESTS,)),
     Mutant("muon-decay-forgotten", MUON, "parameter.mul_(1 - lr * weight_decay).add_(", "parameter.add_(", (MUON_TESTS,)),

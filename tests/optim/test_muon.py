@@ -15,10 +15,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from harness.gloo_pool import GlooPool
-from harness.jobs import make_job
+from harness.jobs import TINY, make_job, run_recipe
 from titan_core.api import OptimizerSection, ParameterRole, TrainedParameter, UserError
 from titan_optim.config import FusedSpec, MuonSection
-from titan_optim.matrices import Matrices, matrices_of
+from titan_optim.matrices import Matrices, matrices_of, require_matches
 from titan_optim.muon import SkippableMuon
 from titan_optim.newton_schulz import orthogonalized, orthogonalized_parts
 
@@ -216,6 +216,26 @@ def test_fused_matrices_are_orthogonalised_one_by_one() -> None:
     for part, rows, scale in ((found[:, :8], fused[:, :8], 1.0), (found[:, 8:10], fused[:, 8:10], (6 / 8) ** 0.5)):
         torch.testing.assert_close(part, orthogonalized(rows, 5) * scale)
     assert not torch.allclose(found, orthogonalized(fused, 5), atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("key", "section"),
+    [
+        ("muon.exclude", MuonSection(exclude=["*.weight", "*.ruoter.weight"])),
+        ("muon.fused", MuonSection(fused=[FusedSpec(pattern="*.ruoter.weight", rows=[3, 2])])),
+    ],
+)
+def test_a_pattern_that_matches_no_parameter_is_refused(key: str, section: MuonSection) -> None:
+    why = rf"{key}, pattern '\*\.ruoter\.weight': matches no parameter; match parameters such as a.weight or b.router.weight"
+    with pytest.raises(UserError, match=why):
+        require_matches(["a.weight", "b.router.weight"], section)
+
+
+@pytest.mark.parametrize("key", ["exclude", "fused"])
+def test_a_job_with_a_misspelt_pattern_does_not_start(in_tmp: object, key: str) -> None:
+    value = {"exclude": '["*.ruoter.weight"]', "fused": '[{pattern = "*qvk*", rows = [2, 1]}]'}[key]
+    with pytest.raises(UserError, match=rf"muon\.{key}, pattern .* matches no parameter"):
+        run_recipe("tiny", {**TINY, "job.device": "cpu", "optimizer.name": "Muon", f"muon.{key}": value})
 
 
 def test_fused_rows_must_divide_the_matrix() -> None:

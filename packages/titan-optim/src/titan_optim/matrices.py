@@ -6,7 +6,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -80,14 +82,35 @@ def chosen_matrices(context: OptimizerContext[MuonSection]) -> dict[nn.Parameter
     """Return the parameters of this rank that Muon updates, and log how many there are.
 
     Raises:
-        UserError: a parameter does not consist of the matrices that ``muon.fused`` names.
+        UserError: a parameter does not consist of the matrices that ``muon.fused`` names, or a pattern matches none.
     """
     layout, section = context.job.model.layout, context.section
+    if section.exclude or section.fused:
+        # A stage of a pipeline has only some of the parameters.
+        with torch.device("meta"):
+            model: Any = context.job.model.build()
+        require_matches([name for name, _ in model.named_parameters()], section)
     everything = [parameter for group in context.groups for parameter in group.parameters]
     chosen = [parameter for parameter in everything if is_orthogonalized(parameter, layout, section)]
     found = {parameter.tensor: matrices_of(parameter, layout, section) for parameter in chosen}
     log.info("%s", _summary(list(found.values()), len(everything)))
     return found
+
+
+def require_matches(names: Sequence[str], section: MuonSection) -> None:
+    """
+    Args:
+        names: of all parameters of the model.
+
+    Raises:
+        UserError: a pattern of the section matches no parameter.
+    """
+    patterns = [("muon.exclude", pattern) for pattern in section.exclude]
+    patterns += [("muon.fused", spec.pattern) for spec in section.fused]
+    for key, pattern in patterns:
+        if not any(matches(name, [pattern]) for name in names):
+            fix = f"match parameters such as {names[0]} or {names[-1]}"
+            raise UserError.one(f"{key}, pattern {pattern!r}", "matches no parameter", fix)
 
 
 def _summary(found: Sequence[Matrices], parameters: int) -> str:
