@@ -47,7 +47,7 @@ MUTANTS = (
     Mutant("experts-starts-for-ends", MOVED, "offs=counts.cumsum(0)", "offs=(counts.cumsum(0) - counts)", (EXPERTS,)),
     Mutant("experts-copies-of-the-wrong-token", MOVED, "tokens[order // places.shape[1]]", "tokens[order % tokens.shape[0]]", (EXPERTS,)),
     Mutant("experts-gradient-of-one-copy", MOVED, "gradients[0][places].sum(1)", "gradients[0][places][:, 0]", (EXPERTS,)),
-    Mutant("experts-outputs-out-of-order", MOVED, "        return rows[places]\n", "        return rows[places.flip(1)]\n", (EXPERTS,)),
+    Mutant("experts-outputs-out-of-order", MOVED, "        return rows[order]\n", "        return rows[order.flip(0)]\n", (EXPERTS,)),
     Mutant("experts-ties-by-the-higher-index", MOVED, "(last - torch.arange(last + 1, device=scores.device))", "torch.arange(last + 1, device=scores.device)", (EXPERTS,)),
     Mutant("experts-two-zeros", MOVED, "(scores + 0.0).view", "scores.view", (EXPERTS,)),
     Mutant("experts-negative-scores-reversed", MOVED, "(bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()", "bits.long()", (EXPERTS,)),

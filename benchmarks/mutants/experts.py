@@ -13,19 +13,20 @@ BIASED, LOSSES = "tests/integration/test_expert_biases.py", "tests/experts/test_
 MESHES = "tests/integration/test_third_party_meshes.py"
 VIEWED = "tests/parallel/test_region_collectives.py::test_gradients_of_parameters_that_a_view_has_divided_among_the_ranks_are_not_summed"
 REGION = MESHES + "::test_experts_within_a_region_are_not_divided_among_ranks_with_the_same_positions"
+MOVED = "core/api/model/experts.py"
 SENDING, DIVIDING, CHECK, FSDP = "experts/dispatch.py", "experts/divide.py", "experts/check.py", "parallel/fsdp.py"
 TRIAL = "experts/check_model.py"
 
 MUTANTS = (
     Mutant("experts-arrive-by-rank", SENDING, "experts = torch.arange(arriving.shape[1], device=rows.device).repeat(ranks)", "experts = torch.arange(arriving.numel(), device=rows.device)", (DISPATCH,)),
-    Mutant("experts-outputs-not-returned-in-order", SENDING, "outputs = move(compute(move(arrived, order, inverse(order)), arriving.sum(0)), inverse(order), order)", "outputs = compute(move(arrived, order, inverse(order)), arriving.sum(0))", (DISPATCH,)),
+    Mutant("experts-outputs-not-returned-in-order", SENDING, "outputs = move_rows(compute(move_rows(arrived, order, back), arriving.sum(0)), back, order)", "outputs = compute(move_rows(arrived, order, back), arriving.sum(0))", (DISPATCH,)),
     Mutant("experts-tail-sent", SENDING, "exchange_rows(rows[: sum(sent)], received", "exchange_rows(rows, received", (DISPATCH,)),
     Mutant("experts-starts-inclusive", SENDING, "starts = sent.cumsum(0) - sent", "starts = sent.cumsum(0)", (DISPATCH,)),
     Mutant("experts-empty-slots-first", SENDING, "right=True)", "right=False)", (DISPATCH,)),
     Mutant("experts-dropped-silently", SENDING, ".masked_fill(overflows, torch.nan)", "", (DISPATCH,)),
     Mutant("experts-counts-beyond-the-capacity", SENDING, "ends.clamp(max=limit)", "ends.clamp(max=2**40)", (JOBS,)),
-    Mutant("experts-gradient-of-the-wrong-rows", SENDING, "return _taken(gradients[0], back), None, None", "return _taken(gradients[0], back.flip(0)), None, None", (DISPATCH,)),
-    Mutant("experts-no-row-is-the-first", SENDING, "torch.where((order >= 0)[:, None], rows[order.clamp(min=0)], 0)", "rows[order.clamp(min=0)]", (DISPATCH,)),
+    Mutant("experts-gradient-of-the-wrong-rows", MOVED, "return _taken(gradients[0], back, ctx.partial)", "return _taken(gradients[0], back.flip(0), ctx.partial)", (DISPATCH,)),
+    Mutant("experts-no-row-is-the-first", MOVED, "torch.where((order >= 0)[:, None], rows[order.clamp(min=0)], 0)", "rows[order.clamp(min=0)]", (DISPATCH,)),
     Mutant("experts-capacity-of-a-rank", DIVIDING, "(keys.expert_parallel_capacity or ranks) / ranks", "(keys.expert_parallel_capacity or 1.0) / ranks / 16", (JOBS,)),
     Mutant("experts-capacity-ignored", CHECK, 'context.section.expert_parallel_capacity is not None and', "False and", (JOBS,)),
     Mutant("experts-summed-over-tensor-parallelism", "parallel/partial_gradients.py", " and self._is_replicated(parameter)", "", (VIEWED,)),

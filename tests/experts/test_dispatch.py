@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from harness.gloo_pool import GlooPool
-from titan_experts.dispatch import AllToAll, Dispatch, Padded, inverse, move
+from titan_core.toolkit.models import inverse, move_rows
+from titan_experts.dispatch import AllToAll, Dispatch, Padded
 
 EXPERTS, DIM = 4, 3
 
@@ -82,9 +83,10 @@ def test_more_rows_than_the_capacity_make_the_outputs_nan(gloo: GlooPool) -> Non
 def test_move_is_indexing_with_a_gradient_by_gathering() -> None:
     rows = torch.randn(5, DIM, requires_grad=True)
     order = torch.tensor([3, -1, 0, 4])
-    moved = move(rows, order, inverse(order, 5))
+    moved = move_rows(rows, order, inverse(order, 5), partial=True)
     expected = torch.stack([rows[3], torch.zeros(DIM), rows[0], rows[4]])
     assert torch.equal(moved, expected)
     factors = torch.randn(4, DIM)
     assert torch.equal(*(torch.autograd.grad((result * factors).sum(), rows)[0] for result in (moved, expected)))
-    assert move(rows[:0], torch.tensor([-1, -1]), torch.tensor([], dtype=torch.int64)).tolist() == [[0.0] * DIM] * 2
+    nothing = move_rows(rows[:0], torch.tensor([-1, -1]), torch.tensor([], dtype=torch.int64), partial=True)
+    assert nothing.tolist() == [[0.0] * DIM] * 2

@@ -7,12 +7,12 @@ counted one belong to no expert. Each rank of the view holds an equal number of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from titan_core.toolkit.models import inverse, move_rows
 from titan_experts.torch_private import exchange_counts, exchange_rows
 
 Compute = Callable[[Tensor, Tensor], Tensor]
@@ -38,7 +38,8 @@ class AllToAll:
         # Rows arrive sorted by rank, then by expert. The experts need them sorted by expert.
         experts = torch.arange(arriving.shape[1], device=rows.device).repeat(ranks)
         order = experts.repeat_interleave(arriving.flatten(), output_size=sum(received)).argsort(stable=True)
-        outputs = move(compute(move(arrived, order, inverse(order)), arriving.sum(0)), inverse(order), order)
+        back = inverse(order)
+        outputs = move_rows(compute(move_rows(arrived, order, back), arriving.sum(0)), back, order)
         returned = exchange_rows(outputs, sent, received, self._mesh)
         return torch.nn.functional.pad(returned, (0, 0, 0, rows.shape[0] - returned.shape[0]))
 
@@ -64,57 +65,13 @@ class Padded:
         # Slot -> row, and row -> slot; -1: none.
         row_of = torch.where(slots < sent[:, None], starts[:, None] + slots, -1).flatten()
         slot_of = inverse(row_of, rows.shape[0])
-        padded = exchange_rows(move(rows, row_of, slot_of), [limit] * ranks, [limit] * ranks, self._mesh)
+        padded = exchange_rows(move_rows(rows, row_of, slot_of, partial=True), [limit] * ranks, [limit] * ranks, self._mesh)
         arriving = exchange_counts(leaving.flatten(), self._mesh).view(ranks, -1)
         # Experts come first in their order, then the slots that hold nothing.
         expert_of = torch.searchsorted(arriving.cumsum(1), slots.expand(ranks, -1).contiguous(), right=True)
         order = expert_of.flatten().argsort(stable=True)
         back = inverse(order)
-        outputs = move(compute(move(padded, order, back), arriving.sum(0)), back, order)
+        outputs = move_rows(compute(move_rows(padded, order, back), arriving.sum(0)), back, order)
         returned = exchange_rows(outputs, [limit] * ranks, [limit] * ranks, self._mesh)
         overflows = (sent > limit).any()
-        return move(returned, slot_of, row_of).masked_fill(overflows, torch.nan)
-
-
-def inverse(order: Tensor, size: int | None = None) -> Tensor:
-    """Return, for each of ``size`` values, where ``order`` contains it; -1 if nowhere.
-
-    Args:
-        order: int64; values from 0 to ``size - 1``, each at most once, or -1.
-        size: default: the length of ``order``.
-    """
-    size = order.shape[0] if size is None else size
-    found = order.new_full((size + 1,), -1)
-    places = torch.arange(order.shape[0], device=order.device)
-    return found.scatter(0, torch.where(order < 0, size, order), places)[:size]
-
-
-def move(rows: Tensor, order: Tensor, back: Tensor) -> Tensor:
-    """Return ``rows[order]``, and zeros where ``order`` is -1. Its gradient is a gather as well: deterministic, unlike that
-    of indexing on a GPU.
-
-    Args:
-        rows: ``[rows, dim]``.
-        order: int64 ``[moved]``; no row is named twice.
-        back: the inverse of ``order``, int64 ``[rows]``.
-    """
-    result: Tensor = _Move.apply(rows, order, back)
-    return result
-
-
-class _Move(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, order: Tensor, back: Tensor) -> Tensor:
-        ctx.save_for_backward(back)
-        return _taken(rows, order)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (back,) = ctx.saved_tensors
-        return _taken(gradients[0], back), None, None
-
-
-def _taken(rows: Tensor, order: Tensor) -> Tensor:
-    if rows.shape[0] == 0:
-        return rows.new_zeros(order.shape[0], *rows.shape[1:])
-    return torch.where((order >= 0)[:, None], rows[order.clamp(min=0)], 0)
+        return move_rows(returned, slot_of, row_of, partial=True).masked_fill(overflows, torch.nan)

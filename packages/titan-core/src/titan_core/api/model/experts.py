@@ -78,7 +78,7 @@ def permute_to_experts(tokens: Tensor, chosen: Tensor, experts: int) -> tuple[Te
     """
     sorted_experts, order = chosen.flatten().sort(stable=True)
     ends = torch.searchsorted(sorted_experts, torch.arange(experts, device=chosen.device), right=True)
-    places = _inverse(order).view_as(chosen)
+    places = inverse(order).view_as(chosen)
     rows: Tensor = _Copy.apply(tokens, order, places)
     return rows, ends.diff(prepend=ends.new_zeros(1)), places
 
@@ -94,12 +94,36 @@ def combine(outputs: Tensor, weights: Tensor, places: Tensor) -> Tensor:
     Returns:
         ``[tokens, dim]``, of the dtype of ``outputs``.
     """
-    of_choices: Tensor = _Take.apply(outputs, places)
+    order = places.flatten()
+    further = outputs.shape[0] > order.shape[0]
+    of_choices = move_rows(outputs, order, inverse(order, outputs.shape[0]), partial=further).unflatten(0, places.shape)
     return (of_choices * weights[..., None].to(outputs.dtype)).sum(1)
 
 
-def _inverse(order: Tensor) -> Tensor:
-    return torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
+def inverse(order: Tensor, size: int | None = None) -> Tensor:
+    """Return, for each of ``size`` values, where ``order`` contains it; -1 if nowhere.
+
+    Args:
+        order: int64; values from 0 to ``size - 1``, each at most once, or -1.
+        size: default: the length of ``order``.
+    """
+    size = order.shape[0] if size is None else size
+    found = order.new_full((size + 1,), -1)
+    places = torch.arange(order.shape[0], device=order.device)
+    return found.scatter(0, torch.where(order < 0, size, order), places)[:size]
+
+
+def move_rows(rows: Tensor, order: Tensor, back: Tensor, *, partial: bool = False) -> Tensor:
+    """Return ``rows[order]``. Its gradient is a gather as well: deterministic, unlike that of indexing on a GPU.
+
+    Args:
+        rows: ``[rows, dim]``.
+        order: int64 ``[moved]``; no row is named twice.
+        back: the inverse of ``order``, int64 ``[rows]``.
+        partial: whether ``order`` or ``back`` may have -1, for zeros. That costs another copy of the rows.
+    """
+    result: Tensor = _Move.apply(rows, order, back, partial)
+    return result
 
 
 class _Copy(torch.autograd.Function):
@@ -116,21 +140,25 @@ class _Copy(torch.autograd.Function):
         return gradients[0][places].sum(1), None, None
 
 
-class _Take(torch.autograd.Function):
-    """``rows[places]``, where ``places`` names each row once, so that the gradient is a gather, too. Further rows have a
-    gradient of zeros."""
+class _Move(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, back: Tensor, partial: bool) -> Tensor:
+        ctx.save_for_backward(back)
+        ctx.partial = partial
+        return _taken(rows, order, partial)
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, places: Tensor) -> Tensor:
-        ctx.save_for_backward(places)
-        ctx.rows = rows.shape[0]
-        return rows[places]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (back,) = ctx.saved_tensors
+        return _taken(gradients[0], back, ctx.partial), None, None, None
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (places,) = ctx.saved_tensors
-        of_rows = gradients[0].flatten(0, 1)[_inverse(places.flatten())]
-        return F.pad(of_rows, (0, 0, 0, ctx.rows - of_rows.shape[0])), None
+
+def _taken(rows: Tensor, order: Tensor, partial: bool) -> Tensor:
+    if not partial:
+        return rows[order]
+    if rows.shape[0] == 0:
+        return rows.new_zeros(order.shape[0], *rows.shape[1:])
+    return torch.where((order >= 0)[:, None], rows[order.clamp(min=0)], 0)
 
 
 class ExpertChoice(nn.Module):
