@@ -130,6 +130,7 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-core/src/titan_core/cli/model_show.py", "getattr"): (2, FIELD),
     ("titan-launch/src/titan_launch/meeting/handler.py", "getattr"): (1, OWN_NAMES),
     ("titan-models-hf/src/titan_models_hf/derive.py", "getattr"): (1, OWN_NAMES),
+    ("titan-models-hf/src/titan_models_hf/experts.py", "getattr"): (2, OWN_NAMES),
     ("titan-models-hf/src/titan_models_hf/transformers_private.py", "getattr"): (1, "functions of transformers"),
     ("titan-models-hf/src/titan_models_hf/transformers_private.py", "setattr"): (
         3,
