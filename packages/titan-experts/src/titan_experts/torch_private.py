@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 
 
 def exchange_counts(counts: Tensor, mesh: DeviceMesh) -> Tensor:
     """Send an equal piece of ``counts`` to each rank of ``mesh``, and return the received pieces in rank order."""
-    return all_to_all_single(counts, None, None, mesh)
+    equal = [len(counts) // mesh.size()] * mesh.size()
+    return exchange_rows(counts, equal, equal, mesh)
 
 
 def exchange_rows(rows: Tensor, received: list[int], sent: list[int], mesh: DeviceMesh) -> Tensor:

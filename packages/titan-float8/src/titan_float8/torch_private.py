@@ -28,8 +28,6 @@ def all_gather_as_bytes() -> None:
         shard: Any = arguments[0]
         data = shard._data.contiguous()
         gathered = operator(data.view(torch.uint8), *arguments[1:], **(keywords or {})).view(data.dtype)
-        return Float8TrainingTensor(
-            gathered, shard._scale, shard._orig_dtype, shard._linear_mm_config, shard._gemm_input_role
-        )
+        return Float8TrainingTensor(gathered, shard._scale, shard.dtype, shard._linear_mm_config, shard._gemm_input_role)
 
     FLOAT8_OPS_TABLE[torch.ops._c10d_functional.all_gather_into_tensor.default] = gather

@@ -2,7 +2,7 @@
 
 * ``torch.distributed.pipelining``: ``PipelineStage._prepare_forward_infra``, ``._get_init_p2p_neighbors_ops``,
   ``._pre_metadata_inference_backup``, ``.forward_maybe_with_nosync`` and ``.backward_one_chunk``;
-  ``schedules._PipelineScheduleRuntime``, the only class that runs a schedule from a CSV file. ``Tensor._is_view``.
+  ``schedules._PipelineScheduleRuntime``, the only class that runs a schedule from a CSV file. ``Tensor._base``.
 * ``torch.ops._c10d_functional``: collectives that return their result, so that the compiler can trace them;
   ``OpOverload._op``; and ``torch._C._AutoDispatchBelowAutograd``, which skips their gradients.
 * ``DTensor._local_tensor``, ``DTensor._spec`` and ``DTensor.__new__(DTensor, local_tensor, spec, requires_grad=...)``: the
@@ -114,7 +114,7 @@ class StageFixes(PipelineStage):
         Zero-bubble schedules detach outputs in place after the backward pass for inputs, and views cannot be.
         """
         output = super().forward_maybe_with_nosync(*arguments, **keywords)  # type: ignore[no-untyped-call]
-        return output.clone() if isinstance(output, Tensor) and output._is_view() else output
+        return output.clone() if isinstance(output, Tensor) and output._base is not None else output
 
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
@@ -125,7 +125,7 @@ class StageFixes(PipelineStage):
         microbatch.
         """
         super().backward_one_chunk(bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward)
-        if loss is not None and full_backward and not loss._is_view():
+        if loss is not None and full_backward and loss._base is None:
             loss.detach_()
 
     def backward_maybe_with_nosync(self, backward_type: str, *arguments: Any, **keywords: Any) -> Any:
