@@ -16,7 +16,12 @@ ARRANGED = "tests/ckpt/test_arrangement.py"
 REFUSALS = "tests/ckpt/test_dcp_refusals.py"
 LIES = f"{REFUSALS}::test_contradictions_are_refused"
 
+MERGE = "tests/ckpt/test_merge.py"
+
 MUTANTS = (
+    Mutant("merge-of-the-oldest", "ckpt/commands/merge.py", "complete[: arguments.last]", "complete[-arguments.last :]", (MERGE,)),
+    Mutant("merge-counts-one-too-many", "ckpt/commands/merge.py", "total.div_(len(chosen))", "total.div_(len(chosen) + 1)", (MERGE,)),
+    Mutant("merge-of-any-models", "ckpt/commands/merge.py", "if ours.about.get(key) != theirs.about.get(key):", "if False:", (MERGE,)),
     Mutant("async-copies-torn", "ckpt/save/staging.py", "        self._requested.wait()\n", "        pass\n", (SAVING,)),
     Mutant("async-copies-not-awaited", "ckpt/save/staging.py", "            self._requested.set()\n", "            pass\n", (SAVING,),
            equivalent="training hangs, and no test waits for that"),

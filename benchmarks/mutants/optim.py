@@ -9,7 +9,18 @@ from benchmarks.mutants.mutant import Mutant
 MUON_TESTS, BF16_TESTS = "tests/optim/test_muon.py", "tests/optim/test_adamw_bf16.py"
 MUON, MATRICES, EXCHANGE, NEWTON_SCHULZ = (f"optim/{name}.py" for name in ("muon", "matrices", "exchange", "newton_schulz"))
 
+AVERAGES_TESTS = "tests/optim/test_averages.py"
+AVERAGES = "optim/averages.py"
+
 MUTANTS = (
+    Mutant("averages-begin-at-zero", AVERAGES, "torch.where(states > 1, 1 - self._section.decay, 1.0)", "1 - self._section.decay * states.new_ones(())", (AVERAGES_TESTS,)),
+    Mutant("averages-of-every-step", AVERAGES, " or after % self._section.freq", "", (AVERAGES_TESTS,)),
+    Mutant("averages-of-skipped-steps", AVERAGES, "torch.as_tensor(~report.skipped if isinstance(report.skipped, Tensor) else True, device=self._states.device)", "torch.as_tensor(True, device=self._states.device)", (AVERAGES_TESTS,)),
+    Mutant("averages-in-narrow-types", AVERAGES, "torch.promote_types(tensor.dtype, torch.float32)", "tensor.dtype", (AVERAGES_TESTS,)),
+    Mutant("averages-without-buffers", AVERAGES, "if name in kept and one.is_floating_point()", "if False", (AVERAGES_TESTS,)),
+    Mutant("averages-stay-in-the-model", AVERAGES, "            self._replace(kept)\n", "            pass\n", (AVERAGES_TESTS,)),
+    Mutant("averages-with-outdated-scales", AVERAGES, "                recompute()\n", "                pass\n", (AVERAGES_TESTS,)),
+    Mutant("averages-of-nothing-validated", AVERAGES, " or not self._states.item()", "", (AVERAGES_TESTS,)),
     Mutant("muon-patterns-unchecked", MATRICES, "if not any(matches(name, [pattern]) for name in names):", "if False:", (MUON_TESTS,)),
     Mutant("muon-no-nesterov", MUON, "if self._section.nesterov:", "if False:", (MUON_TESTS,)),
     Mutant("muon-skipped-gradient-kept", MUON, "if self._skip is None else torch.where(self._skip, momentum, gradient)", "", (MUON_TESTS,)),

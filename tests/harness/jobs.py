@@ -42,6 +42,8 @@ class RunRecord:
     validation: dict[int, tuple[float, int]] = field(default_factory=dict)
     """Validation loss and its number of targets, by step."""
     validation_metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    named_validation: dict[tuple[int, str], float] = field(default_factory=dict)
+    """Losses of validations that have a name, by step and name."""
     events: list[str] = field(default_factory=list)
     reason: str = ""
 
@@ -84,6 +86,9 @@ class Recorder:
 
     @hookimpl
     def titan_validation_end(self, report: Any) -> None:
+        if report.name:
+            self.record.named_validation[report.step, report.name] = report.loss
+            return
         self.record.validation[report.step] = (report.loss, report.num_targets)
         self.record.validation_metrics[report.step] = dict(report.metrics)
 

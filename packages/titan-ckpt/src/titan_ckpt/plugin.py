@@ -62,6 +62,13 @@ def titan_commands() -> list[Command]:
             run=Ref("titan_ckpt.foreign.convert:run"),
         ),
         Command(
+            name="checkpoint merge",
+            group="data and models",
+            summary="average the weights of checkpoints, or extract the averages that a run has kept",
+            arguments=Ref("titan_ckpt.commands.cli:merge_arguments"),
+            run=Ref("titan_ckpt.commands.merge:run"),
+        ),
+        Command(
             name="checkpoint rm",
             group="data and models",
             summary="remove checkpoints",

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import warnings
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -76,6 +77,8 @@ class PrecomputedScales:
 
     def __init__(self, parts: Sequence[ModelPart]) -> None:
         self._parts = parts
+        for part in parts:
+            part.weights_changed += (partial(precompute_float8_dynamic_scale_for_fsdp, part.module),)
 
     @hookimpl
     def titan_train_start(self, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""The config section of Muon."""
+"""The config sections of Muon and of averaged weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from titan_core.api import Count, LearningRate, Section
+from titan_core.api import Count, LearningRate, Section, Steps
+
+DECAY = 0.999
 
 
 class FusedSpec(BaseModel):
@@ -47,3 +49,20 @@ class MuonSection(Section):
     matrix is orthogonalised by itself. Without an entry, the parameter is one matrix; stacked experts need no entry."""
     buffer_mib: Count = Field(default=512, gt=0)
     """Memory of a rank for whole matrices at a time, in MiB; at least one matrix."""
+
+
+class AveragesSection(Section):
+    section: ClassVar[str] = "averages"
+    may_change: ClassVar[tuple[str, ...]] = ("validate_averages",)
+
+    kind: Literal["none", "exponential", "mean"] = "none"
+    """Keep averages of the weights: "exponential", in which newer states weigh more, or the "mean" of all states. They are
+    saved with checkpoints, and take the memory of the weights once more."""
+    decay: float = Field(default=DECAY, gt=0.0, lt=1.0)
+    """Weight of the average so far, each time that "exponential" averages: 0.999 remembers about 1,000 states."""
+    freq: Steps = Field(default=1, gt=0)
+    """Average the weights after every this many steps."""
+    start_step: Steps = Field(default=1, gt=0)
+    """The first step whose weights are averaged."""
+    validate_averages: bool = True
+    """Also measure the validation loss of the averages, whenever validation is due."""

@@ -1,7 +1,7 @@
-"""Registers the optimizers."""
+"""Registers the optimizers, and averages of weights."""
 
-from titan_core.api import Optimizer, Ref, hookimpl
-from titan_optim.config import MuonSection
+from titan_core.api import Optimizer, Phase, Ref, StepUse, Transform, hookimpl
+from titan_optim.config import AveragesSection, MuonSection
 
 api = (2, 1)
 
@@ -21,5 +21,20 @@ def titan_optimizers() -> list[Optimizer]:
             summary="AdamW with its running means in bfloat16, rounded stochastically, equally on any mesh",
             build=Ref("titan_optim.adamw_bf16:build"),
             costs=Ref("titan_optim.costs:of_adamw_bf16"),
+        ),
+    ]
+
+
+@hookimpl
+def titan_parallelisms() -> list[Transform]:
+    return [
+        Transform(
+            name="averaged_weights",
+            summary="averages of the weights of successive steps, validated beside them and saved",
+            config=AveragesSection,
+            phase=Phase.DATA,
+            active=lambda context: context.section.kind != "none",
+            check=Ref("titan_optim.averages_check:check"),
+            steps=StepUse(observer=Ref("titan_optim.averages:AveragedWeights")),
         ),
     ]

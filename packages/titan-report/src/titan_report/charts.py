@@ -73,8 +73,14 @@ def line_charts(runs: Sequence[RunLog]) -> list[Chart]:
     return [chart for chart in charts if chart.curves]
 
 
+_NAMED = "validation_loss/"
+"""Prefix of validations with a name, such as those of averaged weights."""
+
+
 def _loss(runs: Sequence[RunLog]) -> Chart:
     parts: list[tuple[str, str, Style]] = [("loss", "loss", "line"), ("validation", "validation_loss", "dots")]
+    named = dict.fromkeys(key for run in runs for one in run.validations[-1:] for key in one if key.startswith(_NAMED))
+    parts += [(f"validation ({key.removeprefix(_NAMED)})", key, "dots") for key in named]
     if any(_differs(run, "loss_max", "loss") for run in runs):
         parts.insert(0, ("highest of all ranks", "loss_max", "faint"))
     return _chart("loss", "Loss", "nats per token", ".4f", runs, parts)

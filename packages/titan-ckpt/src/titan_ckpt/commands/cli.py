@@ -1,4 +1,4 @@
-"""``titan checkpoint list | show | verify | rm``. Does not import torch."""
+"""``titan checkpoint list | show | verify | rm``, and the arguments of the other commands. Does not import torch."""
 
 from __future__ import annotations
 
@@ -49,6 +49,21 @@ def rm_arguments(parser: argparse.ArgumentParser) -> None:
     _path_argument(parser)
     parser.add_argument("--step", type=integer(0, MOST_STEPS), nargs="+", required=True, metavar="N", help="steps to remove")
     parser.add_argument("--force", action="store_true", help="remove them even if no complete checkpoint is left")
+
+
+def merge_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of ``titan checkpoint merge``."""
+    what = "run, of which the newest checkpoint is taken, or checkpoint; a path or URL"
+    parser.add_argument("sources", metavar="SOURCE", nargs="+", help=what)
+    parser.add_argument("target", metavar="TARGET", help="new folder for the merged checkpoint")
+    of_run = parser.add_mutually_exclusive_group()
+    most = 10_000
+    of_run.add_argument("--last", type=integer(1, most), metavar="K", help="merge the last K checkpoints of the run")
+    steps = integer(0, MOST_STEPS)
+    of_run.add_argument("--steps", type=steps, nargs="+", metavar="N", help="merge the run's checkpoints of these steps")
+    parser.add_argument(
+        "--averages", action="store_true", help="take the averaged weights that the run has kept (averages.kind)"
+    )
 
 
 def convert_arguments(parser: argparse.ArgumentParser) -> None:

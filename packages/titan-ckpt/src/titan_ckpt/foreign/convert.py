@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 from pathlib import Path
 
 import torch
@@ -13,10 +11,9 @@ from titan_ckpt.foreign.config import kind_of
 from titan_ckpt.foreign.exporting import to_dcp, to_hf
 from titan_ckpt.foreign.hf_export import TOKENIZER_FIX, copy_tokenizer
 from titan_ckpt.foreign.importing import Foreign, import_weights, open_dcp_weights, open_foreign_weights
+from titan_ckpt.format.new_folder import new_folder, require_new
 from titan_core.api import CommandContext, Recipe, UserError
-from titan_core.toolkit.folder_lock import FolderLock
 
-_STEP = re.compile(r"step-[0-9]+")
 _ONLY_FOR = {
     "to": ("titan",),
     "model": ("safetensors", "consolidated"),
@@ -37,36 +34,19 @@ def run(context: CommandContext) -> int:
     """Convert to or from Titan's format, depending on the source."""
     arguments = context.arguments
     source, target = Path(arguments.source), Path(arguments.target)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError.one(str(target), "already exists and is not empty", "choose a new folder")
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
     kind = kind_of(source) if source.is_dir() else None
+    require_new(target, checkpoint=kind is not None)
     _require_options_apply(context, kind or "titan")
-    if kind is not None and _STEP.fullmatch(target.name):
-        why = "only a run may name the folders of its checkpoints step-N"
-        raise UserError.one(str(target), why, "choose another name")
     foreign = _open(context, source, kind) if kind is not None else None
-    with FolderLock.beside(target, str(target)):
-        # Rename at the end, so that no partial result exists under the target's name.
-        partial = target.with_name(target.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            partial.mkdir(parents=True)
-            if foreign is not None:
-                import_weights(foreign, partial, dtype)
-                _copy_tokenizer(arguments.tokenizer, foreign, partial)
-            elif arguments.to == "dcp":
-                to_dcp(arguments.source, partial, context.registry, dtype)
-            else:
-                to_hf(arguments.source, partial, context.registry, dtype, arguments.tokenizer)
-            if target.exists():
-                target.rmdir()
-            partial.rename(target)
-        except OSError as error:
-            why = f"cannot be written: {error.strerror or error}"
-            raise UserError.one(str(target), why, "make space, or choose another location") from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+    with new_folder(target) as partial:
+        if foreign is not None:
+            import_weights(foreign, partial, dtype)
+            _copy_tokenizer(arguments.tokenizer, foreign, partial)
+        elif arguments.to == "dcp":
+            to_dcp(arguments.source, partial, context.registry, dtype)
+        else:
+            to_hf(arguments.source, partial, context.registry, dtype, arguments.tokenizer)
     print(f"wrote {target}")
     if foreign is not None and foreign.left_out:
         shown = (name if number == 1 else f"{name} ({number} entries)" for name, number in foreign.left_out.items())

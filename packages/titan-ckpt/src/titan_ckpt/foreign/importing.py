@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,11 +22,9 @@ from titan_ckpt.foreign.checks import (
 from titan_ckpt.foreign.config import formats_of, hf_about, model_for, preferred, read_config
 from titan_ckpt.foreign.dcp_files import DcpFiles
 from titan_ckpt.foreign.files import ForeignFiles, open_files
-from titan_ckpt.format.chunks import bytes_of
 from titan_ckpt.format.dtypes import dtype_name, to_dtype
-from titan_ckpt.format.folder import Folder, write_all
-from titan_ckpt.format.manifest import write_manifest
-from titan_ckpt.format.stored import MODEL, Chunk, Manifest, StoredTensor, chunk_digest
+from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.weights_writer import written_weights
 from titan_core.api import ForeignTensor, Model, Registry, UserError
 
 
@@ -102,29 +99,21 @@ def import_weights(foreign: Foreign, target: Path, dtype: torch.dtype | None) ->
         raise UserError.one(f"model {model.name!r}", why, "ask the plugin's author")
     require_weights(files, declared, wanted, foreign.ignored, where)
     require_equal_copies(files, declared, where)
-    stored: dict[str, StoredTensor] = {}
-    folder, at = Folder(str(target)), 0
-    with folder.create("data-00000.bin") as file, progress("tensors", len(tensors), False) as advance:
-        for tensor in tensors:
-            shape, _ = wanted[tensor.parameter]
-            whole = to_dtype(read(files, tensor, shape), None if tensor.buffer else dtype, tensor.parameter)
-            data = bytes_of(whole)
-            write_all(file, data)
-            name, kept_as, shape = f"{MODEL}.{tensor.parameter}", dtype_name(whole.dtype), tuple(whole.shape)
-            begin = (0,) * len(shape)
-            digest = chunk_digest(name, kept_as, begin, shape, data)
-            chunk = Chunk(begin, shape, "data-00000.bin", at, len(data), digest)
-            stored[name] = StoredTensor(kept_as, shape, (chunk,))
-            at += len(data)
-            advance(1)
-    described = {
+    about = {
         "model": f"{model.name} from {foreign.source.name}",
         "model_name": model.name,
         "model_args": foreign.args.model_dump(mode="json"),
         **foreign.about,
     }
-    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    write_manifest(folder, Manifest(foreign.step, created, described, {}, stored, {"data-00000.bin": at}))
+    with (
+        written_weights(Folder(str(target)), foreign.step, about) as writer,
+        progress("tensors", len(tensors), False) as advance,
+    ):
+        for tensor in tensors:
+            shape, _ = wanted[tensor.parameter]
+            whole = read(files, tensor, shape)
+            writer.add(tensor.parameter, to_dtype(whole, None if tensor.buffer else dtype, tensor.parameter))
+            advance(1)
 
 
 def _own_names(model: Model, args: BaseModel) -> list[ForeignTensor]:

@@ -229,6 +229,7 @@ class Trainer:
             report=self.lifecycle.finding,
             shared_request=self.requests.new,
             evaluation=self._evaluation,
+            validate=self._validate,
             show=self.lifecycle.sample,
         )
 
@@ -281,10 +282,14 @@ class Trainer:
         """Measure the validation loss if that is due. A checkpoint that is due has been saved before."""
         if self.validation is None or self.preempted or not self.validation.is_due(self.state.step, last):
             return
-        report = self.validation.measure(self.state.step)
+        self.last_validation = self._validate() or self.last_validation
+
+    def _validate(self, name: str = "") -> ValidationReport | None:
+        """See :attr:`titan_core.api.Run.validate`."""
+        report = None if self.validation is None else self.validation.measure(self.state.step, name)
         if report is not None:
-            self.last_validation = report
             self.lifecycle.validation_end(report)
+        return report
 
     def close(self) -> None:
         """Stop reading ahead, finish pending writes and close all files."""

@@ -56,8 +56,9 @@ class Validation:
         """Return whether to validate after ``step``."""
         return self._measured != step and (last or step % self._section.freq == 0)
 
-    def measure(self, step: int) -> ValidationReport | None:
-        """Return the mean loss over the target tokens of the data; ``None`` if a rank received a stop request meanwhile.
+    def measure(self, step: int, name: str = "") -> ValidationReport | None:
+        """Return the mean loss over the target tokens of the data, as a report called ``name``; ``None`` if a rank received
+        a stop request meanwhile.
 
         Raises:
             UserError: the data is invalid, or has no targets. Raised on every rank.
@@ -88,11 +89,11 @@ class Validation:
             loss.zero_()  # these ranks computed the same loss as the first
         self._measured = step
         if not weight:
-            name = self._spec.datasets[0].name
-            raise UserError.one(f"validation dataset {name!r}", "has no target tokens", "add longer documents")
-        means = {name: value.item() for name, value in self._metric_means(metrics).items()}
+            dataset = self._spec.datasets[0].name
+            raise UserError.one(f"validation dataset {dataset!r}", "has no target tokens", "add longer documents")
+        means = {key: value.item() for key, value in self._metric_means(metrics).items()}
         mean = float(self._world.sum(loss)) / weight
-        return ValidationReport(step, mean, targets, batches, time.perf_counter() - started, means)
+        return ValidationReport(step, mean, targets, batches, time.perf_counter() - started, means, name)
 
     def _sum(self, loader: DataLoader, step: int) -> tuple[Tensor, float, int, int, MetricSums] | None:
         """Return the sum of this rank's losses, the weight and the number of all ranks' targets, the number of global

@@ -104,10 +104,11 @@ def format_line(record: Record, steps: int, width: int | None = None) -> str:
     step = f"step {record['step']:>{len(str(steps))}}/{steps}"
     prefix = "objective/"
     metrics = [f"{name[len(prefix) :]} {_figure(record[name], '.4g')}" for name in record if name.startswith(prefix)]
-    if "validation_loss" in record:
-        loss = f"validation loss {_figure(record['validation_loss'], '7.4f')}"
-        time = f"{_figure(record['validation_seconds'], '.1f')} s"
-        long = [step, loss, *metrics, f"{record['validation_tokens']:,} tokens in {time}"]
+    for key in (key for key in record if key.startswith("validation_loss")):
+        of = key.removeprefix("validation_loss")
+        loss = f"validation loss {_figure(record[key], '7.4f')}{of and f' ({of[1:]})'}"
+        time = f"{_figure(record[f'validation_seconds{of}'], '.1f')} s"
+        long = [step, loss, *metrics, f"{record[f'validation_tokens{of}']:,} tokens in {time}"]
         return _fitted(long, [step, loss, *metrics, time], width)
     loss, lr = f"loss {_figure(record['loss'], '7.4f')}", f"lr {_figure(record['lr'], '.2e')}"
     norm, speed = _figure(record["grad_norm"], "7.3f"), _figure(record["tokens_per_second"], ",.0f")

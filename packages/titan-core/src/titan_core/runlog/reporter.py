@@ -60,13 +60,14 @@ class MetricsReporter:
     def titan_validation_end(self, report: ValidationReport) -> None:
         """Log a separate record. The time of validation does not count as training time."""
         if self._world.rank == 0:
+            of = f"/{report.name}" if report.name else ""
             self._lifecycle.metrics(
                 {
                     "step": report.step,
-                    "validation_loss": _finite(report.loss),
-                    "validation_tokens": report.num_targets,
-                    "validation_seconds": report.seconds,
-                    **{f"objective/{name}": _finite(value) for name, value in report.metrics.items()},
+                    f"validation_loss{of}": _finite(report.loss),
+                    f"validation_tokens{of}": report.num_targets,
+                    f"validation_seconds{of}": report.seconds,
+                    **{f"objective/{name}{of}": _finite(value) for name, value in report.metrics.items()},
                     "time": time.time(),
                 }
             )

@@ -60,6 +60,10 @@ class Run:
     """Returns a context for an observer's own forward passes: evaluation mode, without gradients and without the compiler
     (shapes may differ from those of training). On exit, gradients, buffers, modes and random generators are as they were.
     The time within does not count as training time. All ranks must enter together."""
+    validate: Callable[[str], ValidationReport | None]
+    """Measures the validation loss with the present weights, as those of an average, and fires ``titan_validation_end`` with
+    a report of that name, which must not be empty. ``None`` if the job does not validate or a rank must stop. For
+    ``titan_validation_end`` of an unnamed report; all ranks must call it together, and put the weights back."""
     show: Callable[[Sample], None]
     """Reports a text that the model wrote: fires the hook ``titan_sample`` on this rank. Call it on rank 0 only."""
 
@@ -161,6 +165,8 @@ class ValidationReport:
     seconds: float
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the objective, as in :class:`StepReport`."""
+    name: str = ""
+    """What was validated, if not the weights of the step: ``"averaged"`` (:attr:`Run.validate`)."""
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,9 @@ class ModelPart:
     expensive to recompute for their size, or were communicated. A model lists the operators that it calls in its layout."""
     after_evaluation: tuple[Callable[[], None], ...] = ()
     """Functions to call after forward passes that no backward pass follows."""
+    weights_changed: tuple[Callable[[], None], ...] = ()
+    """Functions to call after the values of parameters were replaced between steps, as to validate an average of weights:
+    what was computed from them beforehand is outdated."""
     wrapped_objectives: tuple[ObjectiveFunction, ...] = ()
     """The objectives that :attr:`objective` wraps, innermost first."""
     auxiliary_losses: tuple[str, ...] = ()

@@ -30,7 +30,8 @@ class RunLog:
     steps: list[dict[str, Any]]
     """Records of logged steps, in order; of a long run those that :class:`.thinned.Thinned` keeps."""
     validations: list[dict[str, Any]]
-    """Records of validations, likewise."""
+    """Records of validations, likewise. That of a step has the figures of its named validations too, such as
+    ``validation_loss/averaged``."""
     events: list[dict[str, Any]]
     """Events of all attempts, such as starts, checkpoints and ends (:mod:`titan_core.runlog.event_log`), in order."""
     even_steps: list[dict[str, Any]] = field(default_factory=list)
@@ -55,11 +56,14 @@ class RunLog:
         events = list(checked_records(path / EVENTS, event_flaw, skipped.append))
         signs = SignsOfLife([event["time"] for event in events if event["event"] == "start"])
         steps, validations = Thinned(), Thinned()
+        validation: dict[str, Any] = {}  # the latest, to which those of a name belong
         for record in checked_records(path / METRICS, metrics_flaw, skipped.append):
             if "loss" in record:
                 steps.add(record)
             if "validation_loss" in record:
-                validations.add(record)
+                validations.add(validation := record)
+            elif "loss" not in record and record["step"] == validation.get("step"):
+                validation.update(record)
             if record.get("time") is not None:
                 signs.add(record["time"])
         plugins = path / PLUGINS

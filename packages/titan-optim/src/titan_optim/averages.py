@@ -1,0 +1,111 @@
+"""Averages of the weights of successive steps, beside the weights that are trained.
+
+An average of weights has about the loss that decaying the learning rate would give, at any time (Izmailov et al., "Averaging
+weights leads to wider optima", arXiv 1803.05407; Hägele et al., "Scaling laws and compute-optimal training beyond fixed
+training durations", arXiv 2405.18392).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from titan_core.api import ModelPart, Run, StepReport, TrainingContext, ValidationReport, hookimpl
+from titan_optim.config import AveragesSection
+
+NAME = "averaged"
+"""Name of the validations of averages."""
+PREFIX = "averaged_weights"
+"""Prefix of the averages' names in checkpoints: ``averaged_weights.PARAMETER``."""
+STATES = f"{PREFIX}.states"
+
+
+class AveragedWeights:
+    """Averages what training changes: parameters that are not frozen, and persistent floating-point buffers, such as the
+    biases that balance experts. An average has the shards of its tensor, in fp32 if the tensor's type is narrower."""
+
+    def __init__(self, parts: Sequence[ModelPart], context: TrainingContext[AveragesSection]) -> None:
+        self._section, self._parts = context.section, parts
+        self._tensors = dict(named for part in parts for named in averaged_tensors(part))
+        # A weight's average means nothing before the first state, whose weight is 1.
+        self._averages = {name: _zeros_like(tensor) for name, tensor in self._tensors.items()}
+        self._states = torch.zeros((), dtype=torch.int64, device=context.device)
+        self._run: Run | None = None
+
+    @hookimpl
+    def titan_train_start(self, run: Run) -> None:
+        """Remember the run, to validate averages."""
+        self._run = run
+
+    @hookimpl
+    def titan_state_tensors(self) -> dict[str, Tensor]:
+        """Return the averages, and how many states are in them."""
+        named = {f"{PREFIX}.{name}": average for name, average in self._averages.items()}
+        return {**named, STATES: self._states}
+
+    @hookimpl(trylast=True)  # after observers that change buffers
+    @torch.no_grad()
+    def titan_step_end(self, report: StepReport) -> None:
+        """Take the weights into their averages if that is due and the step updated them, without a wait for the device."""
+        after = report.step - self._section.start_step
+        if report.skipped is True or after < 0 or after % self._section.freq:
+            return
+        taken = torch.as_tensor(~report.skipped if isinstance(report.skipped, Tensor) else True, device=self._states.device)
+        self._states += taken
+        weight = taken * self._weight_of_newest()
+        for name, tensor in self._tensors.items():
+            average, newest = _local(self._averages[name]), _local(tensor.detach())
+            average.lerp_(newest.to(average.dtype), weight.to(average.device, average.dtype))
+
+    @hookimpl(trylast=True)  # the live weights' loss is logged first
+    def titan_validation_end(self, report: ValidationReport) -> None:
+        """Validate the averages too."""
+        if report.name or not self._section.validate_averages or not self._states.item():
+            return
+        assert self._run is not None
+        with self._averages_in_the_model():
+            self._run.validate(NAME)
+
+    def _weight_of_newest(self) -> Tensor:
+        """Return the weight of the newest state in the averages, 0-d fp64."""
+        states = self._states.double()
+        if self._section.kind == "mean":
+            return 1 / states.clamp(min=1)
+        return torch.where(states > 1, 1 - self._section.decay, 1.0)
+
+    @contextmanager
+    def _averages_in_the_model(self) -> Iterator[None]:
+        """Give the model its averaged weights inside the context. Meanwhile each rank holds a copy of its shards."""
+        kept = {name: _local(tensor.detach()).clone() for name, tensor in self._tensors.items()}
+        self._replace({name: _local(average) for name, average in self._averages.items()})
+        try:
+            yield
+        finally:
+            self._replace(kept)
+
+    @torch.no_grad()
+    def _replace(self, values: dict[str, Tensor]) -> None:
+        for name, tensor in self._tensors.items():
+            _local(tensor.detach()).copy_(values[name])
+        for part in self._parts:
+            for recompute in part.weights_changed:
+                recompute()
+
+
+def averaged_tensors(part: ModelPart) -> Iterator[tuple[str, Tensor]]:
+    """Yield what is averaged of a part by fully qualified name; a shared parameter once."""
+    yield from ((name, parameter) for name, parameter in part.named_parameters() if parameter.requires_grad)
+    kept = part.module.state_dict().keys()
+    yield from ((name, one) for name, one in part.module.named_buffers() if name in kept and one.is_floating_point())
+
+
+def _zeros_like(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor.detach(), dtype=torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

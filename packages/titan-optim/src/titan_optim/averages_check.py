@@ -1,0 +1,20 @@
+"""Refuses averages of nothing. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from titan_core.api import JobContext, Problem
+from titan_core.toolkit.sections import TrainingSection
+from titan_optim.config import DECAY, AveragesSection
+
+
+def check(context: JobContext[AveragesSection]) -> Iterator[Problem]:
+    """Yield a problem for each key that would have no effect."""
+    section, steps = context.section, context.job.section(TrainingSection).steps
+    if section.start_step > steps:
+        why = f"is after the last step, training.steps = {steps}: nothing would be averaged"
+        yield Problem(f"averages.start_step = {section.start_step}", why, f"set it to {steps} at most")
+    if section.kind == "mean" and section.decay != DECAY:
+        why = 'has no effect on averages.kind = "mean", in which all states have the same weight'
+        yield Problem(f"averages.decay = {section.decay}", why, 'remove it, or set averages.kind = "exponential"')
