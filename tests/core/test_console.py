@@ -82,6 +82,8 @@ def test_a_line_fits_the_terminal(width: int | None, line: str) -> None:
 def test_the_line_of_a_validation_fits_the_terminal() -> None:
     assert format_line(VALIDATION, 1000, 80) == "step  120/1000 | validation loss  4.5678 | 1,000,000 tokens in 12.3 s"
     assert format_line(VALIDATION, 1000, 50) == "step  120/1000  validation loss  4.5678  12.3 s"
+    named = {key if key == "step" else f"{key}/averaged": value for key, value in VALIDATION.items()}
+    assert format_line(named, 1000, 60) == "step  120/1000  validation loss  4.5678 (averaged)  12.3 s"
 
 
 def test_metrics_of_the_objective_follow_the_loss() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.made_runs import BEGAN, end, start, write_eventful, write_lines, write_run
+from harness.made_runs import BEGAN, end, start, validation, write_eventful, write_lines, write_run
 from titan_core.api import UserError
 from titan_core.cli.main import main
 from titan_core.toolkit.runs.run_log import RunLog
@@ -78,6 +78,14 @@ def test_each_metric_of_an_objective_has_a_chart(tmp_path: Path) -> None:
     assert (accuracy.title, accuracy.unit) == ("accuracy", "objective")
     assert [(curve.run, curve.values[-1]) for curve in accuracy.curves] == [(0, runs[0].steps[-1]["step"] / 100)]
     assert "auxiliary-balance" in charts
+
+
+def test_validations_with_a_name_are_curves_of_the_loss(tmp_path: Path) -> None:
+    named = [{"step": step, "validation_loss/averaged": 2.5, "time": BEGAN + step} for step in (20, 30)]
+    runs = [RunLog.read(write_run(tmp_path / "a", validations=[named[0], validation(30, 3.0), named[1]]))]
+    assert [(one["validation_loss"], one["validation_loss/averaged"]) for one in runs[0].validations] == [(3.0, 2.5)]
+    (loss,) = (chart for chart in line_charts(runs) if chart.name == "loss")
+    assert [curve.values for curve in loss.curves if curve.label == "validation (averaged)"] == [(2.5,)]
 
 
 def test_runs_with_the_same_name_are_distinguished() -> None:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from titan_ckpt.commands.cli import progress
@@ -115,18 +114,20 @@ def _merge(chosen: Sequence[Entry], folder: Folder, averages: bool) -> None:
 
 
 def _mean(chosen: Sequence[Entry], name: str, averages: bool) -> Tensor:
-    """Return the mean of a tensor, computed in fp64, in the type that the first checkpoint stores."""
-    dtype: torch.dtype = getattr(torch, _manifest(chosen[0]).tensors[name].dtype)
-    if not dtype.is_floating_point:
-        return read_whole(chosen[0].folder, _manifest(chosen[0]), name)
-    total: Tensor | None = None
-    for one in chosen:
-        manifest = _manifest(one)
-        averaged = name.replace(MODEL, AVERAGED, 1)
-        whole = read_whole(one.folder, manifest, averaged if averages and averaged in manifest.tensors else name).double()
-        total = whole if total is None else total.add_(whole)
-    assert total is not None
-    return total.div_(len(chosen)).to(dtype)
+    """Return the mean of a tensor, computed in fp64, in the type in which the first checkpoint stores it."""
+    first = _read(chosen[0], name, averages)
+    if not first.is_floating_point():
+        return first
+    total = first.double()
+    for one in chosen[1:]:
+        total += _read(one, name, averages)
+    return total.div_(len(chosen)).to(first.dtype)
+
+
+def _read(one: Entry, name: str, averages: bool) -> Tensor:
+    """Read a tensor, or its average if ``averages`` and there is one."""
+    manifest, averaged = _manifest(one), name.replace(MODEL, AVERAGED, 1)
+    return read_whole(one.folder, manifest, averaged if averages and averaged in manifest.tensors else name)
 
 
 def _manifest(one: Entry) -> Manifest:
