@@ -1,8 +1,13 @@
 """Biases of the choice balance experts without a loss, and are the same to the bit on every mesh. The z-loss of routers is
-the same to rounding."""
+the same to rounding.
+
+``uv run pytest -m "long or full or not full" tests/integration/test_expert_biases.py`` runs the whole table: each mesh
+with each recomputation, both dispatches and two accumulations."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -13,10 +18,10 @@ from torch import Tensor
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_recipe
-from harness.meshes import FAST
+from harness.meshes import CP, DR, FAST, PP, RECOMPUTATION, SCHEDULE, TP
 from harness.quick import rows
 
-EP, TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("expert", "tensor", "pipeline", "context"))
+EP = "parallelism.expert_parallel_degree"
 AC, LOCAL = "activation_checkpoint.mode", "training.local_batch_size"
 ARGS = (
     "{dim = 48, n_layers = 4, n_heads = 4, n_kv_heads = 2, ffn_dim = 100, n_experts = 8, experts_per_token = 2,"
@@ -26,30 +31,71 @@ SETTINGS: dict[str, object] = {
     **FAST,
     "model.args": ARGS,
     "training.steps": 3,
+    "training.global_batch_size": 16,
     "experts.balance": "bias",
     "experts.bias_rate": 0.01,
     "experts.z_loss_weight": 0.5,
 }
-MESHES: dict[str, tuple[int, dict[str, object]]] = {
-    "EP 2, full recomputation, validations": (2, {EP: 2, AC: "full", "validation.freq": 1, "validation.steps": 1}),
-    "more microbatches": (1, {LOCAL: 1}),
-    "EP 2 x TP 2": (4, {EP: 2, TP: 2}),
-    "TP 2, no SP": (2, {TP: 2, "parallelism.disable_sequence_parallel": "true"}),
-    "CP 2, selective recomputation": (2, {CP: 2, AC: "selective"}),
-    "PP 2, ZBV": (2, {PP: 2, "parallelism.pipeline_parallel_schedule": "ZBVZeroBubble"}),
-    "EP 4, without waiting": (4, {EP: 4, "parallelism.expert_parallel_dispatch": "device"}),
+VALIDATED: dict[str, object] = {
+    "validation.enable": "true", "validation.dataset": "stdlib", "validation.freq": 1, "validation.steps": 1,
 }  # fmt: skip
-QUICK = ("CP 2, selective recomputation",)
+MESHES: dict[str, tuple[int, dict[str, object]]] = {
+    "EP 2": (2, {EP: 2, **VALIDATED}),
+    "EP 4": (4, {EP: 4}),
+    "EP 2 x FSDP 2": (4, {EP: 2}),
+    "EP 2 x HSDP 2": (4, {EP: 2, DR: 2}),
+    "EP 2 x TP 2": (4, {EP: 2, TP: 2}),
+    "EP 2 x TP 2, no SP": (4, {EP: 2, TP: 2, "parallelism.disable_sequence_parallel": "true"}),
+    "EP 4 = FSDP 2 x TP 2": (4, {EP: 4, TP: 2}),
+    "EP 2 x CP 2": (4, {EP: 2, CP: 2}),
+    "EP 2 x PP 2, 1F1B": (4, {EP: 2, PP: 2, SCHEDULE: "1F1B"}),
+    "EP 2 x PP 2, interleaved": (4, {EP: 2, PP: 2, SCHEDULE: "Interleaved1F1B"}),
+    "EP 2 x PP 2, ZBV": (4, {EP: 2, PP: 2, SCHEDULE: "ZBVZeroBubble"}),
+    "EP 2 x PP 2, DualPipeV": (4, {EP: 2, PP: 2, SCHEDULE: "DualPipeV"}),
+    "EP 2 x TP 2 x PP 2": (8, {EP: 2, TP: 2, PP: 2}),
+    "TP 2, no SP": (2, {TP: 2, "parallelism.disable_sequence_parallel": "true"}),
+    "CP 2": (2, {CP: 2}),
+    "PP 2, ZBV": (2, {PP: 2, SCHEDULE: "ZBVZeroBubble"}),
+}
+QUICK = ("CP 2, selective, alltoall, 4 microbatches",)
+FULL = (
+    "EP 2, full, alltoall, 1 microbatches",
+    "EP 4, none, device, 4 microbatches",
+    "EP 2 x TP 2, selective, alltoall, 1 microbatches",
+    "EP 4 = FSDP 2 x TP 2, full, device, 1 microbatches",
+    "EP 2 x PP 2, DualPipeV, full, device, 4 microbatches",
+    "TP 2, no SP, none, alltoall, 1 microbatches",
+    "PP 2, ZBV, none, alltoall, 4 microbatches",
+)
 
 
-def biases_of(folder: str, overrides: dict[str, object]) -> tuple[RunRecord, dict[str, list[Tensor]]]:
+def table() -> dict[str, tuple[int, dict[str, object]]]:
+    """Return the ranks and the settings of each row."""
+    found = {}
+    for (mesh, (ranks, degrees)), mode, dispatch, microbatches in itertools.product(
+        MESHES.items(), RECOMPUTATION, ("alltoall", "device"), (1, 4)
+    ):
+        data_ranks = ranks // math.prod(degrees.get(key, 1) for key in (TP, PP, CP))  # type: ignore[misc]
+        name = f"{mesh}, {mode}, {dispatch}, {microbatches} microbatches"
+        local: dict[str, object] = {LOCAL: 16 // data_ranks // microbatches, AC: mode}
+        found[name] = ranks, {**degrees, **local, "parallelism.expert_parallel_dispatch": dispatch}
+    return found
+
+
+TABLE = table()
+
+
+Biases = dict[str, list[Tensor]]
+
+
+def biases_of(folder: str, overrides: dict[str, object]) -> tuple[RunRecord, Biases]:
     """Train, and return the record and the biases of this rank's blocks after each step."""
     from titan_core.api import hookimpl
 
     os.chdir(folder)
-    found: dict[str, list[Tensor]] = {}
+    found: Biases = {}
 
-    class Biases:
+    class Observed:
         @hookimpl
         def titan_train_start(self, run: Any) -> None:
             named = (pair for part in run.parts for pair in part.module.named_buffers())
@@ -60,25 +106,36 @@ def biases_of(folder: str, overrides: dict[str, object]) -> tuple[RunRecord, dic
             for name, bias in self.biases.items():
                 found.setdefault(name, []).append(bias.clone())
 
-    return run_recipe("qwen3_moe_debug", {"job.device": "cpu", **overrides}, observers=[Biases()]), found
+    return run_recipe("qwen3_moe_debug", {"job.device": "cpu", **overrides}, weights=True, observers=[Observed()]), found
 
 
-@pytest.mark.parametrize("mesh", rows(MESHES, QUICK, tuple(MESHES)))
-def test_biases_are_the_same_to_the_bit_on_every_mesh(gloo: GlooPool, tmp_path: Path, mesh: str) -> None:
-    ranks, overrides = MESHES[mesh]
-    ((one, biases),) = gloo.run(1, biases_of, str(tmp_path), SETTINGS)
+@pytest.fixture(scope="module")
+def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, Biases]:
+    record, biases = gloo.run(1, biases_of, str(tmp_path_factory.mktemp("one")), SETTINGS)[0]
     assert len(biases) == 3 and all(values[-1].any() for values in biases.values())
+    return record, biases
+
+
+@pytest.mark.parametrize("name", rows(TABLE, QUICK, FULL))
+def test_a_mesh_trains_as_one_device_with_the_same_biases_to_the_bit(
+    gloo: GlooPool, one_device: tuple[RunRecord, Biases], tmp_path: Path, name: str
+) -> None:
+    (one, biases), (ranks, overrides) = one_device, TABLE[name]
     seen: set[str] = set()
+    gradients: dict[str, Tensor] = {}
     for record, found in gloo.run(ranks, biases_of, str(tmp_path), {**SETTINGS, **overrides}):
         assert record.losses == pytest.approx(one.losses, rel=1e-6)
         assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-5)
         assert record.statistics == one.statistics
         for losses, expected in zip(record.auxiliary, one.auxiliary, strict=True):
             assert losses == {"router_z_loss": pytest.approx(expected["router_z_loss"], rel=1e-6)}
-        for name, values in found.items():
-            assert all(torch.equal(*pair) for pair in zip(values, biases[name], strict=True)), name
+        for bias, values in found.items():
+            assert all(torch.equal(*pair) for pair in zip(values, biases[bias], strict=True)), bias
         seen |= found.keys()
-    assert seen == biases.keys()
+        gradients.update(record.gradients)
+    assert seen == biases.keys() and gradients.keys() == one.gradients.keys()
+    for parameter, gradient in one.gradients.items():
+        assert (gradients[parameter] - gradient).norm() <= 1e-5 * gradient.norm(), parameter
 
 
 @pytest.mark.full
@@ -107,7 +164,7 @@ def test_experts_become_equally_busy(gloo: GlooPool, tmp_path: Path, balance: st
     """In the last ten of 100 steps, the rows of the busiest expert are within these multiples of the mean (measured: 3.85,
     1.44 and 1.86; the most of two of eight experts is 4)."""
     settings = {**SETTINGS, "experts.balance": balance, "experts.bias_rate": 0.02, "experts.balance_weight": 1.0}
-    settings |= {"optimizer.lr": 3e-3, "training.steps": 100, "training.global_batch_size": 16, LOCAL: 16}
+    settings |= {"optimizer.lr": 3e-3, "training.steps": 100, LOCAL: 16}
     settings |= {"lr_scheduler.min_lr_factor": 1.0, "experts.z_loss_weight": 0.0}
     ((record, _),) = gloo.run(1, biases_of, str(tmp_path), settings)
     busiest = [max(max(one) * 8 / sum(one) for one in step["experts_rows"] if any(one)) for step in record.statistics]
