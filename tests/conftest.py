@@ -23,6 +23,7 @@ import torch
 from hypothesis import settings
 
 from harness.fake_cuda import FakeCuda, why_not
+from harness.full_share import deselect_others, share
 from harness.gloo_pool import GlooPool
 from harness.leftovers import Leftovers, seed, settings_undone
 from harness.random_order import shuffle
@@ -79,6 +80,7 @@ def fake_cuda() -> Iterator[FakeCuda]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     what = "run the test files, and the tests of each file, in the random order that this number gives"
     parser.addoption("--random-order", type=int, metavar="SEED", help=what)
+    parser.addoption("--full-share", type=share, metavar="I/N", help="of the tests marked `full`, run the I-th of N parts")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -90,6 +92,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if "fake_cuda" in getattr(item, "fixturenames", ()):
             item.add_marker("fake_cuda")
             item.add_marker("full")  # each takes seconds; `-m fake_cuda` runs them all
+    if chosen := config.getoption("full_share"):
+        deselect_others(config, items, chosen)
 
 
 @pytest.fixture
