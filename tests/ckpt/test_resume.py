@@ -134,6 +134,7 @@ def test_two_observers_cannot_save_state_under_the_same_name(gloo: GlooPool, tmp
     assert message.endswith("titan_save_state returned 'a', which is already in use: names must be unique")
 
 
+@pytest.mark.full
 def test_old_checkpoints_are_removed_and_every_nth_is_kept(gloo: GlooPool, tmp_path: Path) -> None:
     kept = {"checkpoint.interval": 1, "checkpoint.keep_latest_k": 2, "checkpoint.keep_every_n_steps": 3}
     gloo.run(1, run_in, str(tmp_path), kept)
@@ -141,6 +142,7 @@ def test_old_checkpoints_are_removed_and_every_nth_is_kept(gloo: GlooPool, tmp_p
     assert saved == {"step-3", "step-6", "step-7", "step-8"}
 
 
+@pytest.mark.full
 def test_resuming_from_an_older_step_keeps_its_new_checkpoints(gloo: GlooPool, tmp_path: Path) -> None:
     """Later checkpoints, from before the job resumed from an older step, do not count for the retention policy."""
     every = {"checkpoint.interval": 1, "checkpoint.keep_latest_k": 3}
@@ -165,6 +167,7 @@ def test_patterns_that_exclude_at_the_start_do_not_apply_when_resuming(gloo: Glo
     assert first.losses + second.losses == whole.losses
 
 
+@pytest.mark.full
 def test_excluded_optimizer_state_starts_from_zero(gloo: GlooPool, tmp_path: Path) -> None:
     gloo.run(1, run_in, str(tmp_path), {"job.dump_folder": "one"})
     weights = {"checkpoint.initial_load_path": "one/checkpoint/step-8", "training.steps": 10}
@@ -177,6 +180,7 @@ def test_excluded_optimizer_state_starts_from_zero(gloo: GlooPool, tmp_path: Pat
     assert all(torch.equal(alone.initial[name], tensor) for name, tensor in record.initial.items())
 
 
+@pytest.mark.full
 def test_another_job_starts_from_the_weights_only(gloo: GlooPool, tmp_path: Path) -> None:
     (one,) = gloo.run(1, run_in, str(tmp_path), {"job.dump_folder": "one"})
     begin = {"checkpoint.initial_load_path": "one/checkpoint/step-8", "job.dump_folder": "two", "training.steps": 3}
@@ -185,6 +189,7 @@ def test_another_job_starts_from_the_weights_only(gloo: GlooPool, tmp_path: Path
     assert all(torch.equal(two.initial[name], tensor) for name, tensor in one.final.items())
 
 
+@pytest.mark.full
 def test_excluded_tensors_keep_their_initial_values(gloo: GlooPool, tmp_path: Path) -> None:
     (one,) = gloo.run(1, run_in, str(tmp_path), {"job.dump_folder": "one"})
     begin = {
@@ -198,6 +203,7 @@ def test_excluded_tensors_keep_their_initial_values(gloo: GlooPool, tmp_path: Pa
     assert torch.equal(two.initial["norm.weight"], one.final["norm.weight"])
 
 
+@pytest.mark.full
 def test_a_checkpoint_of_the_initial_weights(gloo: GlooPool, uninterrupted: RunRecord, tmp_path: Path) -> None:
     (none,) = gloo.run(1, run_in, str(tmp_path), {"training.stop_at_step": 0})
     assert none.losses == []
@@ -206,6 +212,7 @@ def test_a_checkpoint_of_the_initial_weights(gloo: GlooPool, uninterrupted: RunR
     assert resumed.losses == uninterrupted.losses
 
 
+@pytest.mark.full
 def test_an_export_of_the_weights_only(gloo: GlooPool, tmp_path: Path) -> None:
     export = {"checkpoint.last_save_model_only": "true", "checkpoint.export_dtype": "bfloat16"}
     (one,) = gloo.run(1, run_in, str(tmp_path), export)

@@ -43,6 +43,7 @@ print(json.dumps([text for index in range(4) for text in source.shard(index, 4, 
 """
 
 
+@pytest.mark.full
 def test_many_small_files_of_json_lines_are_read_under_a_low_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TITAN_CACHE_DIR", str(tmp_path / "cache"))
     folder = tmp_path / "data"
@@ -73,6 +74,7 @@ def test_many_files_of_rows_are_read_under_a_low_limit(form: str, tmp_path: Path
     assert len(list((tmp_path / "cache" / "file-index").iterdir())) == 1, "one index for all of them"
 
 
+@pytest.mark.full
 def test_a_tokenised_dataset_of_many_parts_is_read_under_a_low_limit(tmp_path: Path) -> None:
     parts = []
     for number in range(FILES // 2):  # two files each

@@ -39,6 +39,7 @@ def test_each_order_has_its_cost(corpus: Path) -> None:
     assert ReadCost().figures == {"bytes_per_useful_byte": None, "requests_per_useful_mib": None}
 
 
+@pytest.mark.full
 def test_a_document_of_a_parquet_file_costs_its_row_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

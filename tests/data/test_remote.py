@@ -20,6 +20,7 @@ import pytest
 from harness.fake_s3 import BUCKET, KEY, SECRET, FakeS3, running, use
 from harness.letters import BYTE, letters, stream
 from harness.loaders import close, global_batch, plan
+from harness.quick import rows
 from titan_core.api import DatasetContext, Ref, UserError
 from titan_core.api.data.dataset import DatasetSpec
 from titan_core.data.loader import DataLoader
@@ -139,7 +140,11 @@ def batches(spec: DatasetSpec, number: int) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["tokenized", "megatron", "datatrove", "flat_tokens", "mds", pytest.param("mds, compressed", marks=FULL), *TEXT]
+    "kind",
+    rows(
+        ["tokenized", "megatron", "datatrove", "flat_tokens", "mds", "mds, compressed", *TEXT],
+        quick=("tokenized", "flat_tokens", "mds", "csv", "parquet"),
+    ),
 )
 def test_the_documents_are_those_of_files(kind: str, s3: FakeS3, tmp_path: Path) -> None:
     here = dataset(kind, tmp_path)
@@ -267,6 +272,7 @@ def test_only_the_column_chunks_that_are_used_are_fetched(s3: FakeS3, tmp_path: 
     assert len(spans) <= 4, "the column chunk of each of three row groups"
 
 
+@pytest.mark.full
 def test_blocks_of_row_groups_are_fetched_once(s3: FakeS3, tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet

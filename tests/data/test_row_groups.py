@@ -156,6 +156,7 @@ def test_a_group_is_decoded_once_where_its_rows_are_read_in_order(
         assert len(begun) <= 2 * 3000 * 500 / 50_000, "at most twice for each block, not for each document"
 
 
+@pytest.mark.full
 def test_blocks_of_packed_files_are_of_unpacked_bytes(tmp_path: Path) -> None:
     texts = ["the same words " * 300] * 20_000  # 90 MB, which become some kB
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=500,
@@ -269,6 +270,7 @@ def test_damage_anywhere_is_an_error_or_harmless(form: str, seed: int, tmp_path:
     assert all(one.startswith(("{", str(file))) for one in _outcomes(file)), "a record, or an error that names the file"
 
 
+@pytest.mark.full
 def test_a_footer_that_would_end_the_process(tmp_path: Path) -> None:
     """Statistics of the wrong length, in a footer that is otherwise intact."""
     table = pyarrow.table({"text": [f"abc {n}" for n in range(100)], "n": [1] * 100, "m": [[{"a": "x"}]] * 100})

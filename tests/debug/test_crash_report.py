@@ -111,6 +111,7 @@ def test_an_interrupt_and_a_mistake_before_training_leave_no_file(in_tmp: Path, 
     assert not (in_tmp / "run" / "debug").exists()
 
 
+@pytest.mark.full
 def test_a_file_that_cannot_be_written_does_not_hide_the_error(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     def block() -> None:
         CRASH.parent.mkdir(exist_ok=True)

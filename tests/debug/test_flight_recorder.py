@@ -99,6 +99,7 @@ def test_only_the_ranks_that_lose_a_rank_dump(gloo: GlooPool, tmp_path: Path) ->
     assert [crash.rank for crash in report.crashes] == [1, 0] and report.collectives is None
 
 
+@pytest.mark.full
 def test_a_mismatched_collective_is_named_with_both_calls(gloo: GlooPool, tmp_path: Path) -> None:
     ends, found = analysed(gloo, tmp_path, other_operation)
     assert all(end.startswith("RuntimeError") for end in ends)
@@ -129,6 +130,7 @@ def test_a_rank_that_gloo_aborts_leaves_its_stack(tmp_path: Path) -> None:
     assert "Fatal Python error: Aborted" in died.text and "in other_shape" in died.text
 
 
+@pytest.mark.full
 def test_a_healthy_job_dumps_on_request_and_shows_no_mismatch(gloo: GlooPool, tmp_path: Path) -> None:
     """A request of an earlier attempt in the folder has no effect."""
     send_request(tmp_path / FLIGHT, "long ago", rank=1)

@@ -75,6 +75,7 @@ def marked(trace: dict[str, Any]) -> list[str]:
     return [name.removeprefix("ProfilerStep#") for name in names if name.startswith("ProfilerStep#")]
 
 
+@pytest.mark.full
 def test_periodic_traces_do_not_change_the_losses(in_tmp: Path) -> None:
     plain = run_recipe("tiny", RUN)
     assert traces(in_tmp) == {}
@@ -94,6 +95,7 @@ def test_periodic_traces_do_not_change_the_losses(in_tmp: Path) -> None:
     ]
 
 
+@pytest.mark.full
 def test_a_trace_of_several_steps_in_another_folder(in_tmp: Path) -> None:
     more = {"profiling.profile_freq": 4, "profiling.profiler_active": 2, "profiling.save_traces_folder": "debug/traces/mine"}
     run_recipe("tiny", {**ON, **more, "profiling.with_stack": "true", "profiling.record_shapes": "false"})
@@ -129,6 +131,7 @@ def test_a_signal_during_a_trace_waits_for_it(in_tmp: Path) -> None:
     }
 
 
+@pytest.mark.full
 def test_an_exception_writes_the_trace_in_progress(in_tmp: Path) -> None:
     more = {"profiling.profile_freq": 6, "profiling.profiler_active": 5}
     with pytest.raises(RuntimeError, match="on purpose"):
@@ -137,6 +140,7 @@ def test_an_exception_writes_the_trace_in_progress(in_tmp: Path) -> None:
     assert {name: marked(trace) for name, trace in traces(in_tmp).items()} == {"step-3/rank-0.json.gz": ["2", "3"]}
 
 
+@pytest.mark.full
 def test_the_end_of_the_run_writes_the_trace_in_progress(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "titan_debug"):
         run_recipe("tiny", {**RUN, "profiling.profiler_active": 9}, observers=[AtEndOf(4, send_signal)])
@@ -147,6 +151,7 @@ def test_the_end_of_the_run_writes_the_trace_in_progress(in_tmp: Path, caplog: p
     assert "no trace was written: the run ended during its warmup" in caplog.messages
 
 
+@pytest.mark.full
 def test_a_trace_that_cannot_be_written_does_not_stop_the_run(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     in_the_way = {"profiling.profile_freq": 3, "profiling.save_traces_folder": "config.toml"}
     assert len(run_recipe("tiny", {**ON, **in_the_way}).losses) == 6
@@ -159,6 +164,7 @@ def _ranks_job(folder: str) -> None:
     run_recipe("tiny", overrides, observers=[AtEndOf(1, send_signal)] if os.environ["RANK"] == "0" else [])
 
 
+@pytest.mark.full
 def test_selected_ranks_write_traces_and_any_rank_accepts_the_signal(gloo: GlooPool, tmp_path: Path) -> None:
     gloo.run(2, _ranks_job, str(tmp_path))
     found = traces(tmp_path)

@@ -267,6 +267,7 @@ def test_a_path_without_traces_is_reported(in_tmp: Path, capsys: pytest.CaptureF
     assert ".: no traces in .; train with" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_real_trace_of_one_process(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_recipe("tiny", RUN)
     capsys.readouterr()
@@ -288,6 +289,7 @@ def _fsdp_job(folder: str) -> None:
     run_recipe("tiny", RUN)
 
 
+@pytest.mark.full
 def test_real_traces_of_two_ranks_communicate(
     gloo: GlooPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ def test_the_first_module_with_a_bad_output_is_named(gloo: GlooPool, tmp_path: P
     assert findings(tmp_path) == [expected]
 
 
+@pytest.mark.full
 def test_consecutive_bad_steps_are_counted_across_restarts(in_tmp: Path) -> None:
     settings = {**SETTINGS, "training.on_nan": "skip", "training.steps": 50, "checkpoint.enable": "true"}
     run_recipe("tiny", {**settings, "training.stop_at_step": 6}, observers=[Plant(2, "layers.1")])

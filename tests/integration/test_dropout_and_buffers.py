@@ -164,6 +164,7 @@ def test_validation_leaves_training_as_it_was(once: tuple[RunRecord, State], in_
     require_equal(once, (record, state))
 
 
+@pytest.mark.full
 def test_validation_is_without_dropout(in_tmp: Path) -> None:
     still = {**VALIDATED, "optimizer.lr": 1e-15, "training.steps": 2}
     losses = [

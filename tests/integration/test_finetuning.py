@@ -214,6 +214,7 @@ def test_mistakes_are_one_line_each(folder: Path, case: str, capsys: pytest.Capt
     assert message in line
 
 
+@pytest.mark.full
 def test_the_commands_of_the_page_on_finetuning(folder: Path, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs/finetuning.md").read_text()
     blocks = dict(re.findall(r"<!-- test: (\S+) -->\n```\w*\n(.*?)```", page, re.DOTALL))

@@ -245,6 +245,7 @@ def test_machines_that_lose_each_other_again_and_again_stop(in_tmp: Path) -> Non
     assert agent.failure is not None and agent.failure.lines[-1].startswith("error: a rank on another machine has not")
 
 
+@pytest.mark.full
 def test_a_failure_of_its_own_counts(in_tmp: Path) -> None:
     script = ENDS + 'leave(problems=["ValueError: no"], time=1.0)\nsys.exit(1)'
     agent = agent_of(in_tmp, script, restarts=0, alone=machines(1, 2, A)(), sizes=sizes())

@@ -56,6 +56,7 @@ def litter(**settings: Any) -> Litter:
     return observer
 
 
+@pytest.mark.full
 def test_all_ranks_collect_at_the_same_steps() -> None:
     found = litter(**{"training.gc_freq": 3})
     # After the first step, and after every third one.

@@ -161,6 +161,7 @@ def test_the_device_can_skip_a_step() -> None:
     assert all(torch.equal(tensor, usual.tensors()[name]) for name, tensor in conditional.tensors().items())
 
 
+@pytest.mark.full
 def test_a_run_learns_as_with_adamw(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(str(tmp_path))
     settings = {"training.steps": 12, "training.seq_len": 64, "training.global_batch_size": 4, "job.device": "cpu"}
