@@ -86,8 +86,8 @@ class Recorder:
 
     @hookimpl
     def titan_validation_end(self, report: Any) -> None:
-        if report.name:
-            self.record.named_validation[report.step, report.name] = report.loss
+        if report.name or report.dataset:
+            self.record.named_validation[report.step, "/".join(filter(None, (report.name, report.dataset)))] = report.loss
             return
         self.record.validation[report.step] = (report.loss, report.num_targets)
         self.record.validation_metrics[report.step] = dict(report.metrics)

@@ -209,9 +209,13 @@ def stored(path: str) -> dict[str, Tensor]:
     ("settings", "says"),
     [
         ({"averages.start_step": 9}, "averages.start_step = 9: is after the last step, training.steps = 8"),
+        (
+            {**VALIDATED, "validation.dataset": "", "validation.sets": '[{name = "averaged", dataset = "stdlib"}]'},
+            "validation.sets: a set has the name 'averaged'",
+        ),
         ({"averages.kind": "mean"}, 'averages.decay = 0.6: has no effect on averages.kind = "mean"'),
     ],
-    ids=["too late", "decay of a mean"],
+    ids=["too late", "a name that is taken", "decay of a mean"],
 )
 def test_settings_without_effect_are_refused(in_tmp: Path, settings: dict[str, object], says: str) -> None:
     with pytest.raises(UserError) as caught:

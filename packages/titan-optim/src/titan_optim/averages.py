@@ -15,10 +15,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from titan_core.api import ModelPart, Run, StepReport, TrainingContext, ValidationReport, hookimpl
-from titan_optim.config import AveragesSection
+from titan_optim.config import AVERAGED, AveragesSection
 
-NAME = "averaged"
-"""Name of the validations of averages."""
 PREFIX = "averaged_weights"
 """Prefix of the averages' names in checkpoints: ``averaged_weights.PARAMETER``."""
 STATES = f"{PREFIX}.states"
@@ -64,11 +62,11 @@ class AveragedWeights:
     @hookimpl(trylast=True)  # the live weights' loss is logged first
     def titan_validation_end(self, report: ValidationReport) -> None:
         """Validate the averages too."""
-        if report.name or not self._section.validate_averages or not self._states.item():
+        if report.name or report.dataset or not self._section.validate_averages or not self._states.item():
             return
         assert self._run is not None
         with self._averages_in_the_model():
-            self._run.validate(NAME)
+            self._run.validate(AVERAGED)
 
     def _weight_of_newest(self) -> Tensor:
         """Return the weight of the newest state in the averages, 0-d fp64."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from titan_core.api import JobContext, Problem
-from titan_core.toolkit.sections import TrainingSection
-from titan_optim.config import DECAY, AveragesSection
+from titan_core.toolkit.sections import TrainingSection, ValidationSection
+from titan_optim.config import AVERAGED, DECAY, AveragesSection
 
 
 def check(context: JobContext[AveragesSection]) -> Iterator[Problem]:
@@ -15,6 +15,10 @@ def check(context: JobContext[AveragesSection]) -> Iterator[Problem]:
     if section.start_step > steps:
         why = f"is after the last step, training.steps = {steps}: nothing would be averaged"
         yield Problem(f"averages.start_step = {section.start_step}", why, f"set it to {steps} at most")
+    sets = context.job.section(ValidationSection).sets
+    if section.validate_averages and sets is not None and AVERAGED in {one.name for one in sets}:
+        why = f"a set has the name {AVERAGED!r}, under which the loss of averages is logged"
+        yield Problem("validation.sets", why, "give it another name, or set averages.validate_averages = false")
     if section.kind == "mean" and section.decay != DECAY:
         why = 'has no effect on averages.kind = "mean", in which all states have the same weight'
         yield Problem(f"averages.decay = {section.decay}", why, 'remove it, or set averages.kind = "exponential"')

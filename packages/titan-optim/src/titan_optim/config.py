@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from titan_core.api import Count, LearningRate, Section, Steps
 
 DECAY = 0.999
+AVERAGED = "averaged"
+"""Name of the validations of averages."""
 
 
 class FusedSpec(BaseModel):

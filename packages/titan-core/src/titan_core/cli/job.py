@@ -57,7 +57,7 @@ def describe(job: AssembledJob) -> dict[str, Any]:
     components = {component.kind: component.name for component in (job.tokenizer, job.optimizer, job.lr_schedule)}
     components["dataset"] = ", ".join(dataset.name for dataset in job.data.datasets)
     if job.validation is not None:
-        components["validation"] = job.validation.datasets[0].name
+        components["validation"] = ", ".join(dataset.name for dataset in job.validation.datasets)
     components["checkpoint"] = job.checkpoint.name if job.checkpoint is not None else "none"
     components["observers"] = ", ".join(observer.name for observer in job.observers)
     return {

@@ -33,14 +33,14 @@ from titan_core.api import (
     UserError,
 )
 from titan_core.api._shown import show
-from titan_core.api.config.sections import DataSection, ModelSection, TrainingSection  # fmt: skip
+from titan_core.api.config.sections import DataSection, ModelSection, TrainingSection, ValidationSection
 from titan_core.api.parallel.mesh import STANDARD_DIMS
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.overrides import value_of
 from titan_core.config.pretrained import NONE, different_arguments
 from titan_core.config.problems import problems_of
 from titan_core.job.batch_plan import plan_batch
-from titan_core.job.data_plan import MIXTURE, pick_datasets, pick_validation, plan_stream, tokenizer_context
+from titan_core.job.data_plan import MIXTURE, SETS, pick_datasets, pick_validation, plan_stream, tokenizer_context
 from titan_core.job.extras import check_extras
 from titan_core.job.frozen import frozen_config, require_frozen
 from titan_core.job.mesh_plan import plan_mesh
@@ -115,7 +115,8 @@ def assemble(
     problems += check_reduced(job, active)
     if trains and datasets is not None:
         streams = {"training.dataset" if config.section(DataSection).mixture is None else MIXTURE: datasets}
-        streams |= {"validation.dataset": (validation,)} if validation is not None else {}
+        key = "validation.dataset" if config.section(ValidationSection).sets is None else SETS
+        streams |= {key: validation} if validation else {}
         problems += check_extras(config, streams, definition, objective, active)
     observers = [observer for observer in registry.all(Observer) if observer.active(observer.context(job))]
     checkpoints = [checkpoint for checkpoint in registry.all(Checkpoint) if checkpoint.active(checkpoint.context(job))]
@@ -144,7 +145,7 @@ def assemble(
         model_args=args,
         transforms=tuple(sorted(active, key=lambda transform: (transform.phase, transform.name))),
         data=stream,
-        validation=replace(stream, datasets=(validation,), on_end="once") if validation is not None else None,
+        validation=replace(stream, datasets=validation, on_end="once") if validation else None,
         tokenizer=tokenizer,
         text_tokenizer=text_tokenizer,
         objective=objective,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from titan_core.api.data.tokenizer import TokenizerSpec
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.record_format import format_of
 
-MIXTURE = "data.mixture"
+MIXTURE, SETS = "data.mixture", "validation.sets"
 
 
 def pick_datasets(
@@ -50,9 +51,7 @@ def pick_datasets(
             problems.append(config.problem(f"training.{key}", why, f"remove it or {MIXTURE}"))
     if not any(entry.weight for entry in data.mixture):
         problems.append(config.problem(MIXTURE, "no dataset has a weight above 0", "set the weight of a dataset"))
-    names = Counter(entry.name or entry.dataset for entry in data.mixture)
-    for name in (name for name, count in names.items() if count > 1):
-        problems.append(config.problem(MIXTURE, f"two datasets are named {name!r}", "give each a different name"))
+    problems += _repeated(config, MIXTURE, (entry.name or entry.dataset for entry in data.mixture))
     specs = []
     for number, entry in enumerate(data.mixture):
         try:
@@ -66,28 +65,49 @@ def pick_datasets(
 
 def pick_validation(
     config: Config, registry: Components, tokenizer: TextTokenizer | None, missing: list[Problem] | None = None
-) -> DatasetSpec | None:
-    """Return the validation dataset, or ``None`` if validation is off.
+) -> tuple[DatasetSpec, ...]:
+    """Return the validation datasets; none if validation is off.
 
     Args:
         missing: see :func:`pick_datasets`.
 
     Raises:
-        UserError: the dataset is invalid. Lists every problem found.
+        UserError: a dataset is invalid. Lists every problem found.
     """
     section = config.section(ValidationSection)
     if not section.enable:
-        return None
-    if not section.dataset:
-        raise UserError(config.problem("validation.dataset", "is required", "set it to the dataset to validate on"))
-    entry = MixtureEntry(
-        dataset=section.dataset,
-        dataset_path=section.dataset_path,
-        dataset_split=section.dataset_split,
-        text_field=section.text_field,
-        format=section.format,
-    )
-    return _pick(config, registry, entry, "validation", tokenizer, missing, "validation")
+        return ()
+    short = {key: vars(section)[key] for key in ("dataset", "dataset_path", "dataset_split", "text_field", "format")}
+    if section.sets is None:
+        if not section.dataset:
+            raise UserError(config.problem("validation.dataset", "is required", "set it to the dataset to validate on"))
+        entry = MixtureEntry(**short)
+        return (_pick(config, registry, entry, "validation", tokenizer, missing, "validation"),)
+    problems = [
+        config.problem(f"validation.{key}", f"conflicts with {SETS}, in which each set has its own", f"remove it or {SETS}")
+        for key, value in short.items()
+        if value
+    ]
+    problems += _repeated(config, SETS, (entry.name for entry in section.sets))
+    specs = []
+    for number, one in enumerate(section.sets):
+        try:
+            entry = MixtureEntry(**vars(one))
+            specs.append(_pick(config, registry, entry, f"{SETS}[{number}]", tokenizer, missing, "validation"))
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(*problems)
+    return tuple(specs)
+
+
+def _repeated(config: Config, key: str, names: Iterable[str]) -> list[Problem]:
+    """Return a problem for each name that several datasets have."""
+    return [
+        config.problem(key, f"two datasets are named {name!r}", "give each a different name")
+        for name, count in Counter(names).items()
+        if count > 1
+    ]
 
 
 def plan_stream(config: Config, tokenizer: Tokenizer, batch: BatchPlan, datasets: tuple[DatasetSpec, ...]) -> StreamSpec:

@@ -286,10 +286,10 @@ class Trainer:
 
     def _validate(self, name: str = "") -> ValidationReport | None:
         """See :attr:`titan_core.api.Run.validate`."""
-        report = None if self.validation is None else self.validation.measure(self.state.step, name)
-        if report is not None:
+        reports = [] if self.validation is None else self.validation.measure(self.state.step, name)
+        for report in reports:
             self.lifecycle.validation_end(report)
-        return report
+        return reports[0] if reports else None
 
     def close(self) -> None:
         """Stop reading ahead, finish pending writes and close all files."""

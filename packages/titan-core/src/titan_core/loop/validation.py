@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +32,23 @@ from titan_core.toolkit.device import synchronize
 from titan_core.toolkit.status import phase
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """What a validation on one dataset has summed over all ranks, or on this rank."""
+
+    loss: float
+    """Sum of all ranks' losses."""
+    weight: float
+    """Sum of the weights of all ranks' targets."""
+    targets: int
+    """Number of all ranks' targets."""
+    batches: int
+    """Number of global batches."""
+    metrics: MetricSums
+    """This rank's metrics."""
+    seconds: float
+
+
 class Validation:
     """Reads the same data from its beginning each time, each token once, on any mesh. A rank whose share ends early
     continues with empty batches, because the collectives of the other ranks need it."""
@@ -45,8 +63,16 @@ class Validation:
         run: StepRunner,
         stop: SharedRequest,
     ) -> None:
+        """
+        Args:
+            spec: one dataset, or several, which are read one after another.
+            sources: of each dataset.
+        """
         self._metric_means = MetricMeans(world, parts)
-        self._job, self._spec, self._sources, self._world, self._parts, self._run = job, spec, sources, world, parts, run
+        self._job, self._world, self._parts, self._run = job, world, parts, run
+        self._sets = [
+            (replace(spec, datasets=(dataset,)), [source]) for dataset, source in zip(spec.datasets, sources, strict=True)
+        ]
         self._section = job.config.section(ValidationSection)
         self._stop = stop
         self._measured: int | None = None
@@ -56,22 +82,51 @@ class Validation:
         """Return whether to validate after ``step``."""
         return self._measured != step and (last or step % self._section.freq == 0)
 
-    def measure(self, step: int, name: str = "") -> ValidationReport | None:
-        """Return the mean loss over the target tokens of the data, as a report called ``name``; ``None`` if a rank received
-        a stop request meanwhile.
+    def measure(self, step: int, name: str = "") -> list[ValidationReport]:
+        """Return the mean loss over the target tokens of all data, as a report called ``name``; if there are several
+        datasets, also that of each. Empty if a rank received a stop request meanwhile.
 
         Raises:
-            UserError: the data is invalid, or has no targets. Raised on every rank.
+            UserError: the data is invalid, or a dataset has no targets. Raised on every rank.
         """
+        found = []
+        for spec, sources in self._sets:
+            if (one := self._on(spec, sources, step)) is None:
+                return []
+            found.append(one)
+        self._measured = step
+        reports = [self._report(step, name, found)]
+        if len(found) > 1:
+            datasets = [spec.datasets[0].name for spec, _ in self._sets]
+            reports += [self._report(step, name, [one], dataset) for dataset, one in zip(datasets, found, strict=True)]
+        return reports
+
+    def _report(self, step: int, name: str, found: Sequence[_Measured], dataset: str = "") -> ValidationReport:
+        metrics = MetricSums()
+        for one in found:
+            for metric, sums in one.metrics.values.items():
+                metrics.add(metric, sums)
+        return ValidationReport(
+            step,
+            sum(one.loss for one in found) / sum(one.weight for one in found),
+            sum(one.targets for one in found),
+            sum(one.batches for one in found),
+            sum(one.seconds for one in found),
+            {metric: value.item() for metric, value in self._metric_means(metrics).items()},
+            name,
+            dataset,
+        )
+
+    def _on(self, spec: StreamSpec, sources: Sequence[DocumentSource], step: int) -> _Measured | None:
+        """Measure the loss on one dataset; ``None`` if the run must stop."""
         synchronize(self._world.device)  # pending training work must not count as validation time
         started = time.perf_counter()
-        document_mask = self._job.config.section(DataSection).document_mask
         loader = DataLoader(
-            self._spec,
-            self._sources,
+            spec,
+            sources,
             self._job.text_tokenizer,
             self._world.data_rank,
-            document_mask=document_mask,
+            document_mask=self._job.config.section(DataSection).document_mask,
             pin=self._world.device.type == "cuda",
         )
         self._progress = ""
@@ -87,13 +142,11 @@ class Validation:
         loss, weight, targets, batches, metrics = measured
         if not self._world.is_first_along("weights"):
             loss.zero_()  # these ranks computed the same loss as the first
-        self._measured = step
         if not weight:
-            dataset = self._spec.datasets[0].name
+            dataset = spec.datasets[0].name
             raise UserError.one(f"validation dataset {dataset!r}", "has no target tokens", "add longer documents")
-        means = {key: value.item() for key, value in self._metric_means(metrics).items()}
-        mean = float(self._world.sum(loss)) / weight
-        return ValidationReport(step, mean, targets, batches, time.perf_counter() - started, means, name)
+        total = float(self._world.sum(loss))
+        return _Measured(total, weight, targets, batches, metrics, time.perf_counter() - started)
 
     def _sum(self, loader: DataLoader, step: int) -> tuple[Tensor, float, int, int, MetricSums] | None:
         """Return the sum of this rank's losses, the weight and the number of all ranks' targets, the number of global

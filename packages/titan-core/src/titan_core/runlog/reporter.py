@@ -60,7 +60,7 @@ class MetricsReporter:
     def titan_validation_end(self, report: ValidationReport) -> None:
         """Log a separate record. The time of validation does not count as training time."""
         if self._world.rank == 0:
-            of = f"/{report.name}" if report.name else ""
+            of = "".join(f"/{part}" for part in (report.name, report.dataset) if part)
             self._lifecycle.metrics(
                 {
                     "step": report.step,
@@ -71,7 +71,8 @@ class MetricsReporter:
                     "time": time.time(),
                 }
             )
-        self.exclude(report.seconds)
+        if not report.dataset:  # whose time is in that of all
+            self.exclude(report.seconds)
 
     @hookimpl(tryfirst=True)
     def titan_train_end(self, end: RunEnd) -> None:

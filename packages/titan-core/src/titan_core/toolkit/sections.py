@@ -23,4 +23,5 @@ from titan_core.api.config.sections import (
     MetricsSection as MetricsSection,
     ModelSection as ModelSection,
     TrainingSection as TrainingSection,
+    ValidationSection as ValidationSection,
 )

@@ -202,6 +202,30 @@ class DataSection(Section):
     """Seconds to wait before the first retry."""
 
 
+class ValidationSet(BaseModel):
+    """One of several validation datasets."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    """Its loss is logged as validation_loss/NAME."""
+    dataset: str
+    """See training.dataset."""
+    dataset_path: AnyPath | None = None
+    """See training.dataset_path."""
+    dataset_split: str | None = None
+    """See validation.dataset_split."""
+    text_field: str | None = None
+    """Overrides data.text_field."""
+    format: str | None = None
+    """Overrides data.format."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _unset(cls, value: Any, info: ValidationInfo) -> Any:
+        return none_if_empty(cls, info.field_name, value)
+
+
 class ValidationSection(Section):
     section: ClassVar[str] = "validation"
     may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
@@ -209,7 +233,7 @@ class ValidationSection(Section):
     enable: bool = False
     """Measure the loss on other data at intervals."""
     dataset: str = ""
-    """See training.dataset; required if enable is true."""
+    """See training.dataset; required if enable is true, unless there are sets."""
     dataset_path: AnyPath | None = None
     """See training.dataset_path."""
     dataset_split: str | None = None
@@ -218,10 +242,12 @@ class ValidationSection(Section):
     """Overrides data.text_field."""
     format: str | None = None
     """Overrides data.format."""
+    sets: list[ValidationSet] | None = Field(default=None, min_length=1, max_length=1000)
+    """Datasets to validate on instead of validation.dataset, each with a loss of its own."""
     freq: Steps = Field(default=100, gt=0)
     """Validate every this many steps, and after the last."""
     steps: Steps = Field(default=-1, ge=-1)
-    """Global batches per validation, the same ones each time; -1 reads the whole dataset, each token once."""
+    """Global batches per validation and dataset, the same ones each time; -1 reads the whole dataset, each token once."""
 
     @field_validator("steps")
     @classmethod

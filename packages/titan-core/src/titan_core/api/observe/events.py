@@ -63,7 +63,8 @@ class Run:
     validate: Callable[[str], ValidationReport | None]
     """Measures the validation loss with the present weights, as those of an average, and fires ``titan_validation_end`` with
     a report of that name, which must not be empty. ``None`` if the job does not validate or a rank must stop. For
-    ``titan_validation_end`` of an unnamed report; all ranks must call it together, and put the weights back."""
+    ``titan_validation_end`` of a report without name and dataset; all ranks must call it together, and put the weights
+    back."""
     show: Callable[[Sample], None]
     """Reports a text that the model wrote: fires the hook ``titan_sample`` on this rank. Call it on rank 0 only."""
 
@@ -167,6 +168,8 @@ class ValidationReport:
     """Metrics of the objective, as in :class:`StepReport`."""
     name: str = ""
     """What was validated, if not the weights of the step: ``"averaged"`` (:attr:`Run.validate`)."""
+    dataset: str = ""
+    """One of several datasets (``validation.sets``); empty: all of them, or the only one."""
 
 
 @dataclass(frozen=True)

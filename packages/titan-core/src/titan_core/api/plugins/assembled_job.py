@@ -35,7 +35,7 @@ class AssembledJob(Job):
     """In the order in which they are applied."""
     data: StreamSpec
     validation: StreamSpec | None
-    """Each validation reads it once, from its start."""
+    """Each validation reads each of its datasets once, from its start."""
     tokenizer: Tokenizer
     text_tokenizer: TextTokenizer
     objective: Objective
