@@ -38,13 +38,23 @@ class Qwen3Args(BaseModel):
     """Added to the mean square in RMSNorm."""
     tie_embeddings: bool = False
     """Whether the output layer shares the embedding's weight."""
+    n_mtp_layers: Layers = Field(default=0, ge=0)
+    """Number of further blocks that predict tokens after the next one, in training only: the first one the token after it,
+    and so on (multi-token prediction, DeepSeek-V3, arXiv 2412.19437, section 2.2)."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of all blocks."""
+        return self.n_layers + self.n_mtp_layers
 
     @property
     def num_params(self) -> int:
         """Number of parameters; a tied embedding counts once."""
         block = self._attention_params + 3 * self.dim * self.ffn_dim + 2 * self.dim
         embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
-        return self.n_layers * block + embeddings + self.dim
+        # A block of prediction also has a projection of two states to one, two norms before it, and a final norm.
+        mtp = self.n_mtp_layers * (2 * self.dim**2 + 3 * self.dim)
+        return self.num_blocks * block + mtp + embeddings + self.dim
 
     @property
     def num_multiplied_params(self) -> int:
@@ -59,9 +69,21 @@ class Qwen3Args(BaseModel):
         """Return the floating-point operations of forward and backward per token.
 
         6 per parameter that a token is multiplied by, and 12 x layers x width of all heads x context for
-        attention, without subtracting the half that the causal mask hides (PaLM paper, arXiv 2204.02311, appendix B).
+        attention, without subtracting the half that the causal mask hides (PaLM paper, arXiv 2204.02311, appendix B). The
+        output layer counts once for each token that is predicted.
         """
-        return 6.0 * self.num_multiplied_params + 12.0 * self.n_layers * self.n_heads * self.head_dim * seq_len
+        multiplied = self.num_multiplied_params + self.n_mtp_layers * self.vocab_size * self.dim
+        return 6.0 * multiplied + 12.0 * self.num_blocks * self.n_heads * self.head_dim * seq_len
+
+    def block_costs(self, seq_len: int) -> tuple[float, ...]:
+        """Return the floating-point operations per token of each block, counted as by :meth:`flops_per_token`. The output
+        layer of a predicted token after the next one counts with its block."""
+        cost = 6.0 * (self._attention_params + 3.0 * self.dim * self.ffn_dim + 2.0 * self.n_heads * self.head_dim * seq_len)
+        return (cost,) * self.n_layers + (cost + self._mtp_cost,) * self.n_mtp_layers
+
+    @property
+    def _mtp_cost(self) -> float:
+        return 6.0 * (2 * self.dim**2 + self.vocab_size * self.dim)
 
     @model_validator(mode="after")
     def _divisible(self) -> Qwen3Args:

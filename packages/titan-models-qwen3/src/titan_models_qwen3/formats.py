@@ -19,6 +19,7 @@ from titan_core.toolkit.hf_config import (
 )
 from titan_core.toolkit.text import show
 from titan_models_qwen3.config import Qwen3Args
+from titan_models_qwen3.layout import all_blocks
 
 OF_A_LAYER = {
     **hf_decoder.OF_A_LAYER,
@@ -30,12 +31,28 @@ IGNORED = {*WITHOUT_EFFECT, "sliding_window", "max_window_layers"}
 ``use_sliding_window`` is false, and true is refused."""
 ATTENTION = ("use_sliding_window", "layer_types")
 """Keys that :func:`require_full_attention` reads."""
+MTP = "num_nextn_predict_layers"
+"""DeepSeek-V3's key of ``n_mtp_layers``."""
 _FULL = "full_attention"
 
 
 def hf_tensors(args: Qwen3Args) -> list[ForeignTensor]:
     """Return the tensors of ``Qwen3ForCausalLM``."""
-    return hf_decoder.hf_tensors(args, OF_A_LAYER)
+    return [*hf_decoder.hf_tensors(all_blocks(args), OF_A_LAYER), *mtp_tensors(args)]
+
+
+def mtp_tensors(args: Qwen3Args) -> list[ForeignTensor]:
+    """Return what blocks of multi-token prediction have in addition, by DeepSeek-V3's names. Its files, and those of
+    GLM-4.5, repeat embedding and head in each block."""
+    tensors, head = [], "tok_embeddings.weight" if args.tie_embeddings else "output.weight"
+    for depth, index in enumerate(range(args.n_layers, args.num_blocks)):
+        theirs, ours = f"model.layers.{index}", f"layers.{index}"
+        names = {f"{part}.weight": f"{ours}.{part}.weight" for part in ("enorm", "hnorm", "eh_proj")}
+        names["shared_head.norm.weight"] = f"norm.mtp.{depth}.weight"
+        tensors += [ForeignTensor(f"{theirs}.{name}", parameter) for name, parameter in names.items()]
+        copies = {"embed_tokens.weight": "tok_embeddings.weight", "shared_head.head.weight": head}
+        tensors += [ForeignTensor(f"{theirs}.{name}", original, copy=True) for name, original in copies.items()]
+    return tensors
 
 
 def hf_config(args: Qwen3Args) -> dict[str, Any]:
@@ -49,6 +66,7 @@ def hf_config(args: Qwen3Args) -> dict[str, Any]:
         "use_sliding_window": False,
         "sliding_window": None,
         "max_window_layers": args.n_layers,
+        **({MTP: args.n_mtp_layers} if args.n_mtp_layers else {}),
     }
 
 
@@ -67,7 +85,7 @@ def hf_args(config: Mapping[str, Any]) -> Qwen3Args:
     """
     require_type(config, "qwen3")
     require_full_attention(config)
-    known = {*hf_decoder.SIZES, *IGNORED, *ATTENTION}
+    known = {*hf_decoder.SIZES, *IGNORED, *ATTENTION, MTP}
     require_known(config, "Qwen3ForCausalLM", known)
     return Qwen3Args(**read_sizes(config))
 
@@ -100,4 +118,7 @@ def require_full_attention(config: Mapping[str, Any]) -> None:
 def read_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of :class:`Qwen3Args` that a ``config.json`` states. Raises as :func:`hf_args`."""
     sizes = hf_decoder.read_sizes(config)
-    return {**sizes, "head_dim": count(config, "head_dim"), "rope_theta": rope_theta(config)}
+    depths = 0 if config.get(MTP) in (None, 0) else count(config, MTP)
+    return {
+        **sizes, "head_dim": count(config, "head_dim"), "rope_theta": rope_theta(config), "n_mtp_layers": depths
+    }  # fmt: skip

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from titan_core.toolkit.decoder import Decoder, DecoderBlock, FeedForward, GroupedQueryAttention
-from titan_core.toolkit.rotary import frequencies, rotary_table, rotate_halves
+from titan_core.toolkit.decoder import FeedForward
+from titan_core.toolkit.rotary import frequencies, rotary_table
 from titan_models_qwen3.config import Qwen3Args
+from titan_models_qwen3.mtp_model import PredictingDecoder
 
 
-class Qwen3(Decoder):
+class Qwen3(PredictingDecoder):
     """Token ids to logits."""
 
     def __init__(self, args: Qwen3Args) -> None:
-        super().__init__(
-            args,
-            (
-                DecoderBlock(
-                    args, GroupedQueryAttention(args, rotate_halves, head_norms=True), FeedForward(args.dim, args.ffn_dim)
-                )
-                for _ in range(args.n_layers)
-            ),
-        )
+        super().__init__(args, lambda index: FeedForward(args.dim, args.ffn_dim))
 
 
 def rope_table(args: Qwen3Args) -> Tensor:

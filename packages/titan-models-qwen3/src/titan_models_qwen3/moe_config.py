@@ -61,15 +61,17 @@ class Qwen3MoEArgs(Qwen3Args):
         return self.num_active_params - (0 if self.tie_embeddings else self.vocab_size * self.dim)
 
     def block_costs(self, seq_len: int) -> tuple[float, ...]:
-        """Return the floating-point operations per token of each block, counted as by :meth:`flops_per_token`."""
+        """See :meth:`Qwen3Args.block_costs`."""
         attention = self._attention_params + 2.0 * self.n_heads * self.head_dim * seq_len
         dense = attention + 3.0 * self.dim * self.ffn_dim
         sparse = attention + self._feed_forward_params(self.experts_per_token)
-        return (6.0 * dense,) * self.n_dense_layers + (6.0 * sparse,) * (self.n_layers - self.n_dense_layers)
+        costs = (6.0 * dense,) * self.n_dense_layers + (6.0 * sparse,) * (self.n_layers - self.n_dense_layers)
+        return costs + (6.0 * sparse + self._mtp_cost,) * self.n_mtp_layers
 
     def _num_params(self, experts: int) -> int:
-        dense = super().num_params - 3 * self.dim * self.ffn_dim * (self.n_layers - self.n_dense_layers)
-        return dense + (self.n_layers - self.n_dense_layers) * self._feed_forward_params(experts)
+        sparse = self.num_blocks - self.n_dense_layers
+        dense = super().num_params - 3 * self.dim * self.ffn_dim * sparse
+        return dense + sparse * self._feed_forward_params(experts)
 
     def _feed_forward_params(self, experts: int) -> int:
         return self.n_experts * self.dim + 3 * self.dim * (experts * self.expert_dim + self.shared_dim)

@@ -12,8 +12,9 @@ from titan_core.toolkit.text import show
 from titan_models_qwen3.formats import (
     ATTENTION,
     IGNORED,
-    OF_A_LAYER,
+    MTP,
     hf_config as dense_config,
+    hf_tensors as dense_tensors,
     read_sizes,
     require_full_attention,
     require_type,
@@ -38,12 +39,12 @@ def hf_tensors(args: Qwen3MoEArgs) -> list[ForeignTensor]:
     """Return the tensors of the files: one for each matrix of each expert, the names of DeepSeek-V3 for what
     ``Qwen3MoeForCausalLM`` lacks."""
     tensors = []
-    for tensor in hf_decoder.hf_tensors(args, OF_A_LAYER):
+    for tensor in dense_tensors(args):
         _, _, path = tensor.parameter.partition("layers.")
         layer, _, name = path.partition(".")
         if not name.startswith("feed_forward.") or int(layer) < args.n_dense_layers:
             tensors.append(tensor)
-    for index in range(args.n_dense_layers, args.n_layers):
+    for index in range(args.n_dense_layers, args.num_blocks):
         tensors += _of_experts(args, f"model.layers.{index}.mlp", f"layers.{index}.feed_forward")
     return tensors
 
@@ -105,7 +106,7 @@ def hf_args(config: Mapping[str, Any]) -> Qwen3MoEArgs:
     """
     require_type(config, "qwen3_moe")
     require_full_attention(config)
-    require_known(config, "Qwen3MoeForCausalLM", {*hf_decoder.SIZES, *IGNORED, *ATTENTION, *_SIZES, *_LOSSES})
+    require_known(config, "Qwen3MoeForCausalLM", {*hf_decoder.SIZES, *IGNORED, *ATTENTION, *_SIZES, *_LOSSES, MTP})
     if flag(config, "output_router_logits"):
         raise ValueError("output_router_logits is true, and adds a loss of the routers, which is not the objective")
     return Qwen3MoEArgs(

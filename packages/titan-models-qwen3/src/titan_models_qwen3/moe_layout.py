@@ -20,15 +20,13 @@ from titan_core.api import (
     TruncatedNormal,
 )
 from titan_core.toolkit.decoder_layout import initial_values
-from titan_models_qwen3.layout import layout as dense_layout
+from titan_models_qwen3.layout import USUAL_LENGTH, all_blocks, layout as dense_layout, mtp_values
 from titan_models_qwen3.moe_config import Qwen3MoEArgs
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _FEED_FORWARD = "layers.*.feed_forward"
-_USUAL_LENGTH = 4096
-"""Tokens of a sequence for which pipelines balance blocks with and without experts."""
 
 
 def define(args: Qwen3MoEArgs) -> ModelDefinition:
@@ -44,7 +42,7 @@ def define(args: Qwen3MoEArgs) -> ModelDefinition:
 
 def layout(args: Qwen3MoEArgs) -> ModelLayout:
     """Return the model's parts, their sharding rules and their initial values."""
-    base = dense_layout(args)
+    base = dense_layout(args)  # with the blocks of multi-token prediction, if there are some
     # Tensor parallelism divides the feed-forward layers that all tokens pass through.
     dense = [f"layers.{index}.feed_forward" for index in range(args.n_dense_layers)]
     divided = [*dense, *([f"{_FEED_FORWARD}.shared"] if args.n_shared_experts else [])]
@@ -58,7 +56,7 @@ def layout(args: Qwen3MoEArgs) -> ModelLayout:
         regions=("layers.*.attention", *divided),
         routers={f"{_FEED_FORWARD}.router": Router(experts=args.n_experts, per_token=args.experts_per_token)},
         exact=(f"{_FEED_FORWARD}.router.weight",),
-        block_costs=args.block_costs(min(args.max_seq_len, _USUAL_LENGTH)) if args.n_dense_layers else (),
+        block_costs=args.block_costs(min(args.max_seq_len, USUAL_LENGTH)) if args.n_dense_layers else base.block_costs,
         parameters=_initial_values(args),
         buffers={**base.buffers, **_biases(args)},
     )
@@ -66,7 +64,8 @@ def layout(args: Qwen3MoEArgs) -> ModelLayout:
 
 def _initial_values(args: Qwen3MoEArgs) -> dict[str, InitialValue]:
     """Return the initial values: those of experts are as in feed-forward layers."""
-    return initial_values(args, "feed_forward.*w[23]*") | {f"{_FEED_FORWARD}.experts.w1": TruncatedNormal(std=0.02)}
+    values = mtp_values(args) | initial_values(all_blocks(args), "feed_forward.*w[23]*")
+    return values | {f"{_FEED_FORWARD}.experts.w1": TruncatedNormal(std=0.02)}
 
 
 def _biases(args: Qwen3MoEArgs) -> dict[str, Callable[[], Tensor]]:

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from titan_core.api import ExpertChoice, combine, grouped_linear, mask_rows, permute_to_experts
-from titan_core.toolkit.decoder import Decoder, DecoderBlock, FeedForward, GroupedQueryAttention
-from titan_core.toolkit.rotary import rotate_halves
+from titan_core.toolkit.decoder import FeedForward
 from titan_models_qwen3.moe_config import Qwen3MoEArgs
+from titan_models_qwen3.mtp_model import PredictingDecoder
 
 
 class TokenRouter(nn.Module):
@@ -89,18 +89,11 @@ class MixtureOfExperts(nn.Module):
         return result if self.shared is None else result + self.shared(x)
 
 
-class Qwen3MoE(Decoder):
+class Qwen3MoE(PredictingDecoder):
     """Token ids to logits."""
 
     def __init__(self, args: Qwen3MoEArgs) -> None:
-        super().__init__(
-            args,
-            (
-                DecoderBlock(
-                    args,
-                    GroupedQueryAttention(args, rotate_halves, head_norms=True),
-                    FeedForward(args.dim, args.ffn_dim) if index < args.n_dense_layers else MixtureOfExperts(args),
-                )
-                for index in range(args.n_layers)
-            ),
-        )
+        def feed_forward(index: int) -> nn.Module:
+            return FeedForward(args.dim, args.ffn_dim) if index < args.n_dense_layers else MixtureOfExperts(args)
+
+        super().__init__(args, feed_forward)

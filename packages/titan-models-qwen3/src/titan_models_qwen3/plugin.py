@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from titan_core.api import Model, Recipe, Ref, WeightFormat, hookimpl, recipes_in
+from titan_core.api import Model, Phase, Recipe, Ref, Transform, WeightFormat, hookimpl, recipes_in
 from titan_models_qwen3 import moe_config
 from titan_models_qwen3.config import FLAVORS
+from titan_models_qwen3.mtp_config import TARGETS, TOKENS, WEIGHTS, MTPKeys
 
 api = (2, 1)
 
@@ -44,6 +45,21 @@ def titan_models() -> list[Model]:
                 ),
             ),
         ),
+    ]
+
+
+@hookimpl
+def titan_parallelisms() -> list[Transform]:
+    return [
+        Transform(
+            name="multi_token_prediction",
+            summary="the loss of the tokens after the next one, for models with n_mtp_layers",
+            config=MTPKeys,
+            phase=Phase.TENSOR,
+            active=lambda context: TOKENS in context.job.model.layout.inputs,
+            extras=(TOKENS, TARGETS, WEIGHTS),
+            apply=Ref("titan_models_qwen3.mtp:apply"),
+        )
     ]
 
 
