@@ -1,0 +1,92 @@
+"""Multi-token prediction on meshes: losses, gradients, metrics and counts of experts are those of one device.
+
+``uv run pytest -m "" tests/integration/test_multi_token_prediction.py`` runs all rows of the table."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.gloo_pool import GlooPool
+from harness.jobs import RunRecord
+from harness.meshes import FAST, require_equal, run_in
+from harness.quick import rows
+
+EP, TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("expert", "tensor", "pipeline", "context"))
+AC, SCHEDULE, LOCAL = "activation_checkpoint.mode", "parallelism.pipeline_parallel_schedule", "training.local_batch_size"
+NO_SP, NO_LOSS = (f"parallelism.disable_{name}_parallel" for name in ("sequence", "loss"))
+CHUNKS, SPLIT = {"objective.chunk_tokens": 24}, "parallelism.pipeline_parallel_split_points"
+ARGS = "dim = 48, n_heads = 4, n_kv_heads = 2, ffn_dim = 100"
+SETTINGS: dict[str, object] = {
+    **FAST, "training.steps": 2, "training.global_batch_size": 4, "validation.enable": "true", "validation.dataset": "stdlib",
+    "validation.freq": 2, "validation.steps": 1,
+}  # fmt: skip
+MODELS: dict[str, tuple[str, dict[str, object]]] = {
+    "experts": (
+        "qwen3_moe_debug",
+        {"model.args": f"{{{ARGS}, n_layers = 3, n_mtp_layers = 1, n_experts = 4, expert_dim = 32}}"},
+    ),
+    "dense, tied, documents": (
+        "qwen3_debug",
+        {"model.args": f"{{{ARGS}, n_layers = 2, n_mtp_layers = 2, tie_embeddings = true}}", "data.document_mask": "true"},
+    ),
+}  # fmt: skip
+MESHES: dict[str, tuple[int, dict[str, object]]] = {
+    "accumulation 4, chunks": (1, {LOCAL: 1, **CHUNKS}),
+    "FSDP 2": (2, {}),
+    "FSDP 2, recomputed, chunks": (2, {AC: "full", **CHUNKS}),
+    "TP 2": (2, {TP: 2}),
+    "TP 2, no SP, chunks": (2, {TP: 2, NO_SP: "true", **CHUNKS}),
+    "TP 2, no loss parallelism": (2, {TP: 2, NO_LOSS: "true"}),
+    "PP 2, 1F1B": (2, {PP: 2, LOCAL: 4}),
+    "PP 2, cut before the last block": (2, {PP: 2, LOCAL: 4, SPLIT: '["layers.3"]'}),
+    "PP 2, ZBVZeroBubble, recomputed": (2, {PP: 2, SCHEDULE: "ZBVZeroBubble", AC: "selective", LOCAL: 4}),
+    "CP 2": (2, {CP: 2}),
+    "EP 2": (2, {EP: 2}),
+    "TP 2, CP 2": (4, {TP: 2, CP: 2}),
+    "TP 2, PP 2": (4, {TP: 2, PP: 2, LOCAL: 4}),
+    "PP 2, CP 2": (4, {PP: 2, CP: 2, LOCAL: 4}),
+    "EP 2, FSDP 2": (4, {EP: 2, LOCAL: 1}),
+    "EP 2 = TP 2, PP 2": (4, {EP: 2, TP: 2, PP: 2, LOCAL: 4}),
+}  # fmt: skip
+QUICK = ("accumulation 4, chunks", "CP 2")
+FULL = tuple(name for name, (ranks, _) in MESHES.items() if ranks < 4)
+
+Reference = Callable[[str], RunRecord]
+
+
+@pytest.fixture(scope="module")
+def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """The record of one device, by model."""
+
+    @functools.cache
+    def trained(model: str) -> RunRecord:
+        recipe, overrides = MODELS[model]
+        folder = str(tmp_path_factory.mktemp("one"))
+        return gloo.run(1, run_in, folder, {**SETTINGS, LOCAL: 4, **overrides}, True, recipe)[0]
+
+    return trained
+
+
+@pytest.mark.parametrize("model", ["experts", pytest.param("dense, tied, documents", marks=pytest.mark.full)])
+@pytest.mark.parametrize("mesh", rows(MESHES, QUICK, FULL))
+def test_a_mesh_trains_as_one_device(
+    gloo: GlooPool, one_device: Reference, tmp_path: Path, mesh: str, model: str
+) -> None:
+    ranks, of_mesh = MESHES[mesh]
+    if EP in of_mesh and model != "experts":
+        pytest.skip("has no experts")
+    recipe, overrides = MODELS[model]
+    one = one_device(model)
+    records = gloo.run(ranks, run_in, str(tmp_path), {**SETTINGS, **overrides, **of_mesh}, True, recipe)
+    require_equal(records, one)
+    for record in records:
+        assert record.losses == pytest.approx(one.losses, rel=1e-6)
+        assert record.statistics == one.statistics
+        for step, expected in zip(record.metrics, one.metrics, strict=True):
+            assert step == pytest.approx(expected, rel=1e-6)
+        assert record.validation[2] == pytest.approx(one.validation[2], rel=1e-6)
+        assert record.validation_metrics[2] == pytest.approx(one.validation_metrics[2], rel=1e-6)
