@@ -21,8 +21,8 @@ NO_SP, NO_LOSS = (f"parallelism.disable_{name}_parallel" for name in ("sequence"
 CHUNKS, SPLIT = {"objective.chunk_tokens": 24}, "parallelism.pipeline_parallel_split_points"
 ARGS = "dim = 48, n_heads = 4, n_kv_heads = 2, ffn_dim = 100"
 SETTINGS: dict[str, object] = {
-    **FAST, "training.steps": 2, "training.global_batch_size": 4, "validation.enable": "true", "validation.dataset": "stdlib",
-    "validation.freq": 2, "validation.steps": 1,
+    **FAST, "training.steps": 2, "training.global_batch_size": 4, "validation.enable": "true",
+    "validation.dataset": "stdlib", "validation.freq": 2, "validation.steps": 1,
 }  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "experts": (
@@ -73,9 +73,7 @@ def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Refe
 
 @pytest.mark.parametrize("model", ["experts", pytest.param("dense, tied, documents", marks=pytest.mark.full)])
 @pytest.mark.parametrize("mesh", rows(MESHES, QUICK, FULL))
-def test_a_mesh_trains_as_one_device(
-    gloo: GlooPool, one_device: Reference, tmp_path: Path, mesh: str, model: str
-) -> None:
+def test_a_mesh_trains_as_one_device(gloo: GlooPool, one_device: Reference, tmp_path: Path, mesh: str, model: str) -> None:
     ranks, of_mesh = MESHES[mesh]
     if EP in of_mesh and model != "experts":
         pytest.skip("has no experts")

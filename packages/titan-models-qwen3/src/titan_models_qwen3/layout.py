@@ -40,7 +40,7 @@ def layout(args: Qwen3Args) -> ModelLayout:
         inputs=(TOKENS,),
         rules={**base.rules, "layers.*.eh_proj.weight": Replicate(), "norm.mtp.*.weight": Replicate()},
         block_costs=args.block_costs(min(args.max_seq_len, USUAL_LENGTH)),
-        parameters=mtp_values(args) | base.parameters,
+        parameters={**mtp_values(args), **base.parameters},
     )
 
 
