@@ -227,6 +227,7 @@ def test_the_layout_describes_the_model(name: str) -> None:
     with torch.device("meta"):
         model = model_of(args)
     check_layout(model, layout_of(args), name)
+    assert layout_of(args).states_per_position == 3
     assert sum(parameter.numel() for parameter in model.parameters()) == args.num_params
 
 

@@ -38,6 +38,7 @@ def layout(args: Qwen3Args) -> ModelLayout:
     return replace(
         base,
         inputs=(TOKENS,),
+        states_per_position=1 + args.n_mtp_layers,
         rules={**base.rules, "layers.*.eh_proj.weight": Replicate(), "norm.mtp.*.weight": Replicate()},
         block_costs=args.block_costs(min(args.max_seq_len, USUAL_LENGTH)),
         parameters={**mtp_values(args), **base.parameters},

@@ -96,8 +96,8 @@ class MultiTokenPrediction(ObjectiveFunction):
         for depth, one in enumerate(later):
             likelihood, _ = vocabulary.log_likelihood(one, targets[..., depth])
             weight = weights[..., depth]
+            term = torch.where(weight > 0, likelihood * weight, 0.0).sum()
+            term = add_metric(term, "mtp_loss", -likelihood, weight)
             if torch.is_grad_enabled():
-                term = torch.where(weight > 0, likelihood * weight, 0.0).sum()
                 loss = loss - self._weight / len(later) * term
-            loss = add_metric(loss, "mtp_loss", -likelihood, weight)
         return loss

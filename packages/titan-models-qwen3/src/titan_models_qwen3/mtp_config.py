@@ -20,6 +20,7 @@ class MTPKeys(Section):
     """Keys of the objective."""
 
     section: ClassVar[str] = "objective"
+    may_change: ClassVar[tuple[str, ...]] = ("mtp_weight",)
 
     mtp_weight: Factor = Field(default=0.3, gt=0.0)
     """Factor of the loss of multi-token prediction, a mean over the depths, for models with ``n_mtp_layers``."""

@@ -158,7 +158,7 @@ def _known_shapes(
     tokens = part.transformed(Batch(whole, whole)).tokens
     dtype = getattr(torch, job.section(TrainingSection).mixed_precision_param)
     parts = 1 if job.section(TensorParallelKeys).disable_sequence_parallel else job.mesh.degree("tp")
-    sequences, positions = tokens.shape
+    sequences, positions = layout.states_per_position * tokens.shape[0], tokens.shape[1]
     hidden = torch.empty(sequences, positions // parts, layout.dim, dtype=dtype, device="meta", requires_grad=True)
     logits = torch.empty(sequences, positions, layout.vocab_size, dtype=dtype, device="meta", requires_grad=True)
     loss = torch.empty((), device="meta", requires_grad=True)
