@@ -190,6 +190,7 @@ BAD = {
     "[None]": "None, which is not a Model",
     "Model(name='m', summary='', flavors=dict(one=Args()), define=Ref('a:b'))": "one Model; return a list",
     "[Model(name='', summary='', flavors=dict(one=Args()), define=Ref('a:b'))]": "whose name is empty",
+    "[Model(name='m', summary='', flavors=dict(one=Args()), define=Ref('a:b'), training_only=3)]": "is 3, not a Mapping",
     "[Model(name=' m', summary='', flavors=dict(one=Args()), define=Ref('a:b'))]": "is not one line of",
     "[Model(name='m' * 1000, summary='', flavors=dict(one=Args()), define=Ref('a:b'))]": "is not one line of",
     "[Model(name='m\\n', summary='', flavors=dict(one=Args()), define=Ref('a:b'))]": "is not one line of",

@@ -5,15 +5,19 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord
+from harness.jobs import RunRecord, make_job, run_recipe
 from harness.meshes import FAST, require_equal, run_in
 from harness.quick import rows
+from titan_core.api import UserError
+from titan_core.cli.main import main
 
 EP, TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("expert", "tensor", "pipeline", "context"))
 AC, SCHEDULE, LOCAL = "activation_checkpoint.mode", "parallelism.pipeline_parallel_schedule", "training.local_batch_size"
@@ -88,3 +92,59 @@ def test_a_mesh_trains_as_one_device(gloo: GlooPool, one_device: Reference, tmp_
             assert step == pytest.approx(expected, rel=1e-6)
         assert record.validation[2] == pytest.approx(one.validation[2], rel=1e-6)
         assert record.validation_metrics[2] == pytest.approx(one.validation_metrics[2], rel=1e-6)
+
+
+@pytest.fixture
+def trained(in_tmp: Path) -> Path:
+    """A trained model with one depth, and its files."""
+    recipe, overrides = MODELS["experts"]
+    settings = {**overrides, "checkpoint.enable": "true", "job.dump_folder": "run", "training.steps": 1, "job.device": "cpu"}
+    run_recipe(recipe, {**FAST, **settings})
+    assert main(["checkpoint", "convert", "run", "files"]) == 0
+    return in_tmp
+
+
+@pytest.mark.full
+def test_files_keep_or_drop_the_blocks(trained: Path) -> None:
+    """Both ways, by the names of DeepSeek-V3; transformers reads them without the blocks."""
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM
+
+    whole = load_file("files/model.safetensors")
+    config = json.loads(Path("files/config.json").read_text())
+    assert (config["num_hidden_layers"], config["num_nextn_predict_layers"]) == (3, 1)
+    assert {"model.layers.3.eh_proj.weight", "model.layers.3.mlp.experts.3.up_proj.weight"} < whole.keys()
+    # Published files repeat what the blocks share with the model.
+    copies = {"embed_tokens": "model.embed_tokens.weight", "shared_head.head": "lm_head.weight"}
+    repeated = {f"model.layers.3.{name}.weight": whole[original].clone() for name, original in copies.items()}
+    save_file(whole | repeated, "files/model.safetensors", metadata={"format": "pt"})
+    assert main(["checkpoint", "convert", "files", "ours"]) == 0
+    assert main(["checkpoint", "convert", "ours", "back"]) == 0
+    back = load_file("back/model.safetensors")
+    assert back.keys() == whole.keys() and all(torch.equal(back[name], tensor) for name, tensor in whole.items())
+    assert main(["checkpoint", "convert", "ours", "less", "--inference"]) == 0
+    less = load_file("less/model.safetensors")
+    assert less.keys() == {name for name in whole if not name.startswith("model.layers.3.")}
+    assert "num_nextn_predict_layers" not in json.loads(Path("less/config.json").read_text())
+    theirs = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in ("back", "less"))
+    for (name, one), other in zip(next(theirs).items(), next(theirs).values(), strict=True):
+        assert torch.equal(one, other), name
+    assert main(["checkpoint", "convert", "less", "small"]) == 0
+    assert main(["checkpoint", "convert", "small", "never", "--inference"]) == 2
+    save_file(whole | {name: tensor + 1 for name, tensor in repeated.items()}, "files/model.safetensors")
+    assert main(["checkpoint", "convert", "files", "other"]) == 2
+
+
+@pytest.mark.parametrize("start", ["run", pytest.param("files", marks=pytest.mark.full)])
+def test_a_job_without_depths_drops_the_blocks_of_its_weights(trained: Path, start: str) -> None:
+    settings = {**FAST, "training.steps": 1, "job.device": "cpu", "model.from_pretrained": start, "model.tokenizer": "byte"}
+    Path("start.toml").write_text("")
+    kept = run_recipe("start.toml", {**settings, "model.args": "{}", "job.dump_folder": "kept"}, weights=True)
+    dropped = {**settings, "model.args": "{n_mtp_layers = 0}", "job.dump_folder": "dropped"}
+    record = run_recipe("start.toml", dropped, weights=True)
+    assert record.metrics == [{}] and kept.metrics[0]["main_loss"] == pytest.approx(record.losses[0], rel=1e-6)
+    blocks = {name for name in kept.initial if name.startswith(("layers.3.", "norm.mtp."))}
+    assert blocks and record.initial.keys() == kept.initial.keys() - blocks
+    assert all(torch.equal(tensor, kept.initial[name]) for name, tensor in record.initial.items())
+    with pytest.raises(UserError, match="n_mtp_layers is 1 and not 2"):
+        make_job("start.toml", {**settings, "model.args": "{n_mtp_layers = 2}"})

@@ -162,7 +162,10 @@ def load_own(context: WeightsContext) -> None:
     manifest = world.on_first_rank(lambda: read_manifest(folder))
     world.on_first_rank(lambda: require_equal_weights(folder, manifest))
     tensors = model_tensors(context.parts)
-    require_same_tensors(context.job, world, folder, manifest, tensors)
+    # What only training uses, and this job leaves out, is not loaded. Assembly has compared all other arguments.
+    theirs, job = context.stored.sections["model"]["args"], context.job
+    less = any(theirs.get(key) != value == getattr(job.model_args, key) for key, value in job.family.training_only.items())
+    require_same_tensors(job, world, folder, manifest, tensors, excluded=("*",) if less else ())
     try:
         load(tensors, storage_reader=Reader(folder, manifest))
     except CheckpointException as error:

@@ -28,6 +28,7 @@ def titan_models() -> list[Model]:
                     ignored=("*.rotary_emb.inv_freq",),
                 ),
             ),
+            training_only={"n_mtp_layers": 0},
         ),
         Model(
             name="qwen3_moe",
@@ -44,6 +45,7 @@ def titan_models() -> list[Model]:
                     ignored=("*.rotary_emb.inv_freq",),
                 ),
             ),
+            training_only={"n_mtp_layers": 0},
         ),
     ]
 

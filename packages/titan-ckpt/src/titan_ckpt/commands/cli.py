@@ -87,6 +87,11 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokenizer", metavar="PATH", help="tokenizer to copy beside the weights (default: the run's, or the source's)"
     )
     parser.add_argument(
+        "--inference",
+        action="store_true",
+        help="leave out what only training uses, such as blocks of multi-token prediction (Hugging Face exports)",
+    )
+    parser.add_argument(
         "--allow-pickle",
         action="store_true",
         help="read the metadata of a DCP folder, a pickle, with a restricted unpickler",

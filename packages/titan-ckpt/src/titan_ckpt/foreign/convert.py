@@ -16,6 +16,7 @@ from titan_core.api import CommandContext, Recipe, UserError
 
 _ONLY_FOR = {
     "to": ("titan",),
+    "inference": ("titan",),
     "model": ("safetensors", "consolidated"),
     "recipe": ("dcp",),
     "exclude": ("dcp",),
@@ -46,7 +47,7 @@ def run(context: CommandContext) -> int:
         elif arguments.to == "dcp":
             to_dcp(arguments.source, partial, context.registry, dtype)
         else:
-            to_hf(arguments.source, partial, context.registry, dtype, arguments.tokenizer)
+            to_hf(arguments.source, partial, context.registry, dtype, arguments.tokenizer, arguments.inference)
     print(f"wrote {target}")
     if foreign is not None and foreign.left_out:
         shown = (name if number == 1 else f"{name} ({number} entries)" for name, number in foreign.left_out.items())
@@ -69,8 +70,8 @@ def _require_options_apply(context: CommandContext, kind: str) -> None:
         wrong.append("--model")
     elif other := [override.key for override in context.overrides if not override.key.startswith("model.")]:
         wrong += [f"--{key}" for key in other]
-    if arguments["tokenizer"] and arguments["to"] == "dcp":
-        wrong.append("--tokenizer")
+    if arguments["to"] == "dcp":
+        wrong += [f"--{key}" for key in ("tokenizer", "inference") if arguments[key]]
     if wrong:
         raise UserError.one(wrong[0], f"has no effect on the conversion of {_SHOWN[kind]}", "leave it out")
 

@@ -44,8 +44,18 @@ FILE_BYTES = 5 * 10**9
 """Maximum size of a file of a Hugging Face export. Only a file with a single tensor may be larger."""
 
 
-def to_hf(source: str, target: Path, registry: Registry, dtype: torch.dtype | None, tokenizer: str | None) -> None:
+def to_hf(
+    source: str,
+    target: Path,
+    registry: Registry,
+    dtype: torch.dtype | None,
+    tokenizer: str | None,
+    inference: bool = False,
+) -> None:
     """Convert a Titan checkpoint to a folder that ``transformers`` loads.
+
+    Args:
+        inference: whether to leave out what only training uses (:attr:`titan_core.api.Model.training_only`).
 
     Raises:
         UserError: the checkpoint is missing or damaged, or its model cannot be exported.
@@ -63,6 +73,12 @@ def to_hf(source: str, target: Path, registry: Registry, dtype: torch.dtype | No
         )
     tensors = [tensor for tensor in declared_tensors(form, args, model.name) if not tensor.copy]
     _require_all_exported(manifest, tensors, model.name, "Hugging Face", FLOATS)
+    if inference:
+        whole, args = args, args.model_copy(update=dict(model.training_only))
+        if args == whole:
+            why = f"this model, {model.name!r}, has nothing that only training uses"
+            raise UserError.one("--inference", why, "leave it out")
+        tensors = [tensor for tensor in declared_tensors(form, args, model.name) if not tensor.copy]
     require_equal_weights(found.folder, manifest)
     stored = dtype_name(dtype) if dtype else manifest.tensors[f"{MODEL}.{tensors[0].parameter}"].dtype
     # Before anything is written: the format may not be able to express the model.

@@ -82,14 +82,14 @@ def _open(
     differences = [
         f"{key} is {value!r} in its {CONFIG_OF[kind]} and {wanted_value!r} in this job"
         for (key, value), (_, wanted_value) in zip(theirs, args, strict=True)
-        if value != wanted_value and key != "max_seq_len"
+        if value != wanted_value and key != "max_seq_len" and (key, wanted_value) not in job.family.training_only.items()
     ]
     if differences:
         raise UserError.one(where, "; ".join(differences), "set model.flavor and model.args to the model of these weights")
     tensors = model_tensors(parts)
     tensors = {name: tensor for name, tensor in tensors.items() if not matches(name, excluded)}
     files = open_files(path, kind)
-    declared = as_named_in(files, declared_tensors(form, args, job.model_name), where)
+    declared = as_named_in(files, declared_tensors(form, theirs, job.model_name), where)
     foreign = {f"{MODEL}.{tensor.parameter}": tensor for tensor in declared if not tensor.copy}
     unknown = [name for name in tensors if name not in foreign]
     if unknown:

@@ -62,7 +62,7 @@ class InstalledModels:
         _require_whole_layers(config, mesh_of(config, self.registry, world_size))
         job = assemble(config, self.registry, world_size, trains=False)
         # Before anything is allocated: a larger flavor may not fit into memory.
-        if problems := list(check_pretrained(config, stored, job.model_args)):
+        if problems := list(check_pretrained(config, stored, job.model_args, job.family)):
             raise UserError(*problems)
         return job
 

@@ -49,9 +49,16 @@ def described_by(stored: StoredModel, registry: Registry) -> dict[str, Table]:
     return tables
 
 
-def different_arguments(mine: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
-    """Return the arguments in which two models differ, except those that weights do not determine."""
-    return [key for key, value in stored.items() if mine.get(key) != value and key not in _FREE_OF_WEIGHTS]
+def different_arguments(
+    mine: Mapping[str, Any], stored: Mapping[str, Any], left_out: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Return the arguments in which two models differ, except those that weights do not determine.
+
+    Args:
+        left_out: values of arguments with which ``mine`` may lack something (:attr:`Model.training_only`).
+    """
+    free = {*_FREE_OF_WEIGHTS, *(key for key, value in (left_out or {}).items() if mine.get(key) == value)}
+    return [key for key, value in stored.items() if mine.get(key) != value and key not in free]
 
 
 def lay_under(tables: dict[str, Any], config: Config, registry: Registry) -> tuple[StoredModel | None, list[str]]:

@@ -100,8 +100,8 @@ def assemble(
     mesh = attempt(mesh_of, config, registry, world_size)
     batch = attempt(plan_batch, config, mesh.batch_degree) if mesh is not None else None
     stored = config.pretrained
-    if stored is not None and args is not None:
-        problems += check_pretrained(config, stored, args)
+    if stored is not None and args is not None and model is not None:
+        problems += check_pretrained(config, stored, args, model)
     if definition is not None:
         problems += check_sizes(config, definition, text_tokenizer)
         problems += check_document_mask(config, definition)
@@ -292,10 +292,10 @@ def check_sizes(config: Config, model: ModelDefinition, tokenizer: TextTokenizer
         )
 
 
-def check_pretrained(config: Config, stored: StoredModel, args: BaseModel) -> Iterator[Problem]:
+def check_pretrained(config: Config, stored: StoredModel, args: BaseModel, model: Model) -> Iterator[Problem]:
     """Check that the job's model is that of the weights it starts from."""
     mine, theirs = args.model_dump(mode="json"), stored.sections[ModelSection.section]["args"]
-    own, different = config.section(ModelSection).args, different_arguments(mine, theirs)
+    own, different = config.section(ModelSection).args, different_arguments(mine, theirs, model.training_only)
     shown = [f"{key} is {show(theirs[key])} and not {show(mine[key])}" for key in different]
     more = f"; and {len(shown) - 3} more" if len(shown) > 3 else ""
     if different:

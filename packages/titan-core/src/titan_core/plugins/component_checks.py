@@ -215,5 +215,6 @@ RULES: Final[dict[str, Callable[[object], str]]] = {
     "tuple[WeightFormat": _all_of(WeightFormat),
     "tuple[Slot": _all_of(Slot),
     "Mapping[str, BaseModel]": _flavors,
+    "Mapping[str, Any]": _a(Mapping),
 }
 """Annotation of a component's field (its beginning) -> function that returns what is wrong with a value."""

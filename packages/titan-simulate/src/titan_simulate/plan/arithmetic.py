@@ -431,7 +431,7 @@ class _Rank:
     def _stages(self, group: Group, pipeline: PipelineCosts) -> float:
         """Hidden states pass on from stage to stage, and their gradients back."""
         crossings = 2 * len(pipeline.stages) / group.ranks * self._count
-        return group.passing(self._tokens * self._sizes.dim * self._width * crossings, crossings)
+        return group.passing(self._tokens * self._sizes.states * self._sizes.dim * self._width * crossings, crossings)
 
     def _exchanged_experts(self, group: Group) -> float:
         """Features are sent to their experts, and the results back."""

@@ -107,6 +107,8 @@ class ModelSizes:
     ties: tuple[tuple[str, str, int], ...] = ()
     """Parameters that two units share: unit, the unit that counts them, and their number. Where stages of a pipeline
     separate the two, both hold them."""
+    states: int = 1
+    """Hidden states of a position that pass from stage to stage."""
 
 
 def sizes_of(
@@ -170,7 +172,7 @@ def sizes_of(
         _activations(units[name], layout.dim)
     return ModelSizes(
         units, layout.dim, layout.vocab_size, blocks, tuple(experts), matmul_flops,
-        max(0.0, definition.flops_per_token(seq_len) - matmul_flops), tuple(ties),
+        max(0.0, definition.flops_per_token(seq_len) - matmul_flops), tuple(ties), layout.states_per_position,
     )  # fmt: skip
 
 

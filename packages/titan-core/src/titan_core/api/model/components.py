@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -28,3 +28,6 @@ class Model(Component):
     """Model arguments -> definition. Must not import torch."""
     formats: tuple[WeightFormat, ...] = ()
     """Other formats from which the weights can be read, or to which they can be written."""
+    training_only: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments that add what only training uses -> the value that adds nothing. A job that sets this value may start from
+    weights with another one: what they have in addition is not loaded."""

@@ -94,9 +94,9 @@ class ModelLayout:
     inputs: tuple[str, ...] = ()
     """Extra tensors of a batch (:class:`~titan_core.api.Extra`) that ``forward`` takes as keyword arguments."""
     states_per_position: int = 1
-    """Number of hidden states that each position has between modules while the model is trained with :attr:`inputs` that add
-    some, such as embeddings of later tokens. The hidden states that pass from one pipeline stage to the next, and the logits,
-    are then ``[states_per_position * batch, seq, ...]``. Each block takes and returns ``[batch, seq, dim]`` nevertheless."""
+    """Number of hidden states that each position has between modules while the model is trained with :attr:`inputs` that
+    add some, such as embeddings of later tokens. What passes from one pipeline stage to the next, and the logits, are then
+    ``[states_per_position * batch, seq, ...]``. Each block takes and returns ``[batch, seq, dim]`` nevertheless."""
 
     saved_operators: tuple[str, ...] = ()
     """Operators of the blocks whose results selective activation checkpointing saves because they are expensive to recompute
