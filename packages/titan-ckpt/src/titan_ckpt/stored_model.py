@@ -163,8 +163,9 @@ def load_own(context: WeightsContext) -> None:
     world.on_first_rank(lambda: require_equal_weights(folder, manifest))
     tensors = model_tensors(context.parts)
     # What only training uses, and this job leaves out, is not loaded. Assembly has compared all other arguments.
-    theirs, job = context.stored.sections["model"]["args"], context.job
-    less = any(theirs.get(key) != value == getattr(job.model_args, key) for key, value in job.family.training_only.items())
+    job, theirs = context.job, context.stored.sections["model"]["args"]
+    mine = job.model_args.model_dump(mode="json")
+    less = any(theirs.get(key) != value == mine[key] for key, value in job.family.training_only.items())
     require_same_tensors(job, world, folder, manifest, tensors, excluded=("*",) if less else ())
     try:
         load(tensors, storage_reader=Reader(folder, manifest))
