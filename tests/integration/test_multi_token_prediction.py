@@ -148,3 +148,18 @@ def test_a_job_without_depths_drops_the_blocks_of_its_weights(trained: Path, sta
     assert all(torch.equal(tensor, kept.initial[name]) for name, tensor in record.initial.items())
     with pytest.raises(UserError, match="n_mtp_layers is 1 and not 2"):
         make_job("start.toml", {**settings, "model.args": "{n_mtp_layers = 2}"})
+
+
+def test_generation_is_without_the_blocks(
+    trained: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """They would take memory, and keep no keys and values."""
+    texts, slow = [], []
+    for depths in ([], ["--model.args.n_mtp_layers", "0"], ["--model.args.n_mtp_layers", "1"]):
+        capsys.readouterr(), caplog.clear()
+        options = ["--prompt", "def", "--max-new-tokens", "8", "--temperature", "0", "--job.device", "cpu", *depths]
+        assert main(["generate", "run", *options]) == 0
+        texts.append(capsys.readouterr().out)
+        slow.append("every token computes the whole sequence again" in caplog.text)
+    assert texts[0] == texts[1] == texts[2]
+    assert slow == [False, False, True]

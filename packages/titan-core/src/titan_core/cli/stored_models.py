@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api import Config, MeshPlan, StoredModel, UserError
+from titan_core.api import Config, MeshPlan, Model, StoredModel, UserError
 from titan_core.api.checkpoint.stored_model import LoadedModel
 from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
@@ -51,7 +51,10 @@ class InstalledModels:
         # A job needs a batch, although this one reads no data.
         tables: dict[str, dict[str, Any]] = {"training": {"seq_len": 1, "local_batch_size": 1}}
         described = described_by(stored, self.registry)
-        model = described["model"]
+        model, theirs = described["model"], stored.sections["model"]["args"]
+        # What only training uses would take memory, and mixers that are not called have no state to decode with.
+        unused = self.registry.get(Model, model["name"]).training_only
+        model["args"].update((key, value) for key, value in unused.items() if theirs.get(key, value) != value)
         if given.get("model.tokenizer", model.get("tokenizer")) != model.get("tokenizer"):
             model.pop("tokenizer_path", None)  # it is that of the tokenizer beside the weights
         for layer in (described, sections or {}):
