@@ -161,7 +161,8 @@ MUTANTS = (
     Mutant("validation-at-every-step", "core/loop/validation.py", "step % self._section.freq == 0", "step % self._section.freq >= 0", (PARTS + "::test_validation_is_due_at_its_frequency_and_at_the_end_once",)),
     Mutant("validation-of-one-batch", "core/loop/validation.py", "while batches != most:", "while batches < 1:", (VALIDATED,)),
     Mutant("validation-of-the-last-batch", "core/loop/validation.py", "loss += self._run.evaluate", "loss = self._run.evaluate", (VALIDATED,)),
-    Mutant("validation-per-batch", "core/loop/validation.py", "float(self._world.sum(loss)) / weight", "float(self._world.sum(loss)) / batches", (VALIDATED,)),
+    Mutant("validation-per-batch", "core/loop/validation.py", "/ sum(one.weight for one in found)", "/ sum(one.batches for one in found)", (VALIDATED,)),
+    Mutant("validation-sets-read-together", "core/loop/validation.py", "self._report(step, name, [one], dataset)", "self._report(step, name, found, dataset)", ("tests/parallel/test_validation_sets.py",)),
     # -- optimizer
     Mutant("betas-swapped", ADAM, "betas=(section.beta1, section.beta2)", "betas=(section.beta2, section.beta1)", (ORACLE,)),
     Mutant("adam-for-adamw", ADAM, "return _build(AdamW, FusedAdamW, context)", "return _build(Adam, FusedAdam, context)", (ORACLE,)),
