@@ -8,7 +8,9 @@ import multiprocessing
 import os
 import pickle
 import re
+import shutil
 import signal
+import subprocess
 import tempfile
 import time
 import traceback
@@ -93,7 +95,7 @@ class GlooPool:
                     died = f"the process of rank {rank} has died (exit code {process.exitcode})"
                     if process.pid is not None and (stacks := _stacks_of(process.pid)).exists():
                         written = stacks.read_text(encoding="utf-8", errors="replace")
-                        died += f"\n{written or 'its fault handler could write nothing'}"
+                        died += f"\n{written or 'its fault handler could write nothing'}\n{_crashes_in_kernel_log()}"
                     self.close()
                     failed = [text for ok, text in outcomes.values() if not ok]
                     raise RuntimeError("\n".join([died, *failed])) from None
@@ -156,6 +158,15 @@ _living: set[int | None] = set()
 def _stacks_of(pid: int) -> Path:
     """Return the file with the stacks of all threads of a process that a signal has ended."""
     return Path(tempfile.gettempdir()) / f"titan-gloo-pool-{pid}.txt"
+
+
+def _crashes_in_kernel_log() -> str:
+    """Return the latest lines of the kernel about processes that a signal ended without a handler, as where a thread has no
+    stack left. They name the library, and are all that is left of such a process. Empty where the log may not be read."""
+    if (dmesg := shutil.which("dmesg")) is None:
+        return ""
+    log = subprocess.run([dmesg], capture_output=True, text=True, errors="replace", check=False).stdout
+    return "\n".join([line for line in log.splitlines() if "segfault" in line or "traps:" in line][-3:])
 
 
 def _threads(written: str) -> list[str]:
