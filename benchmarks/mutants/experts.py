@@ -27,7 +27,7 @@ MUTANTS = (
     Mutant("experts-counts-beyond-the-capacity", SENDING, "ends.clamp(max=limit)", "ends.clamp(max=2**40)", (JOBS,)),
     Mutant("experts-gradient-of-the-wrong-rows", MOVED, "return _taken(gradients[0], back, ctx.partial)", "return _taken(gradients[0], back.flip(0), ctx.partial)", (DISPATCH,)),
     Mutant("experts-no-row-is-the-first", MOVED, "torch.where((order >= 0)[:, None], rows[order.clamp(min=0)], 0)", "rows[order.clamp(min=0)]", (DISPATCH,)),
-    Mutant("experts-capacity-of-a-rank", DIVIDING, "(keys.expert_parallel_capacity or ranks) / ranks", "(keys.expert_parallel_capacity or 1.0) / ranks / 16", (JOBS,)),
+    Mutant("experts-capacity-of-a-rank", "experts/planning.py", "(keys.expert_parallel_capacity or ranks) / ranks", "(keys.expert_parallel_capacity or 1.0) / ranks / 16", ("tests/experts/test_planning.py",)),
     Mutant("experts-capacity-ignored", CHECK, 'context.section.expert_parallel_capacity is not None and', "False and", (JOBS,)),
     Mutant("experts-summed-over-tensor-parallelism", "parallel/partial_gradients.py", " and self._is_replicated(parameter)", "", (VIEWED,)),
     Mutant("experts-divided-twice", CHECK, "if shared and inside:", "if False:", ("tests/experts/test_check.py",)),

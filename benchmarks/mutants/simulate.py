@@ -17,6 +17,12 @@ GUESS, GROUPS = "simulate/plan/arithmetic.py", "simulate/plan/groups.py"
 TIMES, NEED = "simulate/estimate/pipeline.py", "simulate/estimate/reserved.py"
 
 MUTANTS = (
+    Mutant("experts-sent-over-all-cards-of-a-node", GROUPS, "far = (self.ranks - self.together) / self.ranks * size / self.hop", "far = (self.ranks - self.together) / self.ranks * size / self.bandwidth", (PLANNED,)),
+    Mutant("experts-all-equally-busy", GUESS, "self._imbalance = arithmetic.imbalance if divides else 1.0", "self._imbalance = 1.0", (PLANNED,)),
+    Mutant("experts-of-full-tiles", GUESS, "padded = max(rates.tile_rows / rows, 1 + rates.tile_rows / (2 * rows))", "padded = 1.0", (PLANNED,)),
+    Mutant("experts-whose-counts-nobody-waits-for", GUESS, "return passes * self._job.host_waits * each * 1e-6", "return 0.0", (PLANNED,)),
+    Mutant("buffers-without-empty-places", GUESS, "(self._job.exchanged_rows - 1) * unit.of_experts", "0.0", (PLANNED,)),
+    Mutant("a-host-that-issues-while-it-waits", "simulate/estimate/timeline.py", "missing[position] += 1", "pass", (ROOFLINE,)),
     Mutant("groups-gather-their-own-share-too", GROUPS, "size * (self.ranks - 1) / self.ranks / self.bandwidth", "size / self.bandwidth", (PLANNED,)),
     Mutant("calls-without-latency", GROUPS, "/ self.ranks / self.bandwidth + calls * self.latency", "/ self.ranks / self.bandwidth", (PLANNED,)),
     Mutant("state-of-weights-and-gradients", GUESS, "held * (8 + state)", "held * state", (PLANNED,)),

@@ -121,6 +121,40 @@ def test_rows_are_spread_evenly_over_experts(fake_cuda: FakeCuda) -> None:
     assert fake_cuda.run(route) == ([3, 3, 3, 3], 12, 12)
 
 
+def sort_and_repeat() -> tuple[list[int], list[int], list[list[int]]]:
+    """Count sorted choices, and repeat a range by the counts, whose sum is known."""
+    chosen = torch.rand(6, 4, device="cuda").topk(2, dim=-1).indices
+    ordered, order = chosen.flatten().sort(stable=True)
+    ends = torch.searchsorted(ordered, torch.arange(4, device="cuda"), right=True)
+    repeated = torch.arange(4, device="cuda").repeat_interleave(ends.diff(prepend=ends.new_zeros(1)), output_size=12)
+    assert order.shape == repeated.shape == (12,)
+    return ends.tolist(), chosen.sort(1, descending=True).values[0].tolist(), chosen.view(3, 4).tolist()
+
+
+def test_sorted_choices_are_known_and_a_list_is_read_at_once(fake_cuda: FakeCuda) -> None:
+    assert fake_cuda.run(sort_and_repeat) == ([3, 6, 9, 12], [1, 0], [[0, 1, 2, 3]] * 3)
+    assert fake_cuda.call(number_of_waits) == [3, 0]
+
+
+def number_of_waits() -> list[int]:
+    """Return how often the host waits in :func:`sort_and_repeat`, and when it repeats a known number of elements."""
+    from titan_simulate.engine.host_waits import HostWaits
+    from titan_simulate.engine.observation import Observation
+    from titan_simulate.engine.simulate import observed
+
+    found = []
+    for function in (sort_and_repeat, repeat):
+        waits = HostWaits()
+        with observed(Observation(), waits):
+            function()
+        found.append(len(waits.found))
+    return found
+
+
+def repeat() -> None:
+    torch.arange(4, device="cuda").repeat_interleave(torch.ones(4, dtype=torch.int64, device="cuda"), output_size=4)
+
+
 def select() -> None:
     torch.rand(3, device="cuda").nonzero()
 

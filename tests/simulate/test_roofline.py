@@ -97,6 +97,20 @@ def test_streams_overlap_and_waits_order_them() -> None:
     assert apart.exposed[0] < waiting.exposed[0]
 
 
+def test_the_host_issues_nothing_while_it_reads_from_the_device() -> None:
+    reads = Work(Kind.HOST_WAIT, "the host waits", "forward", "", "main", ())
+    long, short = matmul(8192, 8192, 8192), pointwise([1], [2])
+    machine = H100.model_copy(update={"host": H100.host.model_copy(update={"operator_us": 50.0})})
+    ahead = simulate_streams([long, *[short] * 4], machine)
+    assert ahead.intervals[-1].start == pytest.approx(ahead.intervals[-2].end)  # issued long before
+    waits = simulate_streams([long, reads, *[short] * 4], machine)
+    end = waits.intervals[1].end
+    assert end >= waits.intervals[0].end and waits.intervals[2].start == pytest.approx(end + 50e-6)
+    twice = simulate_streams([long, reads, short, reads, short], machine)
+    assert twice.intervals[3].start >= twice.intervals[2].end
+    assert twice.intervals[4].start == pytest.approx(twice.intervals[3].end + 50e-6)
+
+
 def collective(name: str, ranks: Iterable[int], group: str, stream: str, size: int = 2**30) -> Work:
     return Work(Kind.COLLECTIVE, name, "backward", "", stream, (), ranks=tuple(ranks), group=group, bytes=size)
 

@@ -19,6 +19,7 @@ from titan_core.api import Experts, ModelLayout, ModelPart, TrainingContext
 from titan_experts.check import folded
 from titan_experts.config import VIEW, ExpertParallelKeys
 from titan_experts.dispatch import AllToAll, Dispatch, Padded
+from titan_experts.planning import most_share
 from titan_experts.torch_private import registered_parameters, substituted_parameters
 
 FREE_ROWS = 1024
@@ -47,16 +48,9 @@ def dispatch_of(path: str, context: TrainingContext[ExpertParallelKeys]) -> Disp
 
 
 def most_rows(path: str, layout: ModelLayout, keys: ExpertParallelKeys) -> Callable[[int], int]:
-    """Return (number of rows of this rank -> how many of them it can send to one rank).
-
-    By default, the largest number that any choice can require: a token passes through at most as many experts of a rank as
-    there are, and at most as many as it chooses.
-    """
-    ranks = keys.expert_parallel_degree
-    share = min(1.0, (keys.expert_parallel_capacity or ranks) / ranks)
-    router = next((router for pattern, router in layout.routers.items() if _same_block(pattern, path, layout)), None)
-    if router is not None:
-        share = min(share, min(router.per_token, router.experts // ranks) / router.per_token)
+    """Return (number of rows of this rank -> how many of them it can send to one rank)."""
+    router = next((pattern for pattern in layout.routers if _same_block(pattern, path, layout)), None)
+    share = most_share(None if router is None else layout.routers[router], keys)
     return lambda rows: max(math.ceil(rows * share), min(rows, FREE_ROWS))
 
 

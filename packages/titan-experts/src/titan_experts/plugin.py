@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from titan_core.api import Checks, MeshUse, MeshView, Phase, Ref, StepUse, Transform, hookimpl
+from titan_core.api import Checks, MeshUse, MeshView, Phase, Planning, Ref, StepUse, Transform, hookimpl
 from titan_experts.check import DEGREE
 from titan_experts.config import VIEW, ExpertParallelKeys, ExpertsSection
 
@@ -22,6 +22,7 @@ def titan_parallelisms() -> list[Transform]:
             check=Ref("titan_experts.check:check"),
             checks=Checks(model=Ref("titan_experts.check_model:check_model")),
             apply=Ref("titan_experts.divide:apply"),
+            planning=Planning(choices=Ref("titan_experts.planning:choices"), costs=Ref("titan_experts.planning:costs")),
         ),
         Transform(
             name="balanced_experts",

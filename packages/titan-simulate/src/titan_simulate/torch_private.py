@@ -14,6 +14,8 @@ Operators are known by the names that a mode sees, among them ``aten::_to_copy``
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -48,6 +50,18 @@ def fake_device(tensor: Tensor) -> torch.device:
 def device_of(tensor: FakeTensor) -> torch.device:
     """Answer :data:`DEVICE_OF`: kernels that compute shapes see the meta device."""
     return torch.device("meta") if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
+
+
+@contextmanager
+def lists_from(read: Callable[[Tensor], list[Any]]) -> Iterator[None]:
+    """Within the ``with`` block, ``FakeTensor.tolist`` returns what ``read`` does: torch reads value by value, where a real
+    tensor is copied at once."""
+    original = FakeTensor.tolist
+    setattr(FakeTensor, "tolist", lambda tensor: read(tensor))  # noqa: B010 (mypy: a method)
+    try:
+        yield
+    finally:
+        setattr(FakeTensor, "tolist", original)  # noqa: B010
 
 
 def is_composite(operator: Any) -> bool:

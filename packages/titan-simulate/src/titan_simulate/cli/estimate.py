@@ -14,6 +14,7 @@ from titan_core.api import CommandContext
 from titan_core.toolkit.arguments import json_argument, recipe_arguments, world_size_argument
 from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_core.toolkit.text import print_json, print_table
+from titan_simulate.cli.imbalance import imbalance_argument
 from titan_simulate.engine import stub_libraries
 from titan_simulate.engine.command_fork import Report, print_from_fork
 from titan_simulate.engine.forks import describe_first
@@ -31,6 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     recipe_arguments(parser)
     world_size_argument(parser)
     machine_argument(parser)
+    imbalance_argument(parser)
     parser.add_argument(
         "--assumptions", action="store_true", help="also print every figure of the machine, and how the job was reduced"
     )
@@ -60,7 +62,7 @@ def _estimated(context: CommandContext, machine: Machine, report: Report) -> int
         left = (time.monotonic() - began) / done * (number - done)
         report(f"{done} of {number} simulations done, about {left:.0f} s left")
 
-    found = estimate(partial(_job, context), context.train, machine, simulated)
+    found = estimate(partial(_job, context), context.train, machine, simulated, imbalance=options.expert_imbalance)
     if options.json:
         print_json(as_json(found))
     else:

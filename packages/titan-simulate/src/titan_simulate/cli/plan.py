@@ -19,6 +19,7 @@ from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_core.toolkit.secrets import redact
 from titan_core.toolkit.sections import JobSection, TrainingSection
 from titan_core.toolkit.text import describe_model, print_json, print_table, show_bytes
+from titan_simulate.cli.imbalance import imbalance_argument
 from titan_simulate.engine import stub_libraries
 from titan_simulate.engine.command_fork import Report, print_from_fork
 from titan_simulate.engine.forks import call_in_fork, describe_first
@@ -38,6 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     recipe_arguments(parser)
     parser.add_argument("--gpus", type=rank_count, required=True, metavar="N", help="number of devices, one rank each")
     machine_argument(parser)
+    imbalance_argument(parser)
     parser.add_argument(
         "--headroom", type=number("a share", 0.0, 0.9), default=HEADROOM, metavar="SHARE",
         help=f"share of the device's memory that stays free, because estimates err (default: {HEADROOM})",
@@ -105,9 +107,9 @@ def _searched(context: CommandContext, machine: Machine, report: Report) -> int:
     sizes = sizes_of(job.model, shapes.parameters, shapes.modules, job.batch.seq_len)
 
     def estimated(overrides: Sequence[Override]) -> Estimate:
-        return estimate(lambda more: job_of([*overrides, *more]), context.train, machine)
+        return estimate(lambda more: job_of([*overrides, *more]), context.train, machine, imbalance=options.expert_imbalance)
 
-    search = Search(space, sizes, machine, job_of)
+    search = Search(space, sizes, machine, job_of, options.expert_imbalance)
     plan = search.run(estimated, options.finalists, given, options.time_limit, report)
     plan.model = describe_model(job.name, job.model.num_params, job.model.num_active_params)
     return conclude(context, plan, machine)
@@ -194,6 +196,7 @@ def _recipe_job(context: CommandContext, job_of: Any, gpus: int) -> tuple[Assemb
 def _command(context: CommandContext) -> str:
     options = context.arguments
     headroom = "" if options.headroom == HEADROOM else f" --headroom {options.headroom:g}"
+    headroom += "" if options.expert_imbalance == 1.0 else f" --expert-imbalance {options.expert_imbalance:g}"
     overrides = "".join(f" {argument}" for argument in context.override_arguments)
     return f"titan plan {options.recipe} --gpus {options.gpus} --device {options.device}{headroom}{overrides}"
 
@@ -234,6 +237,7 @@ def as_json(plan: Plan, machine: Machine, most: int) -> dict[str, Any]:
         "finalists": plan.wanted,
         "estimated": plan.estimated,
         "meshes": plan.meshes,
+        "skipped": plan.skipped,
         "candidates": plan.candidates,
         "seconds": plan.seconds,
     }
@@ -252,7 +256,8 @@ def _print(plan: Plan, machine: Machine, most: int) -> None:
     if plan.model:
         print(plan.model)
     print(f"{_compared(plan)}, in {plan.seconds:.0f} s")
-    print(f"{plan.meshes:,} meshes of {machine.name}, {machine.memory_gib:.1f} GiB each\n")
+    skipped = f"; not compared: {plan.skipped:,}, on which examples are slowest or do not fit" if plan.skipped else ""
+    print(f"{plan.meshes:,} meshes of {machine.name}, {machine.memory_gib:.1f} GiB each{skipped}\n")
     if plan.best:
         rows = [_row(one) for one in plan.best[:most]]
         print_table(("GiB", "tokens/s/GPU", "MFU", "step s", "batch", "mesh", ""), rows)

@@ -44,6 +44,7 @@ from titan_simulate.torch_private import (
     device_of,
     fake_device,
     in_foreign_fake_mode,
+    lists_from,
     only_lift_cpu_tensors,
 )
 
@@ -70,10 +71,13 @@ class FakeDevice(DispatchMode):
 
     def __enter__(self) -> FakeDevice:
         only_lift_cpu_tensors(True)
+        self._lists = lists_from(self._list)
+        self._lists.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._lists.__exit__(None, None, None)
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         only_lift_cpu_tensors(False)
 
@@ -103,7 +107,7 @@ class FakeDevice(DispatchMode):
             return self._composed(COMPOSED[operator], args, keywords)
         if _reads_value(operator):
             return self._value(args[0])
-        sized = _is_sized_by_values(operator, args)
+        sized = _is_sized_by_values(operator, args, keywords)
         if sized and any(tensor.is_cuda for tensor in tensors):
             what = "indexing by a mask" if operator is _aten.index.Tensor else name.removeprefix("aten::")
             self._waits.wait(f"{what} (its size depends on values on the device)")
@@ -163,6 +167,14 @@ class FakeDevice(DispatchMode):
         if tensor.dtype is torch.bool:
             return True
         return 1.0 if tensor.dtype.is_floating_point else 1
+
+    def _list(self, tensor: Tensor) -> list[Any]:
+        """Return plausible numbers in place of the values of ``tensor``, as ``Tensor.tolist`` does, which copies it once."""
+        if tensor.is_cuda:
+            self._waits.wait(f"reading the values of {shown(tensor)} (tolist)")
+        known = known_values.values_of(tensor)
+        found: list[Any] = (torch.ones(tensor.shape, dtype=tensor.dtype) if known is None else known).tolist()
+        return found
 
     def _sized_by_values(self, operator: Any, args: Any, keywords: dict[str, Any]) -> Any:
         """Return a result whose size depends on values, which are known."""
@@ -248,8 +260,10 @@ def _reads_value(operator: Any) -> bool:
     return torch.Tag.data_dependent_output in getattr(operator, "tags", ()) and operator is not _aten.equal.default
 
 
-def _is_sized_by_values(operator: Any, args: Sequence[Any]) -> bool:
+def _is_sized_by_values(operator: Any, args: Sequence[Any], keywords: dict[str, Any]) -> bool:
     """Whether the result of ``operator`` has a size, or is a comparison, that depends on values."""
+    if operator is _aten.repeat_interleave.Tensor and keywords.get("output_size") is not None:
+        return False
     if operator is _aten.index.Tensor:
         return any(index is not None and index.dtype in _MASKS for index in args[1])
     return operator is _aten.equal.default or torch.Tag.dynamic_output_shape in getattr(operator, "tags", ())

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import inspect
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from titan_simulate.engine.stub_libraries import runtime
 
-_OWN = str(Path(__file__).parent)
+_OWN = str(Path(__file__).parents[1])
 
 
 class HostSync(RuntimeError):
@@ -39,6 +39,8 @@ class HostWaits:
         self.found: list[HostWait] = []
         self.error: HostSync | None = None
         """The error that was raised. What reaches the caller may be another one that it led to."""
+        self.observer: Callable[[], None] = lambda: None
+        """Called after each wait."""
         self._callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)(self._on_wait)
 
     @contextmanager
@@ -66,6 +68,7 @@ class HostWaits:
         if self.forbidden:
             self.error = HostSync(f"the host waits for the device in step {found.step}: {found.what}, at {found.where}")
             raise self.error
+        self.observer()
 
     def _on_wait(self, what: bytes) -> int:
         # Called from C, through which no exception passes: the stub returns an error, which torch raises.

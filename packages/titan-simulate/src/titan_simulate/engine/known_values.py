@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -31,8 +32,10 @@ _MADE = frozenset(
     }
 )  # fmt: skip
 """Operators whose result does not depend on values of tensors."""
-_ORDERS = frozenset({_aten.sort.default, _aten.sort.stable, _aten.argsort.default, _aten.argsort.stable})
+_ORDERS = frozenset({_aten.argsort.default, _aten.argsort.stable})
 """Operators whose results are permutations: no size depends on those, and sorting takes long."""
+_SORTS: dict[Any, tuple[int, int]] = {_aten.sort.default: (1, 2), _aten.sort.stable: (2, 3)}
+"""Operators that return sorted values, and their permutation -> positions of ``dim`` and ``descending``."""
 _ATTRIBUTE = "titan_values"
 
 
@@ -57,11 +60,24 @@ def follow(operator: Any, args: Sequence[Any], keywords: dict[str, Any], tensors
         size = args[0].numel() if dim is None else args[0].size(dim)
         if _may_be_known(indices):
             attach(indices, torch.arange(indices.numel()).remainder_(max(1, size)).view(indices.shape))
+    elif operator in _SORTS:
+        if all_known(tensors) and _may_be_known(result[0]):
+            attach(result[0], _sorted(operator, args, keywords))
     elif operator in _MADE or (operator not in _ORDERS and all_known(tensors)):
         if _may_be_known(result[0] if isinstance(result, (list, tuple)) and result else result):
             attach(result, compute(operator, args, keywords))
     elif isinstance(result, Tensor) and any(result is tensor for tensor in tensors):
         result.__dict__.pop(_ATTRIBUTE, None)  # overwritten with values that are not known
+
+
+def _sorted(operator: Any, args: Sequence[Any], keywords: dict[str, Any]) -> Tensor:
+    """Return the sorted values alone: their permutation takes ten times as long."""
+    dim, descending = (
+        args[position] if len(args) > position else keywords.get(name, default)
+        for position, name, default in zip(_SORTS[operator], ("dim", "descending"), (-1, False), strict=True)
+    )
+    found = torch.from_numpy(numpy.sort(_on_host(args[0]).numpy(), axis=dim))
+    return found.flip(dim) if descending else found
 
 
 def compute(operator: Any, args: Sequence[Any], keywords: dict[str, Any]) -> Any:

@@ -18,8 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from titan_simulate.engine.grouped import grouped_product
 from titan_simulate.engine.memory import DeviceMemory
 from titan_simulate.engine.modules import ModuleTracker, in_backward
+from titan_simulate.engine.names import is_grouped
 from titan_simulate.engine.operator_cache import Found
 from titan_simulate.engine.result import Collective, Owner
 from titan_simulate.engine.streams import StreamOrder
@@ -35,6 +37,8 @@ _NO_KERNEL = frozenset(
         "record_stream", "_reshape_alias", "as_strided", "view", "_unsafe_view", "is_pinned", "resize_",
     }
 )  # fmt: skip
+HOST_WAIT = "the host waits"
+"""Name of the operation in which the host waits for all that it has issued on the current stream."""
 TENSORS_PER_LAUNCH = 64
 """How many tensors one kernel of a foreach operator handles, about."""
 
@@ -142,13 +146,24 @@ class Observation:
         if facts.fsdp:
             self._follow_fsdp(facts.name, args, keywords)
         self._launches[self._phase] += facts.launches
-        self._flops[self._phase] += facts.flops
+        # How many rows belong to a group is a matter of values.
+        flops = grouped_product(args, keywords).flops if is_grouped(facts.name) else facts.flops
+        self._flops[self._phase] += flops
         if self._observers:
             order = self.streams.issue() if facts.launches or collective is not None else (-1, -1, ())
             operation = Operation(
-                operator, facts.name, self._phase, module, args, keywords, result, facts.flops, facts.launches, collective,
+                operator, facts.name, self._phase, module, args, keywords, result, flops, facts.launches, collective,
                 *order, facts.view, composed,
             )  # fmt: skip
+            for observer in self._observers:
+                observer(operation)
+
+    def waited(self) -> None:
+        """Observe that the host waits for the current stream."""
+        if self._observers:
+            self._follow_phase()
+            order = self.streams.issue()
+            operation = Operation(None, HOST_WAIT, self._phase, self.modules.current, (), {}, None, 0, 1, None, *order)
             for observer in self._observers:
                 observer(operation)
 

@@ -103,6 +103,7 @@ def observed(observation: Observation, waits: HostWaits) -> Iterator[None]:
     with ExitStack() as stack:
         setattr(torch.UntypedStorage, "resize_", resized)  # noqa: B010 (mypy: a method)
         stack.callback(setattr, torch.UntypedStorage, "resize_", resize)
+        waits.observer = observation.waited
         stack.enter_context(waits.watching())
         stack.enter_context(observation.modules.watching())
         stack.enter_context(observation.streams.watching())

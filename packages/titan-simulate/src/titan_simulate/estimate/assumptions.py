@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Any
 from titan_core.toolkit.jobs import AssembledJob
 from titan_simulate.costs import costs_of
 from titan_simulate.estimate.tensor_overlap import NEAR
+from titan_simulate.hardware.machine import Machine
+from titan_simulate.plan.groups import group_along
 
 if TYPE_CHECKING:
     from titan_simulate.estimate.traced_rank import TracedRank
 
 
-def assumptions_of(job: AssembledJob, samples: Sequence[TracedRank]) -> dict[str, Any]:
+def assumptions_of(
+    job: AssembledJob, samples: Sequence[TracedRank], machine: Machine, imbalance: float
+) -> dict[str, Any]:  # fmt: skip
     """Return how ``job`` was reduced, and what the model of its step takes for granted.
 
     Args:
         samples: one of each simulated rank.
+        imbalance: rows of the busiest rank's experts, by the mean.
     """
     from titan_simulate.engine.observation import TENSORS_PER_LAUNCH
 
@@ -40,6 +45,15 @@ def assumptions_of(job: AssembledJob, samples: Sequence[TracedRank]) -> dict[str
         found["asynchronous tensor parallelism"] = (
             f"a matmul hides the collective within {NEAR} operators of it, except for one rank's share"
         )
-    if any(job.mesh.view_degrees[view.name] > 1 for view in job.mesh.views if view.shards_parameters):
-        found["expert routing"] = "even"
+    for view in job.mesh.views:
+        degree = job.mesh.view_degrees[view.name]
+        if view.shards_parameters and degree > 1:
+            group = group_along(machine, job.mesh, view.borrows, degree)
+            busy = (
+                "even" if imbalance == 1.0 else f"the busiest rank has {imbalance:g} times the mean, of time but not memory"
+            )
+            found["expert routing"] = busy
+            found["rows of experts"] = (
+                f"{1 - 1 / degree:.0%} leave their rank, {1 - group.together / degree:.0%} their node, whatever is chosen"
+            )
     return found

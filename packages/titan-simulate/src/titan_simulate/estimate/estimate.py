@@ -18,10 +18,12 @@ from titan_simulate.engine.simulate import Train
 from titan_simulate.engine.stub_libraries import Device
 from titan_simulate.estimate.assumptions import assumptions_of
 from titan_simulate.estimate.figures import ONCE, figures_of
+from titan_simulate.estimate.imbalance import busiest
 from titan_simulate.estimate.pipeline import Order, PipelineTime, Stage, run, stage_times
 from titan_simulate.estimate.reserved import memory_need
 from titan_simulate.estimate.roofline import send_seconds
 from titan_simulate.estimate.traced_rank import Change, JobOf, TracedRank, take
+from titan_simulate.estimate.work import Work
 from titan_simulate.hardware.machine import Machine
 
 GIB = 2**30
@@ -35,6 +37,8 @@ _KINDS = {
 }  # fmt: skip
 OVERHEAD = "allocator_and_context"
 T = TypeVar("T")
+Worst = Callable[[Sequence[Work]], list[Work]]
+"""The trace of a rank -> that of the rank of its stage that the others wait for."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ def estimate(
     machine: Machine,
     simulated: Callable[[int, int], None] = lambda done, number: None,
     change: Change = lambda job: job,
+    imbalance: float = 1.0,
 ) -> Estimate:
     """Estimate a step of a job.
 
@@ -109,6 +114,7 @@ def estimate(
         train: trains a job in this process.
         simulated: receives how many of how many simulations have ended, after each.
         change: applied to the job just before it is simulated; what costs the job has is known by then.
+        imbalance: rows that the experts of the busiest rank compute, by the mean of the ranks that divide them.
 
     Raises:
         UserError: the job cannot run.
@@ -146,8 +152,10 @@ def estimate(
     )  # fmt: skip
     of_rank = {rank: [one for one in reversed(taken) if one.rank == rank] for rank in ranks}
     overlaps = any(one.overlaps_matmuls for one in costs)
-    found = {rank: _Extended(pair, machine, scale, overlaps) for rank, pair in of_rank.items()}
-    return _combined(job, pipeline, found, machine, few, more)
+    fixed = any(one.exchanged_rows is not None for one in costs)
+    worst = partial(busiest, job=job, imbalance=imbalance, fixed=fixed)
+    found = {rank: _Extended(pair, machine, scale, overlaps, worst) for rank, pair in of_rank.items()}
+    return _combined(job, pipeline, found, machine, few, more, imbalance)
 
 
 def _period(layout: ModelLayout) -> int:
@@ -197,14 +205,14 @@ def _device(machine: Machine) -> Device:
 class _Extended:
     """The figures of a rank, extended from its samples to all blocks."""
 
-    def __init__(self, samples: Sequence[TracedRank], machine: Machine, scale: float, overlaps: bool) -> None:
+    def __init__(self, samples: Sequence[TracedRank], machine: Machine, scale: float, overlaps: bool, worst: Worst) -> None:
         self.samples = samples
         whole = sum(samples[0].parts.blocks)
         few, more = samples[0], samples[-1]
         spread = more.blocks - few.blocks
         self._share = (whole - few.blocks) / spread if spread else 0.0
         self._machine = machine
-        figures = [figures_of(sample, machine, scale, overlaps) for sample in samples]
+        figures = [figures_of(sample, machine, scale, overlaps, worst) for sample in samples]
         self.seconds = self._extend(figures[0].seconds, figures[-1].seconds)
         self.sections = self._extend(figures[0].sections, figures[-1].sections)
         self.kinds = self._extend(figures[0].kinds, figures[-1].kinds)
@@ -267,7 +275,7 @@ def _together(module: str) -> str:
 
 def _combined(
     job: AssembledJob, costs: PipelineCosts | None, found: Mapping[int, _Extended], machine: Machine,
-    few: int | None, more: int | None,
+    few: int | None, more: int | None, imbalance: float,
 ) -> Estimate:  # fmt: skip
     first = found[min(found)]
     worst = max(found.values(), key=lambda one: one.need.bytes)
@@ -284,7 +292,7 @@ def _combined(
     whole = sum(first.samples[0].parts.blocks)
     assumptions = {
         **machine.assumptions(),
-        **assumptions_of(job, [one.samples[0] for one in found.values()]),
+        **assumptions_of(job, [one.samples[0] for one in found.values()], machine, imbalance),
         "simulated blocks": "all"
         if few is None or more is None or whole <= more
         else f"{few} and {more} per part, extended linearly",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -34,14 +34,17 @@ class Figures:
     """By stage of this rank: :data:`BLOCKS` and :data:`ALL` -> seconds of one action of each kind."""
 
 
-def figures_of(sample: TracedRank, machine: Machine, scale: float, overlaps: bool) -> Figures:
+def figures_of(
+    sample: TracedRank, machine: Machine, scale: float, overlaps: bool, worst: Callable[[Sequence[Work]], list[Work]] = list
+) -> Figures:
     """Return the figures of a simulated rank.
 
     Args:
         scale: microbatches of the job per simulated microbatch, if that is not 1.
         overlaps: whether collectives run beside the matmuls that they belong to.
+        worst: returns the trace of the rank that the others wait for.
     """
-    trace = fuse(sample.trace)
+    trace = fuse(worst(sample.trace))
     if sample.order is not None:  # exchanges between stages are part of the pipeline's simulation
         trace = [
             replace(work, kind=Kind.WAIT) if work.kind in (Kind.SEND, Kind.RECEIVE) else work for work in trace

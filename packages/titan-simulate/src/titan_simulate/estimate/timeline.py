@@ -1,8 +1,9 @@
 """When each operator of a step runs: streams, waits, the host, and what operators take from each other. Free of torch.
 
-An operator starts when the one before on its stream has ended, what it waits for has ended, and the host has issued it. A
-collective also waits for the one before on its communicator, which NCCL runs one at a time. Communication of different
-groups shares the bandwidth of the links that it has in common, and keeps multiprocessors from computation.
+An operator starts when the one before on its stream has ended, what it waits for has ended, and the host has issued it. The
+host issues nothing while it reads values from the device, so what follows finds the device idle. A collective also waits for
+the one before on its communicator, which NCCL runs one at a time. Communication of different groups shares the bandwidth of
+the links that it has in common, and keeps multiprocessors from computation.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from titan_simulate.estimate.on_host import run_on_host
 from titan_simulate.estimate.roofline import link_shares, seconds_of
@@ -50,12 +52,14 @@ def simulate_streams(trace: Sequence[Work], machine: Machine) -> Timeline:
     for work in trace:
         host += issue_seconds(work, machine)
         issued.append(host)
+        if work.kind is Kind.HOST_WAIT:
+            host = 0.0
     durations = [max(0.0, seconds_of(work, machine) - work.hidden_seconds) for work in trace]
     kinds: dict[Kind, float] = defaultdict(float)
     for work, duration in zip(trace, durations, strict=True):
         kinds[work.kind] += duration
     intervals = _Device(trace, machine).run(issued, durations)
-    end = max((one.end for one in intervals), default=0.0)
+    end, host = max((one.end for one in intervals), default=0.0), issued[-1] if issued else 0.0
     return Timeline(max(end, host), intervals, dict(kinds), _exposed(trace, intervals), host)
 
 
@@ -77,14 +81,19 @@ class _Device:
             position: link_shares(work, machine) for position, work in enumerate(trace) if work.kind in COMMUNICATION
         }
 
-    def run(self, issued: Sequence[float], durations: Sequence[float]) -> list[Interval]:
+    def run(self, issued: list[float], durations: Sequence[float]) -> list[Interval]:
         """Return when each operator runs.
 
         Args:
-            issued: when the host has issued each.
+            issued: when the host has issued each; after a wait of the host, since it ended, which is added to it.
             durations: seconds of each when nothing else runs.
         """
         missing, following = _order(self._trace)
+        waits = [position for position, work in enumerate(self._trace) if work.kind is Kind.HOST_WAIT]
+        unissued = {wait: range(wait + 1, last + 1) for wait, last in pairwise([*waits, len(missing) - 1])}
+        for held in unissued.values():
+            for position in held:
+                missing[position] += 1
         intervals = [Interval(0.0, 0.0) for _ in self._trace]
         ready = [(issued[position], position) for position, count in enumerate(missing) if not count]
         heapq.heapify(ready)
@@ -110,7 +119,10 @@ class _Device:
                 continue
             del left[ended]
             intervals[ended].end = now
-            for after in following[ended]:
+            held = unissued.get(ended, range(0))
+            for position in held:
+                issued[position] += now
+            for after in (*held, *following[ended]):
                 missing[after] -= 1
                 if not missing[after]:
                     heapq.heappush(ready, (max(now, issued[after]), after))

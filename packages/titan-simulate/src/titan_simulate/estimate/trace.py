@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from titan_simulate.engine.observation import Observation, Operation
+from titan_simulate.engine.grouped import grouped_product
+from titan_simulate.engine.names import is_grouped
+from titan_simulate.engine.observation import HOST_WAIT, Observation, Operation
 from titan_simulate.engine.result import BETWEEN_STEPS
 from titan_simulate.engine.tensors import storage_key, tensors_in
 from titan_simulate.estimate.work import Action, Data, Kind, Work
@@ -61,8 +63,8 @@ class Trace:
         if operation.phase == "forward" and self._phase in ("start", "end of step", BETWEEN_STEPS):
             self._begin()
         self._phase = operation.phase
-        if operation.view:
-            return
+        if operation.view or (operation.name == HOST_WAIT and operation.phase not in ("forward", "backward")):
+            return  # what waits after the last microbatch does so in logged steps only
         short = operation.name.rpartition("::")[2].partition(".")[0]  # higher-order operators have no namespace
         if operation.number < 0 or short in ("monitored_barrier",):
             self._number_results(operation)
@@ -110,6 +112,8 @@ class Trace:
         self.work, self._position, self._made_by, self._last = [], {}, {}, {}
 
     def _kind(self, operation: Operation, short: str) -> Kind:
+        if operation.name == HOST_WAIT:
+            return Kind.HOST_WAIT
         if operation.collective is not None:
             return {"send": Kind.SEND, "recv_": Kind.RECEIVE}.get(short, Kind.COLLECTIVE)
         if operation.flops:
@@ -144,7 +148,17 @@ class Trace:
             if short in ("embedding_dense_backward", "index_put_", "scatter_add_"):
                 size = max((one.bytes for one in read), default=0) if short == "embedding_dense_backward" else size
             read = [Data(one.storage, min(one.bytes, size)) for one in read]
+        if is_grouped(short):
+            return self._of_groups(operation, read), self._of_groups(operation, written.values())
         return tuple(read), tuple(written.values())
+
+    def _of_groups(self, operation: Operation, data: Iterable[Data]) -> tuple[Data, ...]:
+        """Return ``data`` without the rows that belong to no group, which a grouped product neither reads nor writes."""
+        product = grouped_product(operation.args, operation.keywords)
+        factors = tensors_in((operation.args[:2], operation.result))
+        padded = [self._of(one).storage for one in factors if one.dim() == 2]
+        share = product.counted / max(1, product.length)
+        return tuple(Data(one.storage, int(one.bytes * share)) if one.storage in padded else one for one in data)
 
     def _of(self, tensor: Tensor) -> Data:
         storage = tensor.untyped_storage()
@@ -211,7 +225,10 @@ def _matmul(operation: Operation) -> dict[str, Any]:
     if kind == "fp8" and any(one.dtype is torch.float8_e8m0fnu for one in scales):  # a power of two for each block
         kind = "mxfp8"
     sizes = (1, 1, 1, 1)
-    if len(factors) >= 2:
+    if is_grouped(operation.name):
+        product = grouped_product(operation.args, operation.keywords)
+        sizes = product.groups, product.rows, product.inner, product.columns
+    elif len(factors) >= 2:
         left, right = factors[0], factors[1]
         batch = left.shape[0] if left.dim() == 3 else 1
         sizes = int(batch), int(left.shape[-2]), int(left.shape[-1]), int(right.shape[-1])

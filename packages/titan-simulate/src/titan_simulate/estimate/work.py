@@ -27,6 +27,8 @@ class Kind(StrEnum):
     RECEIVE = "receive"
     HOST_COPY = "copy to or from the host"
     HOST = "computation on the host"
+    HOST_WAIT = "reading from the device"
+    """The host issues nothing further until this ends."""
     WAIT = "wait"
     """Takes no time of its own."""
 

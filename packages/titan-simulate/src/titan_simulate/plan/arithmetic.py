@@ -23,9 +23,9 @@ from typing import Literal
 
 from titan_core.api import MeshPlan, Mixer, OptimizerCosts, PipelineCosts
 from titan_simulate.costs import ADAMW
-from titan_simulate.hardware.machine import Machine
+from titan_simulate.hardware.machine import Machine, Matmul
 from titan_simulate.plan.groups import Group, group_along
-from titan_simulate.plan.model_sizes import Held, ModelSizes, Unit, keys_of
+from titan_simulate.plan.model_sizes import Held, Matrix, ModelSizes, Unit, keys_of
 
 GIB = 2**30
 STATE = "parameters, gradients, optimizer"
@@ -62,6 +62,10 @@ class Workload:
     overlaps_matmuls: bool = False
     passes_keys: bool = False
     exchanges_heads: int = 1
+    exchanged_rows: float | None = None
+    """Rows that ranks exchange for experts, by those that tokens choose, if their number is fixed."""
+    host_waits: float = 0.0
+    """Waits of the host in each forward pass of a block with experts."""
     pipeline: PipelineCosts | None = None
     optimizer: OptimizerCosts = ADAMW
 
@@ -109,8 +113,12 @@ class _Held:
 class Arithmetic:
     """Guesses the cost of jobs that train one model on one machine."""
 
-    def __init__(self, sizes: ModelSizes, machine: Machine) -> None:
-        self.sizes, self.machine = sizes, machine
+    def __init__(self, sizes: ModelSizes, machine: Machine, imbalance: float = 1.0) -> None:
+        """
+        Args:
+            imbalance: rows that the busiest rank's experts compute, by the mean of all ranks that divide them.
+        """
+        self.sizes, self.machine, self.imbalance = sizes, machine, imbalance
         self.kinds: list[Unit] = []
         """Units that differ. Models repeat blocks."""
         self._kind_of: dict[str, int] = {}
@@ -131,6 +139,15 @@ class Arithmetic:
         memory = max((rank.memory() for rank in ranks), key=lambda one: sum(one.values()))
         seconds = max((rank.seconds() for rank in ranks), key=lambda one: sum(one.values()))
         return Guess(memory, seconds)
+
+    def outlook(self, job: Workload) -> float:
+        """Return about how long a step of ``job`` takes, as the mean of the ranks that divide the layers, who never wait;
+        infinity if it does not fit. It stands for any pipeline, of which ``job`` has none."""
+        rank, layers = _Rank(self, job, *self._ranks(None)), divided(job.mesh, "layers")
+        memory = rank.memory()
+        held = (memory[STATE] + memory["gathered"]) / layers + memory["activations"] + memory["logits and loss"]
+        fits = held + memory["context"] <= self.machine.memory_gib * GIB
+        return sum(rank.seconds().values()) / layers if fits else math.inf
 
     def _ranks(self, pipeline: PipelineCosts | None) -> tuple[_Held, ...]:
         """Return what the ranks of a pipeline hold, without repetition."""
@@ -157,20 +174,41 @@ class Arithmetic:
         self._held_before[key] = tuple(most.values())
         return self._held_before[key]
 
-    def _block_seconds(self, kind: int, matmul_type: str, weights: int, tokens: float) -> float:
+    def _block_seconds(
+        self, kind: int, matmul_type: str, weights: int, tokens: float, views: int, width: int, imbalance: float
+    ) -> float:
         """Return the time of a block's matmuls for one microbatch. A small inner dimension is slower::
 
         3 products x 2 x tokens x inner x outer / weights x (1 + half_depth / inner dimension of the product) / rate
         """
         rates = self.machine.matmul_of(matmul_type)
-        total = 0.0
+        total = of_experts = 0.0
         for matrix in self.kinds[kind].matrices:
             inner = matrix.inner / weights if matrix.divides_inner else matrix.inner
             outer = matrix.outer / weights if matrix.divides_outer else matrix.outer
+            if matrix.experts:
+                of_experts += self._expert_seconds(matrix, rates, tokens / weights, views, width) * imbalance
+                continue
             depth = 3 + rates.half_depth * (1 / inner + 1 / outer + 1 / max(1.0, tokens))
             # Features that no rule divides are computed for the rank's own positions.
             total += 2 * tokens * matrix.copies * matrix.inner * matrix.outer / weights * depth
-        return total / (rates.achievable_tflops * 1e12)
+        return total / (rates.achievable_tflops * 1e12) + of_experts
+
+    def _expert_seconds(self, matrix: Matrix, rates: Matmul, tokens: float, views: int, width: int) -> float:
+        """Return the time of the products of a rank's experts. Of few rows each, most of a tile is empty::
+
+            rows of an expert = tokens x chosen experts x views / experts
+            2 x rows x inner x outer x experts / views x (2 x rows of its tiles / rows + 1 + small dimensions) / rate
+
+        and no less than the time to read the experts' weights twice, and to write their gradients.
+        """
+        held, rows = matrix.experts / views, max(1.0, tokens * matrix.copies * views / matrix.experts)
+        padded = max(rates.tile_rows / rows, 1 + rates.tile_rows / (2 * rows))  # on average, the last tile is half empty
+        depth = 2 * padded + 1 + rates.half_depth * (1 / matrix.inner + 1 / matrix.outer + 1 / rows)
+        weights = held * matrix.inner * matrix.outer
+        memory = self.machine.memory
+        moving = 3 * weights * width / (memory.bandwidth_gb_s * 1e9 * memory.efficiency)
+        return max(2 * rows * weights * depth / (rates.achievable_tflops * 1e12), moving)
 
 
 class _Rank:
@@ -188,6 +226,9 @@ class _Rank:
         """Ranks that divide the sequence and do not exchange heads."""
         self._shards = _shards(job.mesh)
         self._width = job.parameter_bytes
+        divides = any(job.mesh.view_degrees[view.name] > 1 for view in job.mesh.views if view.shards_parameters)
+        self._imbalance = arithmetic.imbalance if divides else 1.0
+        """Without division, each rank computes its own rows, however they are chosen."""
         self._count = job.microbatches if pipeline is None else pipeline.microbatches
         size = job.local_batch if pipeline is None else pipeline.microbatch_size
         self._tokens = size * job.seq_len / self._sequence
@@ -261,7 +302,7 @@ class _Rank:
         """``tokens x width x (alive x (inputs of blocks + kept x features of blocks) + the rest of one block)``, where
         ``alive`` counts microbatches in flight; and the keys and values of other positions that a block attends to."""
         job, weights = self._job, self._weights
-        features = [(unit.shared + unit.split / weights, count) for unit, count in self._blocks]
+        features = [(self._features(unit), count) for unit, count in self._blocks]
         inputs = self._laps * self._sizes.dim / weights
         kept = self._held.alive * (inputs + job.kept * sum(count * each for each, count in features))
         largest = max((each for each, _ in features), default=0.0)
@@ -270,6 +311,11 @@ class _Rank:
         held = 2 if job.passes_keys else self._ring  # of another rank and the next one, or of all
         exchanged = 0.0 if self._ring == 1 else keys * (self._width + 4) * held  # gradients are summed in fp32
         return self._tokens * (self._width * (kept + working) + exchanged)
+
+    def _features(self, unit: Unit) -> float:
+        """Return the features of a position that a block computes, with the empty places of buffers of a fixed size."""
+        padding = 0.0 if self._job.exchanged_rows is None else (self._job.exchanged_rows - 1) * unit.of_experts
+        return unit.shared + (unit.split + padding) / self._weights
 
     def _logits(self) -> float:
         """``positions of a chunk x vocabulary / weights x (fp32 logits, logits and their gradient)``, on the last stage."""
@@ -289,7 +335,7 @@ class _Rank:
         found = {
             "compute": compute - recomputation,
             "recomputation": recomputation,
-            "host": max(0.0, self._issue() - compute),
+            "host": max(0.0, self._issue() - compute) + self._host_waits(),
             **self._waits(matmuls, attention),
         }
         if self._job.pipeline is not None:
@@ -302,10 +348,8 @@ class _Rank:
     def _matmuls(self) -> float:
         """Those of blocks at the rate of their type, with recomputation; those of embedding and head once."""
         job, arithmetic = self._job, self._arithmetic
-        of_blocks = sum(
-            arithmetic.block_seconds(kind, job.matmul_type, self._weights, self._tokens) * count
-            for kind, count in self._held.blocks
-        )
+        sizes = job.matmul_type, self._weights, self._tokens, _views(job.mesh), self._width, self._imbalance
+        of_blocks = sum(arithmetic.block_seconds(kind, *sizes) * count for kind, count in self._held.blocks)
         share = sum(arithmetic.flops[kind] for kind in self._held.others)
         others = share * self._sizes.matmul_flops * self._tokens * self._count / self._weights
         rate = self._machine.matmul_of(job.wide_type).achievable_tflops * 1e12
@@ -321,7 +365,7 @@ class _Rank:
 
     def _pointwise(self) -> float:
         """``features x tokens x width x times that they move / bandwidth``: 3 times in compiled code, else 8."""
-        features = sum((unit.shared + unit.split / self._weights) * count for unit, count in self._blocks)
+        features = sum(self._features(unit) * count for unit, count in self._blocks)
         traffic = features * self._tokens * self._count * self._width
         return traffic * ((3.0 if self._job.fused else 8.0) * self._again) / self._bandwidth
 
@@ -330,6 +374,12 @@ class _Rank:
         host = self._machine.host
         each = host.compiled_kernel_us / 5 if self._job.fused else host.operator_us
         return self._laps * self._count * _OPERATORS * self._again * each * 1e-6
+
+    def _host_waits(self) -> float:
+        """``blocks with experts x forward passes x waits x (a copy to the host, and the next operator)``."""
+        passes = sum(count for unit, count in self._blocks if unit.routed) * self._count * (1 + self._job.recomputed)
+        each = self._machine.memory.kernel_us + self._machine.host.operator_us
+        return passes * self._job.host_waits * each * 1e-6
 
     def _update(self) -> float:
         """``traffic x parameters / bandwidth``, and ``operations of all matrices of the stage / its ranks / rate``.
@@ -418,7 +468,7 @@ class _Rank:
         group = group_along(self._machine, self._mesh, [dim], degree)
         features = sum(self._traded(mixer) * count for unit, count in self._blocks for mixer in unit.mixers)
         passes = (2 + self._job.recomputed) * self._count
-        return group.seconds(self._tokens * features * self._width * passes, 2 * self._laps * passes)
+        return group.exchange(self._tokens * features * self._width * passes, 2 * self._laps * passes)
 
     def _traded(self, mixer: Mixer) -> float:
         """Return the features of a position of which a rank gives the other ranks theirs. Key heads are repeated if they are
@@ -434,9 +484,12 @@ class _Rank:
         return group.passing(self._tokens * self._sizes.states * self._sizes.dim * self._width * crossings, crossings)
 
     def _exchanged_experts(self, group: Group) -> float:
-        """Features are sent to their experts, and the results back."""
+        """``tokens x chosen experts x width``, of which ``(ranks - 1) / ranks`` leave the rank, are sent to their experts,
+        and the results back. The busiest rank receives more, unless buffers have a fixed size."""
         routed = sum(unit.routed * count for unit, count in self._blocks) / self._weights
-        return group.seconds(self._tokens * routed * self._width * self._passes, self._passes * self._laps)
+        rows = self._imbalance if self._job.exchanged_rows is None else self._job.exchanged_rows
+        calls = self._passes * sum(count for unit, count in self._blocks if unit.routed)
+        return group.exchange(self._tokens * routed * self._width * self._passes * rows, calls)
 
     def _data_parallel(self, compute: float) -> dict[str, float]:
         """Return by how much gathers and reductions take longer than ``compute``, which hides them, by dimensions.

@@ -18,6 +18,8 @@ from titan_simulate.plan.arithmetic import Workload
 LOCAL_BATCH = "training.local_batch_size"
 GLOBAL_BATCH = "training.global_batch_size"
 LARGEST_LOCAL_BATCH = 64
+LARGE_EXAMPLE = 8
+"""Sequences of a large microbatch in :meth:`Space.examples`."""
 JobOf = Callable[[Sequence[Override]], AssembledJob]
 """Returns the recipe's job on the plan's number of ranks, with further overrides."""
 
@@ -64,6 +66,7 @@ class Space:
         self.gpus, self.global_batch, self.fixed, self.changes_numbers = gpus, global_batch, fixed, changes_numbers
         self.transforms = job.registry.all(Transform)
         """All that are installed: those that are inactive in ``job`` may be active in another."""
+        self._own: Workload | None = None
 
     def searched(self, key: str) -> bool:
         """Whether the plan decides ``key``: the user did not set it, and it changes only where and how fast a job computes
@@ -125,16 +128,34 @@ class Space:
             return [sequences]
         return [size for size in reversed(divisors(sequences)) if size <= LARGEST_LOCAL_BATCH]
 
-    def assumed(self, degrees: Mapping[str, int], local: int) -> Job:
-        """Return the job on this mesh and local batch, as assembly would see it if it is valid."""
+    def examples(self, degrees: Mapping[str, int]) -> list[Workload]:
+        """Return what stands for all candidates on a mesh: small microbatches, without recomputation and with it, and larger
+        ones."""
+        mesh = self._mesh(degrees)
+        sequences = max(1, self.global_batch // mesh.batch_degree)
+        self._own = self._own or self.workload(self.job)
+        plain = replace(
+            self._own, mesh=mesh, kept=1.0, recomputed=0.0, gradients_stay=False, exchanged_rows=None, pipeline=None
+        )
+        sizes = (1, 0.0), (1, 1.0), (min(LARGE_EXAMPLE, sequences), 1.0)
+        return [
+            replace(plain, local_batch=size, microbatches=sequences // size, kept=1.0 - again, recomputed=again)
+            for size, again in sizes
+        ]
+
+    def _mesh(self, degrees: Mapping[str, int]) -> MeshPlan:
         known = self.job.mesh
-        config = self.job.config.changed({**degrees, GLOBAL_BATCH: self.global_batch, LOCAL_BATCH: local})
-        mesh = MeshPlan(
+        return MeshPlan(
             known.dims,
             {dim.name: degrees[dim.degree_key] for dim in known.dims},
             known.views,
             {view.name: degrees.get(view.degree_key, known.view_degrees[view.name]) for view in known.views},
         )
+
+    def assumed(self, degrees: Mapping[str, int], local: int) -> Job:
+        """Return the job on this mesh and local batch, as assembly would see it if it is valid."""
+        config = self.job.config.changed({**degrees, GLOBAL_BATCH: self.global_batch, LOCAL_BATCH: local})
+        mesh = self._mesh(degrees)
         ranks = mesh.batch_degree
         batch = replace(
             self.job.batch, global_size=self.global_batch, local_size=local, ranks=ranks,
@@ -199,6 +220,8 @@ class Space:
                 overlaps_matmuls=work.overlaps_matmuls or costs.overlaps_matmuls,
                 passes_keys=work.passes_keys or costs.passes_keys,
                 exchanges_heads=work.exchanges_heads * max(1, costs.exchanges_heads),
+                exchanged_rows=work.exchanged_rows if costs.exchanged_rows is None else costs.exchanged_rows,
+                host_waits=work.host_waits + costs.host_waits,
                 pipeline=costs.pipeline or work.pipeline,
             )
         return work

@@ -30,6 +30,8 @@ class Matrix:
     rule: Rule | None
     copies: float = 1.0
     """Matrices of this shape that each position passes through: the chosen ones of a layer of experts."""
+    experts: int = 0
+    """Number of those that positions choose from; 0 if they do not."""
 
     @property
     def divides_inner(self) -> bool:
@@ -86,6 +88,8 @@ class Unit(Held):
     mixers: list[Mixer] = field(default_factory=list)
     routed: float = 0.0
     """Features of a position that are sent to experts."""
+    of_experts: float = 0.0
+    """Of ``split``, those of experts."""
     weights: list[tuple[int, int, int]] = field(default_factory=list)
     """Rows, columns and number of the matrices that the optimizer updates, each expert's by itself."""
 
@@ -146,7 +150,7 @@ def sizes_of(
             if len(rest) == 2:
                 unit.weights.append((rest[0], rest[1], shape[rule.dim]))
             if len(rest) > 1:
-                unit.matrices.append(Matrix(rest[-1], rest[0], rule, shape[rule.dim] * chosen))
+                unit.matrices.append(Matrix(rest[-1], rest[0], rule, shape[rule.dim] * chosen, shape[rule.dim]))
             unit.routed = max(unit.routed, layout.dim * shape[rule.dim] * chosen)
             continue
         if len(shape) == 2:
@@ -214,6 +218,8 @@ def _activations(unit: Unit, dim: int) -> None:
             unit.split += matrix.inner + matrix.outer
         else:
             unit.split += (matrix.inner + matrix.outer) * matrix.copies
+        if isinstance(matrix.rule, Experts):
+            unit.of_experts += (matrix.inner + matrix.outer) * matrix.copies
 
 
 def _unit_of(parameter: str, units: Mapping[str, Unit]) -> str:

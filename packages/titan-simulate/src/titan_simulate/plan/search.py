@@ -23,6 +23,12 @@ PER_MESH = 2
 """Most finalists on one mesh, so that they differ in more than details."""
 
 
+FEW_MESHES = 64
+"""Meshes that are compared whatever it takes."""
+MOST_CANDIDATES = 16_000
+"""Candidates after which no further mesh is compared. They take half a minute."""
+
+
 class Figures(Protocol):
     """What an estimate says (:class:`titan_simulate.estimate.estimate.Estimate`)."""
 
@@ -97,6 +103,9 @@ class Plan:
     model: str = ""
     """The model in words."""
 
+    skipped: int = 0
+    """Of the meshes, those on which no candidate was compared, because examples on all others are faster."""
+
     @property
     def estimated(self) -> int:
         """Number of candidates that were compared by estimate."""
@@ -111,10 +120,10 @@ class Plan:
 class Search:
     """One search for the best candidates of a space on a machine."""
 
-    def __init__(self, space: Space, sizes: ModelSizes, machine: Machine, job_of: JobOf) -> None:
+    def __init__(self, space: Space, sizes: ModelSizes, machine: Machine, job_of: JobOf, imbalance: float = 1.0) -> None:
         self._space, self._machine, self._job_of = space, machine, job_of
         self._sizes = sizes
-        self._arithmetic = Arithmetic(sizes, machine)
+        self._arithmetic = Arithmetic(sizes, machine, imbalance)
         self._refused: list[Refused] = []
         self._plan = Plan(0)
         self._longest = 0.0  # seconds of an estimate
@@ -206,8 +215,7 @@ class Search:
 
     def _guessed(self) -> Iterator[tuple[Candidate, Guess]]:
         """Guess all candidates on all meshes that assembly accepts."""
-        for degrees in self._space.meshes(self._sizes.num_experts):
-            self._plan.meshes += 1
+        for degrees in self._meshes():
             accepted = hopeless = False
             for local in self._space.local_batches(degrees):
                 values = {**degrees, GLOBAL_BATCH: self._space.global_batch, LOCAL_BATCH: local}
@@ -230,6 +238,28 @@ class Search:
                         break
                 if not accepted or hopeless:
                     break
+
+    def _meshes(self) -> Iterator[dict[str, int]]:
+        """Yield all meshes; of many, those with the best examples first, until enough candidates are compared."""
+        meshes = list(self._space.meshes(self._sizes.num_experts))
+        self._plan.meshes = len(meshes)
+        if len(meshes) > FEW_MESHES:
+            outlooks: dict[tuple[int, ...], float] = {}
+            meshes.sort(key=lambda degrees: self._outlook(degrees, outlooks))
+        for number, degrees in enumerate(meshes):
+            if number >= FEW_MESHES and self._plan.candidates >= MOST_CANDIDATES:
+                self._plan.skipped = len(meshes) - number
+                return
+            yield degrees
+
+    def _outlook(self, degrees: dict[str, int], known: dict[tuple[int, ...], float]) -> float:
+        """Return the guessed seconds of the fastest example on a mesh. Views without parameters do not matter."""
+        mesh = self._space.job.mesh
+        without = {view.degree_key for view in mesh.views if not view.shards_parameters}
+        key = tuple(degree for name, degree in degrees.items() if name not in without)
+        if key not in known:
+            known[key] = min(self._arithmetic.outlook(job) for job in self._space.examples(degrees))
+        return known[key]
 
     def _assembles(self, candidate: Candidate) -> bool:
         """Whether a job on the mesh of ``candidate`` is valid, by its own assembly."""

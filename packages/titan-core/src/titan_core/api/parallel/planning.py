@@ -50,6 +50,11 @@ class Costs:
     exchanges_heads: int = 1
     """Ranks, neighbours along a dimension that divides the sequence, that exchange heads for positions around attention.
     Only ranks that do not exchange heads need each other's keys and values."""
+    exchanged_rows: float | None = None
+    """Rows that the ranks of a view exchange for experts, relative to those that their tokens choose, if their number is
+    fixed. ``None``: as many as tokens choose."""
+    host_waits: float = 0.0
+    """How often the host waits for the device in each forward pass of a block with experts."""
     blocks_alike: bool = True
     """Whether equal blocks remain equal, so that an estimate may simulate a few of them. ``False`` if the transform treats
     blocks by their number, or several of them together."""

@@ -1,0 +1,8 @@
+"""What names of operators say. Free of torch."""
+
+from __future__ import annotations
+
+
+def is_grouped(name: str) -> bool:
+    """Whether an operator is a grouped product (:mod:`titan_simulate.engine.grouped`)."""
+    return "_grouped_mm" in name
