@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from titan_core.api import ExpertChoice, combine, grouped_linear, permute_to_experts
+from titan_core.api import ExpertChoice, GroupedLinear, combine, grouped_linear, permute_to_experts
 from titan_core.api.model import experts as code
 
 COUNTS = torch.tensor([3, 0, 4, 1])
@@ -49,6 +49,25 @@ def test_the_product_and_its_gradients_equal_a_loop(dtype: torch.dtype, kernel: 
     for ours, reference in zip(found, gradients(by_loop, rows.float(), weight.float()), strict=True):
         torch.testing.assert_close(ours.float(), reference, rtol=limit, atol=limit)
     assert found[2][1].count_nonzero() == 0  # zeros, not None: the expert has no rows
+
+
+@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "loop"])
+def test_the_gradient_of_a_weight_is_that_of_autograd(kernel: bool) -> None:
+    rows, weight = operands()
+    weight.requires_grad_()
+    gradient = torch.randn(rows.shape[0], OUT)
+    by_loop(rows, weight, COUNTS)[:-TAIL].backward(gradient[:-TAIL])
+    gradient[-TAIL:] = torch.nan
+    with mock.patch.object(code, "_in_kernel", code._in_kernel if kernel else lambda *_: False):
+        torch.testing.assert_close(code.grouped_weight_gradient(gradient, rows, COUNTS), weight.grad)
+
+
+def test_the_module_computes_what_the_function_does() -> None:
+    rows, weight = operands()
+    for ours, reference in zip(
+        gradients(GroupedLinear(), rows, weight), gradients(grouped_linear, rows, weight), strict=True
+    ):
+        assert torch.equal(ours, reference)
 
 
 def test_a_transposed_weight_needs_no_copy_and_no_loop() -> None:

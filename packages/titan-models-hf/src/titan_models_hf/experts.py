@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from titan_core.api import combine, grouped_linear, mask_rows, permute_to_experts
+from titan_core.api import GroupedLinear, combine, mask_rows, permute_to_experts
 from titan_models_hf import transformers_private as library
 
 
@@ -23,12 +23,14 @@ def compute_by_rows(module: nn.Module) -> None:
     """Let ``module``, which computes by the library's experts function, compute from rows sorted by expert."""
     cls: Any = type(module)
     module.__class__ = _by_rows(cls)
+    module.titan_product = GroupedLinear()
 
 
 def compute_by_library(module: nn.Module) -> None:
     """Undo :func:`compute_by_rows`."""
     base: Any = type(module).__base__
     module.__class__ = base
+    del module.titan_product
 
 
 def is_by_rows(module: nn.Module) -> bool:
@@ -60,7 +62,7 @@ def _forward(self: Any, rows: Tensor, counts: Tensor) -> Tensor:
 def _linear(module: Any, name: str, rows: Tensor, counts: Tensor) -> Tensor:
     """Apply a layer of each expert to its rows. Results and gradients of rows without an expert are undefined."""
     weight = getattr(module, name)
-    result = grouped_linear(rows, weight.mT if module.is_transposed else weight, counts, masked=False)
+    result = module.titan_product(rows, weight.mT if module.is_transposed else weight, counts, masked=False)
     if not module.has_bias:
         return result
     experts = torch.searchsorted(counts.cumsum(0), torch.arange(rows.shape[0], device=rows.device), right=True)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from titan_core.api import ExpertChoice, combine, grouped_linear, mask_rows, permute_to_experts
+from titan_core.api import ExpertChoice, GroupedLinear, combine, mask_rows, permute_to_experts
 from titan_core.toolkit.decoder import FeedForward
 from titan_models_qwen3.moe_config import Qwen3MoEArgs
 from titan_models_qwen3.mtp_model import PredictingDecoder
@@ -57,6 +57,7 @@ class StackedExperts(nn.Module):
         self.w1 = nn.Parameter(torch.empty(args.n_experts, args.expert_dim, args.dim))
         self.w2 = nn.Parameter(torch.empty(args.n_experts, args.dim, args.expert_dim))
         self.w3 = nn.Parameter(torch.empty(args.n_experts, args.expert_dim, args.dim))
+        self.product = GroupedLinear()
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """R D, sorted by expert, to R D.
@@ -66,9 +67,9 @@ class StackedExperts(nn.Module):
             counts: number of rows of each expert, int64 E.
         """
         rows = mask_rows(rows, counts)
-        gate = grouped_linear(rows, self.w1, counts, masked=False)
-        up = grouped_linear(rows, self.w3, counts, masked=False)
-        return mask_rows(grouped_linear(F.silu(gate) * up, self.w2, counts, masked=False), counts)
+        gate = self.product(rows, self.w1, counts, masked=False)
+        up = self.product(rows, self.w3, counts, masked=False)
+        return mask_rows(self.product(F.silu(gate) * up, self.w2, counts, masked=False), counts)
 
 
 class MixtureOfExperts(nn.Module):

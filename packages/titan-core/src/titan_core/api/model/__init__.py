@@ -31,6 +31,7 @@ divided::
 * ``CausalAttention``: a module that computes such a mixer, also within documents and for generation
 * ``ExpertChoice``: a module that chooses the experts of each token by their scores
 * ``grouped_linear``: the linear layers of all experts, each applied to its rows
+* ``GroupedLinear``: the same as a module, which transforms can replace
 * ``permute_to_experts``: copies tokens to rows sorted by expert
 * ``combine``: sums what the experts of each token return
 * ``mask_rows``: zeros in rows that belong to no expert
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from titan_core.api.model.dropout import Dropout as Dropout
     from titan_core.api.model.experts import (
         ExpertChoice as ExpertChoice,
+        GroupedLinear as GroupedLinear,
         combine as combine,
         grouped_linear as grouped_linear,
         mask_rows as mask_rows,

@@ -5,6 +5,7 @@ Shape suffixes in comments: N tokens, D width, K experts that a token passes thr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -46,6 +47,32 @@ def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor, *, masked: bool
     return torch.cat([*results, rest.new_zeros(rest.shape[0], weight.shape[1])])
 
 
+class GroupedLinear(nn.Module):
+    """:func:`grouped_linear` as a module without parameters. A module of experts computes its products with such a child, so
+    that transforms can replace how they are computed (in float8, say) by a subclass of it, in any model."""
+
+    def forward(self, rows: Tensor, weight: Tensor, counts: Tensor, *, masked: bool = True) -> Tensor:
+        """See :func:`grouped_linear`."""
+        return grouped_linear(rows, weight, counts, masked=masked)
+
+
+def grouped_weight_gradient(gradient: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
+    """Return the gradient of the weight of :func:`grouped_linear`: the sum of ``outer(gradient[r], rows[r])`` over the rows
+    of each expert, ``[experts, out, in]``. Rows of no expert have no effect.
+
+    Args:
+        gradient: of the results, ``[rows, out]``, of the dtype of ``rows``.
+        rows: ``[rows, in]``, sorted by expert.
+        counts: number of rows of each expert, int64 ``[experts]``.
+    """
+    if _in_kernel(rows, (gradient.shape[1], rows.shape[1])):
+        return F.grouped_mm(gradient.contiguous().mT, rows.contiguous(), offs=counts.cumsum(0).to(torch.int32))
+    sizes = counts.tolist()
+    sizes.append(rows.shape[0] - sum(sizes))
+    pieces = zip(gradient.split(sizes), rows.split(sizes), strict=True)
+    return torch.stack([left.mT @ right for left, right in pieces][:-1])
+
+
 def mask_rows(rows: Tensor, counts: Tensor) -> Tensor:
     """Return ``rows``, ``[rows, dim]``, with zeros in all but the first ``counts.sum()``; the gradient likewise."""
     belongs = torch.arange(rows.shape[0], device=rows.device) < counts.sum()
@@ -53,14 +80,19 @@ def mask_rows(rows: Tensor, counts: Tensor) -> Tensor:
 
 
 def _has_kernel(rows: Tensor, weight: Tensor) -> bool:
+    if weight.dtype != rows.dtype or not _in_kernel(rows, weight.shape[1:]):
+        return False
+    # The trial's large weights overlap themselves (titan_core.model.stand_in).
+    return rows.is_contiguous() and (weight.is_contiguous() or weight.mT.is_contiguous())
+
+
+def _in_kernel(rows: Tensor, sides: Sequence[int]) -> bool:
+    """Whether torch's grouped product takes the dtype and device of ``rows``, and weights with ``sides``, (out, in)."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < _ON_ALL_DEVICES and (rows.dtype != torch.bfloat16 or rows.device.type == "cpu"):
         return False
-    if rows.dtype not in (torch.float32, torch.bfloat16) or weight.dtype != rows.dtype:
-        return False
-    # The trial's large weights overlap themselves (titan_core.model.stand_in).
-    aligned = all(size * rows.element_size() % _ALIGNMENT == 0 for size in weight.shape[1:])
-    return aligned and rows.is_contiguous() and (weight.is_contiguous() or weight.mT.is_contiguous())
+    aligned = all(size * rows.element_size() % _ALIGNMENT == 0 for size in sides)
+    return aligned and rows.dtype in (torch.float32, torch.bfloat16)
 
 
 def permute_to_experts(tokens: Tensor, chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
