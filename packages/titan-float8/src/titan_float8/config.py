@@ -21,10 +21,12 @@ class Float8Section(Section):
     """How numbers are scaled: one scale per tensor (fastest), one per row (more accurate), or one per row with weight
     gradients in high precision (most accurate)."""
     filter_fqns: list[str] = Field(default_factory=list)
-    """Layers to keep in high precision: parts of their names, or patterns. "auto_filter_small_kn" keeps those that are too
-    small to run faster in float8, as measured on H100."""
+    """Layers and experts to keep in high precision: parts of their names, or patterns. "auto_filter_small_kn" keeps layers
+    that are too small to run faster in float8, as measured on H100."""
     convert_head: bool = False
     """Also convert the last layer, which computes the logits."""
+    convert_experts: bool = False
+    """Also compute the products of experts in float8. Only for "rowwise_with_gw_hp"."""
     enable_fsdp_float8_all_gather: bool = False
     """Under FSDP, gather weights in float8, which halves the traffic. Only for "tensorwise"."""
     precompute_float8_dynamic_scale_for_fsdp: bool = False

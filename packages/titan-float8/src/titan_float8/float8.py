@@ -15,6 +15,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training, preco
 
 from titan_core.api import ModelPart, Run, StepReport, TrainingContext, hookimpl
 from titan_float8.config import AUTO_FILTER, Float8Section
+from titan_float8.experts import convert_experts, experts_of, record_flops_of_experts
 from titan_float8.float8_check import gathers_float8
 from titan_float8.gathered_inputs import cast_gathered_inputs
 from titan_float8.layers import linear_layers, require_matches, require_some
@@ -40,8 +41,9 @@ def apply(part: ModelPart, context: TrainingContext[Float8Section]) -> ModelPart
     layers = dict(linear_layers(part, filters, section.convert_head, _MULTIPLE))
     if AUTO_FILTER in section.filter_fqns:
         layers = {name: layer for name, layer in layers.items() if _gains(section.recipe_name, name, layer)}
-    require_some(layers, part, "float8")
-    require_matches(part, filters, "float8")
+    experts = convert_experts(part, section, filters)
+    require_some({*layers, *experts}, part, "float8")
+    require_matches(part, filters, "float8", experts_of(part) if section.convert_experts else ())
     config = linear_config(section, gathers_float8(context))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torchao's own deprecations
@@ -54,10 +56,12 @@ def apply(part: ModelPart, context: TrainingContext[Float8Section]) -> ModelPart
         if context.device.type != "cuda":
             all_gather_as_bytes()
     if section.recipe_name != "tensorwise":
-        round_as_eager(part, layers)
+        round_as_eager(part, (*layers, *experts))
     if not section.emulate:
         record_flops(part, layers, 1 - _HIGH_PRECISION_SHARE[section.recipe_name])
-    log.info("float8 (%s%s): %d linear layers", section.recipe_name, ", emulated" if section.emulate else "", len(layers))
+        record_flops_of_experts(part, experts, 1 - _HIGH_PRECISION_SHARE[section.recipe_name])
+    found = f"{len(layers)} linear layers" + (f", {len(experts)} modules of experts" if experts else "")
+    log.info("float8 (%s%s): %s", section.recipe_name, ", emulated" if section.emulate else "", found)
     return part
 
 

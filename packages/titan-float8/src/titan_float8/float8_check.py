@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from titan_core.api import JobContext, Problem
+from titan_core.api import Experts, JobContext, Problem, Replicate
 from titan_float8.config import AUTO_FILTER, Float8Section, MXSection
 
 GATHER = "float8.enable_fsdp_float8_all_gather"
+EXPERTS = "float8.convert_experts"
 
 
 def gathers_float8(context: JobContext[Float8Section]) -> bool:
@@ -25,10 +26,29 @@ def check(context: JobContext[Float8Section]) -> Iterator[Problem]:
     if section.precompute_float8_dynamic_scale_for_fsdp and not section.enable_fsdp_float8_all_gather:
         key = "float8.precompute_float8_dynamic_scale_for_fsdp"
         yield config.problem(key, "has an effect only if weights are gathered in float8", f"set {GATHER} = true")
+    if section.convert_experts:
+        yield from _check_experts(context)
     if context.job.section(MXSection).enable:
         yield config.problem(
             "mx.enable", "float8.enable is also true, and a layer has only one format", "disable one of them"
         )
+
+
+def _check_experts(context: JobContext[Float8Section]) -> Iterator[Problem]:
+    """Report why the products of experts cannot be computed in float8."""
+    config, job = context.config, context.job
+    if context.section.recipe_name != "rowwise_with_gw_hp":
+        how = "products of experts have one scale per row, and weight gradients in high precision"
+        why = f'{how}, and recipe_name is "{context.section.recipe_name}"'
+        yield config.problem(EXPERTS, why, 'set it to false, or set float8.recipe_name = "rowwise_with_gw_hp"')
+    rules = {pattern: rule for pattern, rule in job.model.layout.rules.items() if isinstance(rule, Experts)}
+    if not rules:
+        why = f"model {job.model_name!r} has no experts: no rule of its layout is Experts"
+        yield config.problem(EXPERTS, why, "set it to false")
+    inside = [pattern for pattern, rule in rules.items() if rule.within != Replicate()]
+    if inside and job.mesh.degree("tp") > 1:
+        why = f"tensor parallelism divides each expert (the rule for {inside[0]!r}), and a rank would scale parts of rows"
+        yield config.problem(EXPERTS, why, "set it to false, or parallelism.tensor_parallel_degree = 1")
 
 
 def check_mx(context: JobContext[MXSection]) -> Iterator[Problem]:

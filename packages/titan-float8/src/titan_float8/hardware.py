@@ -14,13 +14,14 @@ from titan_core.toolkit.sections import JobSection
 from titan_float8.config import Float8Section, MXSection
 
 FLOAT8 = (8, 9)
+GROUPED = (9, 0)
 MXFP8 = (10, 0)
 
 
 def float8(context: JobContext[Float8Section]) -> Iterator[Problem]:
-    """Require Ada, Hopper or Blackwell."""
+    """Require Ada, Hopper or Blackwell; for experts, one of the latter two."""
     if not context.section.emulate:
-        yield from _missing(context, "float8", FLOAT8)
+        yield from _missing(context, "float8", GROUPED if context.section.convert_experts else FLOAT8)
 
 
 def mxfp8(context: JobContext[MXSection]) -> Iterator[Problem]:

@@ -24,18 +24,22 @@ def linear_layers(
     for name, module in part.named_modules():
         if not isinstance(module, nn.Linear) or any(name == last or name.startswith(f"{last}.") for last in head):
             continue
-        if _is_filtered(name, filters) or matches(f"{name}.weight", part.layout.exact):
+        if is_filtered(name, filters) or matches(f"{name}.weight", part.layout.exact):
             continue
         if all(size % multiple == 0 for size in module.weight.shape):
             yield name, module
 
 
-def _is_filtered(name: str, filters: Sequence[str]) -> bool:
+def is_filtered(name: str, filters: Sequence[str]) -> bool:
+    """Whether one of ``filters``, parts of names or patterns, names a module."""
     return any(text in name for text in filters) or matches(name, filters)
 
 
-def require_matches(part: ModelPart, filters: Sequence[str], section: str) -> None:
+def require_matches(part: ModelPart, filters: Sequence[str], section: str, others: Collection[str] = ()) -> None:
     """Require every filter to match a layer. Stages of a pipeline are not checked: another stage may contain the layer.
+
+    Args:
+        others: names of modules that filters may name as well as linear layers.
 
     Raises:
         UserError: A filter matches no layer.
@@ -44,7 +48,7 @@ def require_matches(part: ModelPart, filters: Sequence[str], section: str) -> No
         return
     names = [name for name, module in part.named_modules() if isinstance(module, nn.Linear)]
     for pattern in filters:
-        if not any(_is_filtered(name, [pattern]) for name in names):
+        if not any(is_filtered(name, [pattern]) for name in (*names, *others)):
             why = "matches no linear layer of the model"
             fix = f"use names such as {names[0]!r}, or remove it"
             raise UserError.one(f"{section}.filter_fqns: {pattern!r}", why, fix)

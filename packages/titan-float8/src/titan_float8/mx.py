@@ -16,6 +16,7 @@ from torchao.quantization.quantize_.common.kernel_preference import KernelPrefer
 
 from titan_core.api import ModelPart, TrainingContext, UserError
 from titan_float8.config import MXSection
+from titan_float8.experts import experts_of, log_experts
 from titan_float8.layers import linear_layers, require_matches, require_some
 from titan_float8.slots import record_flops
 
@@ -44,6 +45,7 @@ def apply(part: ModelPart, context: TrainingContext[MXSection]) -> ModelPart:
     layers = dict(linear_layers(part, section.filter_fqns, section.convert_head, multiple))
     require_some(layers, part, "mx")
     require_matches(part, section.filter_fqns, "mx")
+    log_experts(experts_of(part), "mx converts linear layers only")
     for name, layer in layers.items():
         part.module.set_submodule(name, MXLinear.from_linear(layer, section))
     if not section.emulate:
