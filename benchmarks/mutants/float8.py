@@ -12,6 +12,8 @@ NUMERICS, RANKS, PLUGIN, TRAINING = (
     "tests/float8/test_conversion.py",
     "tests/float8/test_training.py",
 )
+EXPERTS = "tests/float8/test_experts.py"
+GROUPED = "float8/grouped.py"
 FLOAT8, MX, SCALES = "float8/float8.py", "float8/mx.py", "float8/scales_over_ranks.py"
 
 MUTANTS = (
@@ -40,4 +42,13 @@ MUTANTS = (
     Mutant("any-gpu-has-float8", "float8/hardware.py", "capability >= needed", "capability <= needed", (PLUGIN, "tests/float8")),
     Mutant("some-columns-suffice", "float8/gathered_inputs.py", "all(name in converted for name in columns)", "any(name in converted for name in columns)", (PLUGIN,)),
     Mutant("float8-tried-unasked-beside-mx", "float8/planning.py", "{} if context.config.section(MXSection).enable else", "{} if not context.config.section(MXSection).enable else", (PLUGIN,)),
+    Mutant("experts-weight-gradient-of-rounded-rows", GROUPED, "grouped_weight_gradient(gradient, rows, counts) if", "grouped_weight_gradient(gradient, _cast(rows)[0].to(rows.dtype) / _cast(rows)[1], counts) if", (EXPERTS,)),
+    Mutant("experts-scales-of-the-whole-tensor", GROUPED, "scaling_granularity=ScalingGranularity.AXISWISE", "scaling_granularity=ScalingGranularity.TENSORWISE", (EXPERTS,)),
+    Mutant("experts-filled-to-multiples-of-8", GROUPED, "MULTIPLE * MULTIPLE", "8 * 8", (EXPERTS,)),
+    Mutant("experts-places-without-fillers", GROUPED, "places_end - filled - ends + counts", "places_end - filled", (EXPERTS,)),
+    Mutant("experts-rows-of-none-among-the-last", GROUPED, "right=True)], places_end", "right=False)], places_end", (EXPERTS,)),
+    Mutant("experts-scales-for-the-kernel-inverted", GROUPED, "weight_scales.squeeze(-1).reciprocal()", "weight_scales.squeeze(-1)", (EXPERTS,)),
+    Mutant("experts-that-compute-themselves-are-skipped", "float8/experts.py", "    if not products:\n", "    if False:\n", (EXPERTS,)),
+    Mutant("experts-flops-of-all-experts", "float8/experts.py", " * router.per_token / router.experts", "", (EXPERTS,)),
+    Mutant("experts-divided-by-tensor-parallelism", "float8/float8_check.py", "if inside and job.mesh", "if False and job.mesh", (EXPERTS,)),
 )  # fmt: skip

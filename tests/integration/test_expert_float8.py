@@ -1,0 +1,82 @@
+"""Products of experts in float8 train as on one device on every mesh, and without a wait of the host on GPUs.
+
+``uv run pytest -m "full or not full" tests/integration/test_expert_float8.py`` runs all rows of the table."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.fake_cuda import FakeCuda
+from harness.gloo_pool import GlooPool
+from harness.jobs import RunRecord
+from harness.meshes import FAST, require_equal, run_in
+from harness.quick import rows
+
+RECIPE = "qwen3_moe_debug"
+FLOAT8: dict[str, object] = {
+    "float8.enable": "true",
+    "float8.recipe_name": "rowwise_with_gw_hp",
+    "float8.convert_experts": "true",
+}
+ARGS = "dim = 48, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 96, n_experts = 4, expert_dim = 32"
+EMULATED: dict[str, object] = {
+    **FAST,
+    **FLOAT8,
+    "model.args": f"{{{ARGS}}}",
+    "training.steps": 3,
+    "float8.emulate": "true",
+    "float8.filter_fqns": '["attention"]',
+}
+EP, TP, PP, AC = (
+    *(f"parallelism.{name}_parallel_degree" for name in ("expert", "tensor", "pipeline")),
+    "activation_checkpoint.mode",
+)
+DEVICE: dict[str, object] = {"parallelism.expert_parallel_dispatch": "device"}
+MESHES: dict[str, tuple[int, dict[str, object]]] = {
+    "EP 2": (2, {EP: 2}),
+    "EP 2, device": (2, {EP: 2, **DEVICE}),
+    "EP 2 = TP 2, FSDP 2": (4, {EP: 2, TP: 2, **DEVICE}),
+    "EP 2 x FSDP 2": (4, {EP: 2}),
+    "TP 2": (2, {TP: 2}),
+    "FSDP 2, recomputed": (2, {AC: "full"}),
+    "PP 2, some recomputed": (2, {PP: 2, AC: "selective"}),
+}
+FULL = ("EP 2, device", "EP 2 = TP 2, FSDP 2")
+Trained = Callable[[bool], RunRecord]
+
+
+@pytest.fixture(scope="module")
+def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The record of one device, with experts in float8 or in high precision."""
+
+    @functools.cache
+    def trained(low: bool) -> RunRecord:
+        settings = {**EMULATED, "float8.enable": str(low).lower()}
+        return gloo.run(1, run_in, str(tmp_path_factory.mktemp("one")), settings, True, RECIPE)[0]
+
+    return trained
+
+
+@pytest.mark.parametrize("mesh", rows(MESHES, (), FULL))
+def test_a_mesh_trains_as_one_device(gloo: GlooPool, one_device: Trained, tmp_path: Path, mesh: str) -> None:
+    ranks, overrides = MESHES[mesh]
+    require_equal(gloo.run(ranks, run_in, str(tmp_path), {**EMULATED, **overrides}, True, RECIPE), one_device(True))
+
+
+@pytest.mark.full
+def test_experts_in_float8_train_as_in_high_precision(one_device: Trained) -> None:
+    low, high = one_device(True), one_device(False)
+    assert low.losses == pytest.approx(high.losses, rel=5e-3)
+    for name, expected in high.gradients.items():
+        if ".experts." in name:
+            assert 0.005 < float((low.gradients[name] - expected).norm() / expected.norm()) < 0.12, name
+
+
+@pytest.mark.full
+def test_the_host_never_waits_on_a_gpu(fake_cuda: FakeCuda) -> None:
+    settings = {**FLOAT8, "model.args": f"{{{ARGS}}}", "training.mixed_precision_param": "bfloat16", "training.steps": 3}
+    fake_cuda.train(RECIPE, settings, strict=True)
