@@ -44,7 +44,7 @@ MUTANTS = (
     Mutant("experts-tail-kept", MOVED, "return torch.where(belongs[:, None], rows, 0)", "return rows", (EXPERTS,)),
     Mutant("experts-tail-multiplied", MOVED, "return torch.where(belongs[:, None], rows, 0)", "return rows * belongs[:, None]", (EXPERTS,)),
     Mutant("experts-tail-gradient-kept", MOVED, "grouped_linear(mask_rows(rows, counts), weight", "grouped_linear(rows, weight", (EXPERTS,)),
-    Mutant("experts-starts-for-ends", MOVED, "offs=counts.cumsum(0)", "offs=(counts.cumsum(0) - counts)", (EXPERTS,)),
+    Mutant("experts-starts-for-ends", MOVED, "-1), offs=counts.cumsum(0)", "-1), offs=(counts.cumsum(0) - counts)", (EXPERTS,)),
     Mutant("experts-copies-of-the-wrong-token", MOVED, "tokens[order // places.shape[1]]", "tokens[order % tokens.shape[0]]", (EXPERTS,)),
     Mutant("experts-gradient-of-one-copy", MOVED, "gradients[0][places].sum(1)", "gradients[0][places][:, 0]", (EXPERTS,)),
     Mutant("experts-outputs-out-of-order", MOVED, "        return rows[order]\n", "        return rows[order.flip(0)]\n", (EXPERTS,)),

@@ -58,8 +58,9 @@ def apply(part: ModelPart, context: TrainingContext[Float8Section]) -> ModelPart
     if section.recipe_name != "tensorwise":
         round_as_eager(part, (*layers, *experts))
     if not section.emulate:
-        record_flops(part, layers, 1 - _HIGH_PRECISION_SHARE[section.recipe_name])
-        record_flops_of_experts(part, experts, 1 - _HIGH_PRECISION_SHARE[section.recipe_name])
+        share = 1 - _HIGH_PRECISION_SHARE[section.recipe_name]
+        record_flops(part, layers, share)
+        record_flops_of_experts(part, experts, share)
     found = f"{len(layers)} linear layers" + (f", {len(experts)} modules of experts" if experts else "")
     log.info("float8 (%s%s): %s", section.recipe_name, ", emulated" if section.emulate else "", found)
     return part
