@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.fake_cuda import FakeCuda
 from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord
+from harness.jobs import RunRecord, run_recipe
 from harness.meshes import FAST, require_equal, run_in
 from harness.quick import rows
 
@@ -80,3 +81,21 @@ def test_experts_in_float8_train_as_in_high_precision(one_device: Trained) -> No
 def test_the_host_never_waits_on_a_gpu(fake_cuda: FakeCuda) -> None:
     settings = {**FLOAT8, "model.args": f"{{{ARGS}}}", "training.mixed_precision_param": "bfloat16", "training.steps": 3}
     fake_cuda.train(RECIPE, settings, strict=True)
+
+
+@pytest.mark.full
+def test_experts_of_transformers_are_converted_like_those_of_the_family(in_tmp: Path) -> None:
+    from harness.hf_families import library_model
+
+    torch.manual_seed(5)
+    library_model("qwen3_moe", initializer_range=0.05).save_pretrained("theirs")
+    Path("recipe.toml").write_text('model = {from_pretrained = "theirs", tokenizer = "byte"}')
+    settings = {**FLOAT8, "float8.emulate": "true", "training.steps": 1, "training.seq_len": 48, "job.device": "cpu"}
+    hf = {"plugins.disable": '["qwen3"]'}
+    records = {
+        name: run_recipe("recipe.toml", {**settings, **more, "job.dump_folder": name})
+        for name, more in (("ours", {}), ("theirs by rows", hf), ("high", {**hf, "float8.convert_experts": "false"}))
+    }
+    (ours,), (theirs,), (high,) = (record.losses for record in records.values())
+    assert theirs == pytest.approx(ours, rel=1e-6)
+    assert abs(high / theirs - 1) > 1e-5

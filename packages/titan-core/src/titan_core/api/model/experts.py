@@ -49,7 +49,7 @@ def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor, *, masked: bool
 
 class GroupedLinear(nn.Module):
     """:func:`grouped_linear` as a module without parameters. A module of experts computes its products with such a child, so
-    that transforms can replace how they are computed (in float8, say) by a subclass of it, in any model."""
+    that transforms can replace how they are computed (in eight bits, say) by a subclass of it, in any model."""
 
     def forward(self, rows: Tensor, weight: Tensor, counts: Tensor, *, masked: bool = True) -> Tensor:
         """See :func:`grouped_linear`."""
