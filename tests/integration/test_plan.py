@@ -239,7 +239,9 @@ def test_a_search_says_how_far_it_is() -> None:
 def _conclude(folder: Path, plan: Plan, planner: _Planner, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, bool]:
     """Return the exit status, the output, and whether there is a recipe."""
     out = folder / f"{plan.stopped}.toml"
-    options = SimpleNamespace(out=str(out), json=False, best=5, recipe="llama3_debug", gpus=4, device="h100", headroom=0.05)
+    options = SimpleNamespace(
+        out=str(out), json=False, best=5, recipe="llama3_debug", gpus=4, device="h100", headroom=0.05, expert_imbalance=1.0
+    )
 
     def config(overrides: Sequence[Override]) -> Config:
         given = [*(Override(key, str(value)) for key, value in planner.settings.items()), *overrides]
