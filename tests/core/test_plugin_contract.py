@@ -132,7 +132,10 @@ def test_every_reference_of_the_contract_has_a_row() -> None:
     rows = {
         ".".join((groups.get(row.partition(".")[0], row.partition(".")[0]), row.partition(".")[2])) for row in references
     }
-    of_parts = {"ModelLayout.buffers", "ModelPart.batch_transforms", "ModelPart.after_evaluation"}
+    of_parts = {
+        "ModelLayout.buffers",
+        *(f"ModelPart.{one}" for one in ("batch_transforms", "after_evaluation", "weights_changed")),
+    }
     rows |= functions
     inherited = {row for row in rows if row.partition(".")[2] in {f.name for f in fields(Component)}}
     assert (rows | of_parts) - COPIES - inherited == {row for row in RETURNS if "." in row}

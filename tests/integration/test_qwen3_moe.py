@@ -97,6 +97,14 @@ def test_recomputation_changes_nothing(gloo: GlooPool, one_device: Reference, tm
     assert record.grad_norms == one_device("deepseek").grad_norms
 
 
+@pytest.mark.full
+def test_compiled_blocks_are_interrupted_to_count(gloo: GlooPool, one_device: Reference, tmp_path: Path) -> None:
+    overrides = {**settings("deepseek"), "compile.enable": "true", "compile.backend": "aot_eager"}
+    (record,) = gloo.run(1, run_in, str(tmp_path), overrides, True, "qwen3_moe_debug")
+    assert record.losses == pytest.approx(one_device("deepseek").losses, rel=1e-6)
+    assert record.statistics == one_device("deepseek").statistics
+
+
 @pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.full)], ids=["experts everywhere", "first layer dense"])
 def folder(request: pytest.FixtureRequest, in_tmp: Path) -> Path:
     """A folder with the library's random model, and a recipe that starts from it."""

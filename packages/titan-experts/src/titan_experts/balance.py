@@ -92,7 +92,7 @@ class BalancedRouter:
         # [batch, experts]: tokens of a sequence that chose an expert.
         rows = torch.stack([(chosen_of[..., which, None] == experts).sum(1) for which in range(chosen.shape[-1])]).sum(0)
         divided = self._is_divided(chosen_of.shape[1])
-        weights = add_statistic(weights, ROWS, rows.sum(0), index=self.block, divided=divided)
+        weights = self._counted(weights, rows.sum(0), divided)
         if self._section.balance in ("sequence", "global"):
             shares = self._shares(rows, chosen.shape[-1], divided)
             affinities = scores.reshape(sequences, -1, scores.shape[-1])
@@ -100,6 +100,10 @@ class BalancedRouter:
             loss = self._section.balance_weight * scores.shape[-1] * (affinities * shares[:, None]).sum()
             weights = add_auxiliary_loss(weights, LOSS, loss, divided=divided)
         return weights, chosen, scores
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # with the number of the block, each would be compiled anew
+    def _counted(self, weights: Tensor, rows: Tensor, divided: bool) -> Tensor:
+        return add_statistic(weights, ROWS, rows, index=self.block, divided=divided)
 
     def _with_z_loss(self, inner: Callable[[Tensor], Tensor], logits: Tensor) -> Tensor:
         """

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from titan_core.api import ModelPart, TrainingContext, UserError, current_microbatch
+from titan_core.api import Experts, ModelPart, TrainingContext, UserError, current_microbatch
 from titan_core.toolkit.models import is_shape_inference, microbatch_scope, shape_inference
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
 from titan_parallel.pipeline_plan import splits_backward
@@ -43,8 +43,12 @@ def apply(part: ModelPart, context: TrainingContext[ActivationCheckpointSection]
             variant = "" if selection.policy is None else str(list(policies.values()).index(selection.policy))
             # FSDP gathers experts, which are on a view of the mesh, within the block: in recomputation perhaps not again,
             # but torch's record requires the same operators (torch 2.15).
-            has_views = any(context.mesh.view_of(parameter) is not None for parameter in block.parameters())
-            own_record = splits_backward(context.job) or (has_views and not context.job.section(CompileSection).enable)
+            # Routers of transformers change what torch's record has saved of them.
+            has_experts = any(
+                context.mesh.view_of(parameter) is not None or isinstance(part.layout.rule(f"{name}.{path}"), Experts)
+                for path, parameter in block.named_parameters()
+            )
+            own_record = splits_backward(context.job) or (has_experts and not context.job.section(CompileSection).enable)
             _recompute(block, variant, context_fn=_context_function(selection, own_record))
         elif number % int(section.selective_ac_option) == 0:
             _recompute(block)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from titan_core.toolkit.errors import nearest
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
 from titan_parallel.slots import COMPILER_OPTIONS
 from titan_parallel.torch_private import set_activation_memory_budget
+
+log = logging.getLogger(__name__)
 
 
 def apply(part: ModelPart, context: TrainingContext[CompileSection]) -> ModelPart:
@@ -31,9 +34,13 @@ def apply(part: ModelPart, context: TrainingContext[CompileSection]) -> ModelPar
     budget = recompute.memory_budget if recompute.mode == "memory_budget" else 1.0
     set_activation_memory_budget(budget)
     if "model" in section.components:
+        interrupted = [*part.statistics, *part.auxiliary_losses]
+        fullgraph = not interrupted if section.fullgraph is None else section.fullgraph
+        if section.fullgraph is None and interrupted:
+            log.info("compiled blocks are interrupted where modules count or add losses: %s", ", ".join(interrupted))
         for name, block in part.blocks().items():
             options = _options(part, name) if section.backend == "inductor" else None
-            block.compile(backend=section.backend, fullgraph=section.fullgraph, options=options)
+            block.compile(backend=section.backend, fullgraph=fullgraph, options=options)
     if "loss" in section.components:
         part.wrap_objective(lambda objective: CompiledObjective(objective, section.backend))
     return part

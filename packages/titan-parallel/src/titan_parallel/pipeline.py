@@ -185,9 +185,11 @@ def _stage(part: ModelPart, names: tuple[str, ...]) -> ModelPart:
     # What the copy is to have in place of these modules: they need not be copied first.
     module = copy.deepcopy(part.module, {id(part.module.get_submodule(name)): PrunedModule() for name in pruned})
     tied, copies = ties_within(layout, names)
-    stage = replace(part, module=module, layout=replace(layout, tied=tied), copies=copies, after_evaluation=())
+    stage = replace(
+        part, module=module, layout=replace(layout, tied=tied), copies=copies, after_evaluation=(), weights_changed=()
+    )
     present = {slot: stage.present(entries) for slot, entries in part.slots.items()}
     slots = {slot: {name: part.slots[slot][name] for name in names} for slot, names in present.items()}
-    # after_evaluation calls the modules of the original. titan_core.model.part_guard refuses a transform that sets it
-    # before the pipeline is cut.
+    # after_evaluation and weights_changed call the modules of the original. titan_core.model.part_guard refuses a transform
+    # that sets them before the pipeline is cut.
     return replace(stage, slots=slots)

@@ -2,8 +2,9 @@
 those of its weights. Saved tensors must serve both passes, and torch's own ``create_selective_checkpoint_contexts`` releases
 each at its first use (torch 2.11 to 2.15).
 
-Also for blocks in which FSDP gathers some parameters on their own, such as experts: torch's contexts refuse a recomputation
-that calls other operators than forward did, and these contexts look only at those whose results are saved.
+Also for blocks with experts: torch's contexts refuse a recomputation that calls other operators than forward did, as where
+FSDP gathers experts on their own, and saved results that the model changes in place. These contexts look only at the
+operators whose results are saved, and compute a changed one again.
 """
 
 from __future__ import annotations
@@ -63,22 +64,33 @@ class _Keeping(_Counting):
 class _Using(_Counting):
     def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         key = None if operator in SAC_IGNORED_OPS else self._decide(operator)[0]
-        if key not in self._kept:
+        if key not in self._kept or _any_changed(self._kept[key]):
             return operator(*arguments, **(keywords or {}))
-        return _mapped(_Kept, lambda kept: kept.tensor_of(operator), self._kept[key])
+        return _mapped(_Kept, _Kept.detached, self._kept[key])
+
+
+def _any_changed(kept: Any) -> bool:
+    """Whether the model has changed a saved result in place, as some routers of transformers do with that of ``topk``. It is
+    computed again then."""
+    if isinstance(kept, tuple | list):
+        return any(map(_any_changed, kept))
+    return isinstance(kept, _Kept) and kept.is_changed
 
 
 class _Kept:
-    """A saved tensor that detects in-place changes."""
+    """A saved tensor that notices changes in place."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = detach_with_version(tensor)
         self._version = version_of(self._tensor)
 
-    def tensor_of(self, operator: Any) -> Tensor:
+    @property
+    def is_changed(self) -> bool:
+        """Whether the tensor was changed since."""
+        return version_of(self._tensor) != self._version
+
+    def detached(self) -> Tensor:
         """Return the tensor, newly detached so that autograd can record each use separately."""
-        if version_of(self._tensor) != self._version:
-            raise RuntimeError(f"the result of {operator} was saved for backward, then changed in place")
         return self._tensor.detach()
 
 

@@ -98,6 +98,7 @@ def _settings(part: ModelPart) -> dict[str, Any]:
         "parameters_on": part.parameters_on,
         "saved_operators": part.saved_operators,
         "after_evaluation": part.after_evaluation,
+        "weights_changed": part.weights_changed,
         "attention_masks": part.attention_masks,
         **{_entries_of(slot): dict(entries) for slot, entries in part.slots.items()},
     }

@@ -272,7 +272,7 @@ def _parts(origin: CodeOrigin, result: Any) -> Any:
             raise WrongResult(f"left copies = {shown(part.copies)}; they must name parameters of the part")
         _require_shapes(part.statistics, "left")
         part.objective = RETURNS["Objective.build"](origin, part.objective)
-        for name in ("batch_transforms", "after_evaluation"):
+        for name in ("batch_transforms", "after_evaluation", "weights_changed"):
             guarded = [
                 one if isinstance(one, GuardedCall) else GuardedCall(origin.guard(name, one, RETURNS[f"ModelPart.{name}"]))
                 for one in getattr(part, name)
@@ -469,6 +469,7 @@ RETURNS: Final[dict[str, Check]] = {
     "Transform.apply": _parts,
     "ModelPart.batch_transforms": _batch,
     "ModelPart.after_evaluation": _anything,
+    "ModelPart.weights_changed": _anything,
     "Transform.active": _a(bool, "return True or False"),
     "Transform.check": _problems,
     "Transform.checks.model": _problems,

@@ -19,9 +19,9 @@ def add_statistic(
     on which the model computes the same. Observers, and the observer of a transform, get them in
     :attr:`StepReport.statistics <titan_core.api.StepReport.statistics>`, before a checkpoint is saved.
 
-    Compiled code is interrupted here, which ``compile.fullgraph = false`` allows. A module that knows its layer by number
-    reads the number in a method marked ``torch.compiler.disable``: otherwise the compiler makes a version of the module for
-    each layer.
+    Compiled code is interrupted here, which is an error if ``compile.fullgraph = true`` is set. A module that knows its
+    layer by number reads the number in a method marked ``torch.compiler.disable``: otherwise the compiler makes a version of
+    the module for each layer.
 
     The values are counted when the backward pass reaches ``carrier``, once for each microbatch. Recomputation, validation,
     generation and what observers repeat do not count, nor does a step that is abandoned. Outside a training step the
