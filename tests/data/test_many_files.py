@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy
@@ -112,6 +113,7 @@ def test_a_dataset_opened_again_sees_other_contents_of_a_file(tmp_path: Path) ->
 def test_documents_are_copied_once_there_are_more_files_than_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     maps, array = MappedFiles(), numpy.arange(3)
     monkeypatch.setattr(_pool, "full", False)
+    monkeypatch.setattr(_pool, "_maps", OrderedDict())  # without those of other tests
     assert detached(array) is array
     monkeypatch.setattr("titan_data.mapped_files._most", lambda: 8)
     for number in range(20):

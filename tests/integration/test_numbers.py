@@ -176,7 +176,7 @@ def test_no_key_accepts_text_that_no_file_can_contain(text: str, reason: str) ->
 
 
 PATHS = ["job.dump_folder", "model.tokenizer_path", "training.dataset_path", "data.mixture.dataset_path",
-         "validation.dataset_path", "metrics.save_tb_folder", "checkpoint.folder",
+         "validation.dataset_path", "validation.sets.dataset_path", "metrics.save_tb_folder", "checkpoint.folder",
          "checkpoint.initial_load_path",
          "parallelism.pipeline_parallel_schedule_csv", "profiling.save_traces_folder",
          "profiling.save_memory_snapshot_folder", "comm.save_traces_folder", "numerics.save_statistics_folder"]  # fmt: skip
@@ -217,7 +217,7 @@ def test_an_empty_text_unsets_an_optional_key() -> None:
         for part in reversed(path):
             value = [value] if part == "[]" else {part: value}
         if "[]" in path:
-            value[path[0]][0] |= {"dataset": "stdlib"}
+            value[path[0]][0] |= {"dataset": "stdlib"} | ({"name": "web"} if key.startswith("validation.") else {})
         found: Any = top.model_validate(value)
         for part in path:
             found = found[0] if part == "[]" else getattr(found, part)
