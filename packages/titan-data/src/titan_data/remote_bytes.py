@@ -190,7 +190,7 @@ class FetchedBlocks:
     def _of(self, announced: _Announced, path: str, begin: int, end: int) -> bytes:
         try:
             content = announced.read(begin, end)
-        except Exception:
+        except Exception:  # whatever the store raised: the caller decides, and must not get it from here again
             self._forget(path, announced.begin)  # the next attempt fetches its own bytes
             raise
         if announced.done:
@@ -242,7 +242,7 @@ class FetchedBlocks:
             self._blocks.move_to_end(key)
         try:
             content = block.result()
-        except Exception:
+        except Exception:  # whatever the store raised, likewise
             self._blocks.pop(key, None)  # the next attempt fetches it again
             raise
         return content[begin - number * BLOCK : end - number * BLOCK]

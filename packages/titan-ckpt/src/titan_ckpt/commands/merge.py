@@ -90,6 +90,9 @@ def _require_mergeable(one: Entry, first: Entry, averages: bool) -> None:
     require_equal_weights(one.folder, ours)
     if not averages:
         return
+    if ours.diverging_replicas > 1:
+        why = f"its {ours.diverging_replicas} replicas average weights of their own, also where their weights are equal"
+        raise UserError.one(where, why, "leave out --averages")
     states = f"{AVERAGED}.states"
     if states not in ours.tensors:
         fix = 'train with averages.kind = "exponential" (titan-optim), or leave out --averages'
