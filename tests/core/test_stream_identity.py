@@ -33,7 +33,7 @@ def test_positions_in_another_stream_are_refused() -> None:
     with pytest.raises(UserError, match=r"data\.logical_shards = 4: was 8 when the position in the data was saved"):
         loaders(1, shards=4)[0].load_state_dict(state)
     (mixed,) = loaders_of(stream(*MIXED, plan=plan(1)))
-    with pytest.raises(UserError, match=r"datasets = .*: was .* when the position in the data was saved"):
+    with pytest.raises(UserError, match=r"data\.mixture = .*: was .* when the position in the data was saved"):
         mixed.load_state_dict(state)
 
 
@@ -63,8 +63,8 @@ CHANGES: dict[str, tuple[Any, str]] = {
         lambda spec: replace(spec, datasets=(with_request(spec, format=FormatSpec("joined", "data.format")), MIXED[1])),
         r"its format = 'joined'.* was None when|its text_field = None",
     ),
-    "order": (lambda spec: replace(spec, datasets=spec.datasets[::-1]), r"datasets = .* was .* when"),
-    "one dataset less": (lambda spec: replace(spec, datasets=spec.datasets[:1]), r"datasets = .* was .* when"),
+    "order": (lambda spec: replace(spec, datasets=spec.datasets[::-1]), r"data\.mixture = .* was .* when"),
+    "one dataset less": (lambda spec: replace(spec, datasets=spec.datasets[:1]), r"data\.mixture = .* was .* when"),
 }
 
 

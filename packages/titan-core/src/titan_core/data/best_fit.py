@@ -51,6 +51,10 @@ class PackedBlock:
     tokens: int = 0
     sequences: list[list[Piece]] = field(default_factory=list)
     """Filled when all documents are read."""
+    length: int = 0
+    """Length of these sequences."""
+    earlier: list[list[int]] = field(default_factory=list)
+    """Lengths of earlier sequences of the block, each with their number."""
 
 
 def best_fit(sizes: Sequence[int], room: int) -> list[list[int]]:
@@ -82,8 +86,9 @@ class BestFitStream(TokenStream):
     sequences). Each block is packed by itself, and while its sequences are returned the next one is read, a share for each
     sequence.
 
-    The state is where the block begins, the number of its sequences that were returned, and a digest of the block. The block
-    is read and packed again after a restore.
+    The state is where the block begins, the number of its sequences that were returned and their length, and a digest of the
+    block. The block is read and packed again after a restore. Where the length changes within a block, what is left of it is
+    packed anew.
     """
 
     def __init__(self, *arguments: Any, window: int, key: tuple[int, ...]) -> None:
@@ -135,31 +140,39 @@ class BestFitStream(TokenStream):
         Raises:
             UserError: another block is there than when the position was saved.
         """
-        self._read_up_to(self._window, length)
-        block = self._next
-        block.sequences = self._packed(block.documents, length)
         restored, self._restored = self._restored, None
+        block = self._next
+        used = 0 if restored is None else int(restored["used"])
+        if restored is not None:
+            block.earlier = list(restored["earlier"] or [])
+            if restored["length"] not in (None, length):
+                block.earlier.append([int(restored["length"]), used])
+        self._read_up_to(self._window, length)
+        block.sequences, block.length = self._packed(block, length), length
         accepted = restored is not None and restored["digest"] == ACCEPTED
-        if block.sequences:
+        if block.documents:
             self._block, self._given = block, 0
             self._next = PackedBlock(self._epoch, self._shard.state_dict())
-        if restored is None or (accepted and not block.sequences):
-            return bool(block.sequences)
-        used, found = int(restored["used"]), len(block.sequences)
-        if not found:
+        if restored is None or (accepted and not block.documents):
+            return bool(block.documents)
+        if not block.documents:
             raise self._displaced(restored, "the data ends before it")
-        self._given = min(used, found) if accepted else used
-        if used > found and not accepted:
+        anew = len(block.earlier) > len(restored["earlier"] or [])  # packed for another length, and not used yet
+        found = len(block.sequences)
+        if used > found and not (anew or accepted):
             raise self._displaced(restored, f"the documents there fill {found} sequences, but {used} of them were used")
-        if not accepted and restored["digest"] and computed(self._digest()) != restored["digest"]:
+        digest = computed(digest_of_block(block, used, restored["earlier"]))
+        if not accepted and restored["digest"] not in (None, digest):
             why = f"the {len(block.documents)} documents there are not those that were packed together"
             raise self._displaced(restored, why)
+        self._given = 0 if anew else min(used, found)
         return True
 
     def _read_up_to(self, documents: int, length: int) -> None:
         """Read the next block until it has ``documents``, or is full."""
         block = self._next
-        while len(block.documents) < documents and block.tokens < self._window * length and not self._ended:
+        full = self._window * (block.earlier[0][0] if block.earlier else length)
+        while len(block.documents) < documents and block.tokens < full and not self._ended:
             self._ended = not self._read_document()
             if self._ended or not len(self._document):  # a new epoch has begun
                 continue
@@ -172,19 +185,27 @@ class BestFitStream(TokenStream):
             block.tokens += len(tokens)
             self._used = len(tokens)
 
-    def _packed(self, documents: Sequence[PackedDocument], length: int) -> list[list[Piece]]:
+    def _packed(self, block: PackedBlock, length: int) -> list[list[Piece]]:
+        """Return the sequences of ``block`` that are left after its earlier ones, for sequences of ``length``."""
+        documents = block.documents
+        pieces = [(number, 0, len(document.ids)) for number, document in enumerate(documents)]
+        for earlier, used in block.earlier:
+            left = self._sequences(pieces, earlier)[used:]
+            pieces = _merged(sorted(piece for sequence in left for piece in sequence))
+        self.documents += len(documents)
+        self.cut += sum(not document.whole and len(document.ids) > length for document in documents)
+        return self._sequences(pieces, length)
+
+    def _sequences(self, pieces: Sequence[Piece], length: int) -> list[list[Piece]]:
+        """Return sequences of ``length`` with ``pieces``, cut where they are longer."""
         pieces = [
-            (number, start, min(start + length, len(document.ids)))
-            for number, document in enumerate(documents)
-            for start in range(0, len(document.ids), length)
+            (number, start, min(start + length, end)) for number, begin, end in pieces for start in range(begin, end, length)
         ]
         if self._alone:
             packed = [[number] for number in range(len(pieces))]
         else:
             packed = best_fit([end - start for _, start, end in pieces], length)
         sequences = [sorted(pieces[number] for number in numbers) for numbers in packed]
-        self.documents += len(documents)
-        self.cut += sum(not document.whole and len(document.ids) > length for document in documents)
         # As packed, sequences of long documents come first.
         order = numpy.random.default_rng([*self._key, len(sequences)]).permutation(len(sequences))
         return [sequences[number] for number in order]
@@ -205,12 +226,25 @@ class BestFitStream(TokenStream):
     def _position_now(self) -> State:
         block = self._block
         if block is None:
-            return {"epoch": self._epoch, "document": self._document_state, "used": 0, "digest": None}
-        return {"epoch": block.epoch, "document": block.begin, "used": self._given, "digest": self._digest()}
+            nothing = {"used": 0, "length": None, "earlier": None, "digest": None}
+            return {"epoch": self._epoch, "document": self._document_state, **nothing}
+        earlier = block.earlier or None
+        digest = digest_of_block(block, self._given, earlier)
+        used = {"used": self._given, "length": block.length, "earlier": earlier}
+        return {"epoch": block.epoch, "document": block.begin, **used, "digest": digest}
 
-    def _digest(self) -> Late[str] | None:
-        """Return a digest of the current block and of how much of it is used."""
-        block, used = self._block, f"{self._given}".encode()
-        if block is None:
-            return None
-        return Late(lambda: joined((*(document.witness.get() for document in block.documents), used)))
+
+def digest_of_block(block: PackedBlock, used: int, earlier: Sequence[Sequence[int]] | None) -> Late[str]:
+    """Return a digest of ``block`` and of how much of it is used."""
+    position = f"{used}{list(earlier) if earlier else ''}".encode()
+    return Late(lambda: joined((*(document.witness.get() for document in block.documents), position)))
+
+
+def _merged(pieces: Sequence[Piece]) -> list[Piece]:
+    """Return ``pieces``, which are sorted, with those that continue each other as one."""
+    merged: list[Piece] = []
+    for number, start, end in pieces:
+        if merged and merged[-1][0] == number and merged[-1][2] == start:
+            start = merged.pop()[1]
+        merged.append((number, start, end))
+    return merged

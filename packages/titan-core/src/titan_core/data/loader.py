@@ -21,7 +21,7 @@ from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.api.training.batch import IGNORE
 from titan_core.data.prefetch import Prefetch
 from titan_core.data.shards import ShardGroup
-from titan_core.data.streams import AcceptedChange, changed_documents, stream_changes, stream_identity
+from titan_core.data.streams import AcceptedChange, changed_documents, names_in, stream_changes, stream_identity
 from titan_core.data.witness import computed, upgraded, without_witness
 
 log = logging.getLogger(__name__)
@@ -142,9 +142,10 @@ class DataLoader:
         self.close()
         # Check now, rather than fail in the thread or process that reads.
         first = computed(ShardGroup(self._spec, self._sources, self._tokenizer, self._indices).positions())
-        positions = {index: _upgraded(state["shards"].get(index), position) for index, position in first.items()}
+        names = names_in(state["stream_of"], self._stream), self._stream["names"]
+        positions = {index: _moved(state["shards"].get(index), position, *names) for index, position in first.items()}
         for index, position in first.items():
-            if not _has_form_of(positions[index], position):
+            if not _has_form_of(positions[index], {**position, "idle": None}):
                 raise ValueError(f"logical shard {index} has no valid position in the data")
         self._positions = {index: self._accepting(position, accepted, allowed) for index, position in positions.items()}
 
@@ -224,13 +225,26 @@ def data_loader(job: AssembledJob, sources: Sequence[DocumentSource], rank: int,
     )
 
 
-def _upgraded(position: Any, first: State) -> Any:
-    """Return ``position`` in today's form, if it is a position."""
+def _moved(position: Any, first: State, before: Sequence[str], now: Sequence[str]) -> Any:
+    """Return ``position`` in today's form, if it is a position, with those in the datasets ``now``.
+
+    Args:
+        first: the position of the beginning.
+        before: names of the datasets when it was saved.
+    """
     streams = position.get("streams") if isinstance(position, dict) else None
-    if not isinstance(streams, list) or len(streams) != len(first["streams"]):
-        return position
-    pairs = zip(streams, first["streams"], strict=True)
-    return {**position, "streams": [upgraded(stream, beginning) for stream, beginning in pairs]}
+    idle = position.get("idle", {}) if isinstance(position, dict) else None
+    if not isinstance(streams, list) or len(streams) != len(before) or not isinstance(idle, dict):
+        return None
+    beginnings = dict(zip(now, first["streams"], strict=True))
+    if before == now:
+        position = {**position, "streams": [upgraded(one, beginnings[name]) for name, one in zip(now, streams, strict=True)]}
+    else:
+        known = {**idle, **dict(zip(before, streams, strict=True))}
+        found = [upgraded(known.pop(name, beginning), beginning) for name, beginning in beginnings.items()]
+        position = {**position, "streams": found, "idle": known}
+    # As saved by versions whose global batch could not change.
+    return {"first": 0, "global_size": first["global_size"], "idle": {}, **position}
 
 
 def _has_form_of(position: Any, first: Any, of_source: bool = False) -> bool:

@@ -33,13 +33,15 @@ class LogicalShard:
     ) -> None:
         plan = spec.plan
         self._mixture = Mixture([dataset.weight for dataset in spec.datasets], spec.seed)
-        self._index, self._per_step = index, plan.global_size // plan.logical_shards
-        self._global_size, self._length = plan.global_size, plan.seq_len + 1
+        self._index, self._shards, self._global_size = index, plan.logical_shards, plan.global_size
+        self._per_step = plan.global_size // plan.logical_shards
+        self._length = plan.seq_len + 1
         self._streams = [
             _stream(spec, source, tokenizer, index, dataset, reader)
             for dataset, source, reader in zip(spec.datasets, sources, readers, strict=True)
         ]
-        self._taken = 0
+        self._first = self._taken = 0
+        self._idle: dict[str, State] = {}
 
     @property
     def epoch(self) -> int:
@@ -60,7 +62,7 @@ class LogicalShard:
         """Return the next window and the number of its dataset, or ``None`` at the end of the data."""
         step, row = divmod(self._taken, self._per_step)
         # A logical shard fills the same rows of every global batch, on any rank.
-        sequence = step * self._global_size + self._index * self._per_step + row
+        sequence = self._first + step * self._global_size + self._index * self._per_step + row
         dataset = self._mixture.dataset_of(sequence)
         window = self._streams[dataset].take(self._length)
         if window is None:
@@ -69,12 +71,19 @@ class LogicalShard:
         return window, dataset
 
     def state_dict(self) -> State:
-        """Return the position after the last window."""
-        return {"taken": self._taken, "streams": [stream.state_dict() for stream in self._streams]}
+        """Return the position after the last window: ``taken``, the number of windows since the global batch has its
+        ``global_size``; ``first``, the number of sequences of the run before that; the position in each dataset; and
+        ``idle``, those in datasets that the mixture had earlier."""
+        streams = [stream.state_dict() for stream in self._streams]
+        sizes = {"first": self._first, "global_size": self._global_size}
+        return {"taken": self._taken, **sizes, "streams": streams, "idle": self._idle}
 
     def load_state_dict(self, state: State) -> None:
-        """Resume from a position that :meth:`state_dict` returned."""
-        self._taken = int(state["taken"])
+        """Resume from a position that :meth:`state_dict` returned, perhaps with another global batch."""
+        self._first, self._taken, size = int(state["first"]), int(state["taken"]), int(state["global_size"])
+        if size != self._global_size:
+            self._first, self._taken = self._first + self._taken * self._shards, 0
+        self._idle = state["idle"]
         for stream, position in zip(self._streams, state["streams"], strict=True):
             stream.load_state_dict(position)
 

@@ -10,7 +10,8 @@ from titan_core.api import DocumentSource, Problem, RefusedChange, TextTokenizer
 from titan_core.api._secrets import redact_text
 from titan_core.api.data.dataset import StreamSpec
 
-_DOCUMENTS_OF = ("split", "text_field", "format", "documents", "content", "order")
+MIXTURE, SHARDS = "data.mixture", "data.logical_shards"
+_DOCUMENTS_OF = ("dataset", "split", "text_field", "format", "documents", "content", "order")
 """Aspects of a dataset of which a change changes its documents or their order."""
 
 
@@ -21,13 +22,15 @@ class AcceptedChange:
     dataset: int | None
     """Number of the dataset that it concerns; ``None``: all."""
     aspect: str
+    """Of the dataset, or the config key."""
     text: str
 
 
 def stream_identity(spec: StreamSpec, sources: Sequence[DocumentSource], tokenizer: TextTokenizer) -> dict[str, Any]:
     """Return the properties that a position in this stream depends on, by the names under which changes can be allowed."""
     identity: dict[str, Any] = {
-        "data.logical_shards": spec.plan.logical_shards,
+        SHARDS: spec.plan.logical_shards,
+        "names": [dataset.name for dataset in spec.datasets],
         "datasets": [dataset.context.name for dataset in spec.datasets],
         "model.tokenizer": tokenizer.fingerprint(),
         "training.seed": spec.seed,
@@ -55,26 +58,32 @@ def stream_identity(spec: StreamSpec, sources: Sequence[DocumentSource], tokeniz
 def stream_changes(
     spec: StreamSpec, before: Mapping[str, Any], now: Mapping[str, Any], allowed: Sequence[str]
 ) -> tuple[list[RefusedChange], list[AcceptedChange]]:
-    """Compare two results of :func:`stream_identity`.
+    """Compare two results of :func:`stream_identity`: what both have, and each dataset that both have, by its name.
 
     Args:
-        allowed: patterns of accepted differences, such as ``dataset.NAME.content`` or a config key. Differences in
-            ``data.logical_shards`` and in the list of datasets are never accepted.
+        allowed: patterns of accepted differences, such as ``dataset.NAME.content`` or a config key. A difference in
+            ``data.logical_shards`` is never accepted.
 
     Returns:
         The refused and the accepted changes.
     """
     refused, accepted = [], []
-    for key, value in now.items():
-        if (old := before.get(key)) == value:
+    names = names_in(before, now)
+    old_values, new_values = _by_name(before, names), _by_name(now, now["names"])
+    numbers = {dataset.name: number for number, dataset in enumerate(spec.datasets)}
+    for key, value in new_values.items():
+        if (old := old_values.get(key)) == value:
             continue
-        _, number, aspect = key.split(".", 2) if key.startswith("dataset.") else ("", "", "")
-        name = f"dataset.{spec.datasets[int(number)].name}.{aspect}" if number else key
-        fixed = key in ("data.logical_shards", "datasets")
+        dataset, aspect = key if isinstance(key, tuple) else ("", "")
+        if dataset and dataset not in names:
+            continue  # the list of datasets differs
+        name = f"dataset.{dataset}.{aspect}" if dataset else str(key)
+        fixed = key == SHARDS
         if not fixed and matches(name, allowed):
-            accepted.append(AcceptedChange(int(number) if number else None, aspect, f"{name}: {old!r} -> {value!r}"))
+            number = numbers[dataset] if dataset else None
+            accepted.append(AcceptedChange(number, aspect or name, f"{name}: {old!r} -> {value!r}"))
             continue
-        where = f"dataset {spec.datasets[int(number)].name!r}: its {aspect}" if number else key
+        where = f"dataset {dataset!r}: its {aspect}" if dataset else str(key)
         if aspect == "content" and isinstance(old, Mapping) and isinstance(value, Mapping):
             differs = [part for part in ("files", "bytes", "sample") if old.get(part) != value.get(part)]
             changes = ", ".join(f"{part} {old.get(part)} -> {value.get(part)}" for part in differs)
@@ -87,7 +96,8 @@ def stream_changes(
             )
         else:
             where = f"{where} = {value!r}"
-            why = f"was {old!r} when the position in the data was saved, so the position is meaningless"
+            why = f"was {old!r} when the position in the data was saved"
+            why += "" if key == MIXTURE or aspect == "weight" else ", so the position is meaningless"
         fix = "restore the old value"
         if aspect == "order":
             fix = (
@@ -100,6 +110,25 @@ def stream_changes(
     return refused, accepted
 
 
+def names_in(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the names of the datasets in ``before``. Versions whose datasets could not change did not write them."""
+    names: list[str] = before.get("names", now["names"] if before["datasets"] == now["datasets"] else before["datasets"])
+    return names
+
+
+def _by_name(identity: Mapping[str, Any], names: Sequence[str]) -> dict[str | tuple[str, str], Any]:
+    """Return the values of an identity; those of a dataset by its name and the aspect."""
+    found: dict[str | tuple[str, str], Any] = {MIXTURE: list(names)}
+    found |= {(name, "dataset"): kind for name, kind in zip(names, identity["datasets"], strict=True)}
+    for key, value in identity.items():
+        if key.startswith("dataset."):
+            _, number, aspect = key.split(".", 2)
+            found[names[int(number)], aspect] = value
+        elif key not in ("names", "datasets"):
+            found[key] = value
+    return found
+
+
 def changed_documents(spec: StreamSpec, accepted: Sequence[AcceptedChange], allowed: Sequence[str]) -> set[int]:
     """Return the numbers of the datasets that may have other documents, tokens or orders than when a position was saved.
 
@@ -108,7 +137,7 @@ def changed_documents(spec: StreamSpec, accepted: Sequence[AcceptedChange], allo
         allowed: its argument. ``dataset.NAME.content`` allows other documents in a dataset without a fingerprint too.
     """
     numbers = range(len(spec.datasets))
-    if any(change.dataset is None for change in accepted):
+    if any(change.dataset is None and change.aspect != MIXTURE for change in accepted):
         return set(numbers)
     named = {number for number in numbers if matches(f"dataset.{spec.datasets[number].name}.content", allowed)}
     return named | {change.dataset for change in accepted if change.dataset is not None and change.aspect in _DOCUMENTS_OF}

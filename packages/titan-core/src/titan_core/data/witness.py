@@ -309,7 +309,12 @@ def upgraded(stream: Any, first: State) -> Any:
         first: the position of its beginning.
     """
     if not isinstance(stream, dict) or stream.keys() != {"epoch", "document", "used"}:
-        return stream
+        if not isinstance(stream, dict) or "digest" not in stream:
+            return stream
+        # Only positions among packed documents have these, and the user may have accepted another packing.
+        return {key: stream.get(key) for key in first if key in ("length", "earlier") or key in stream} | {
+            key: value for key, value in stream.items() if key not in ("length", "earlier")
+        }
     document = stream["document"]
     if "begin" not in first["document"]:
         document = _unwitnessed(document)
