@@ -16,8 +16,20 @@ from titan_core.runlog.console import ConsoleLog
 @pytest.mark.parametrize(("step", "reason"), [(0, "SIGTERM: stopped, to be started again"), (1, "SIGTERM: stopped after a")])
 def test_sigterm_before_the_first_step_ends_no_step(step: int, reason: str) -> None:
     interruption: Any = SimpleNamespace(interrupt=SimpleNamespace(agreed=False), stop=SimpleNamespace(agreed=True))
-    end = end_of_run(step, 10, 10, interruption)
+    job: Any = SimpleNamespace(steps=10, end_step=10)
+    end = end_of_run(step, 10, job, interruption)
     assert end.preempted and end.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("step", "stopped", "reason"),
+    [(4, False, "stage 'long' is complete"), (4, True, "SIGTERM: stopped after"), (3, False, "the dataset has ended")],
+)
+def test_the_end_of_a_stage_is_no_end_of_the_run(step: int, stopped: bool, reason: str) -> None:
+    interruption: Any = SimpleNamespace(interrupt=SimpleNamespace(agreed=False), stop=SimpleNamespace(agreed=stopped))
+    job: Any = SimpleNamespace(steps=10, end_step=4, stage=0, stages=[SimpleNamespace(name="long")])
+    end = end_of_run(step, 4, job, interruption)
+    assert not end.completed and end.preempted == stopped and end.reason.startswith(reason)
 
 
 @pytest.mark.parametrize(("step", "where"), [(0, "ended before the first step of 10"), (3, "ended after step 3 of 10")])

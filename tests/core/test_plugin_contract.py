@@ -352,6 +352,7 @@ NONSENSE: list[tuple[str, Any, str]] = [
     ("Observer.build", Bare, "returned the class Bare; it must return an instance"),
     ("Checkpoint.build", None, "returned None"),
     ("Checkpoint.find_model", "path", "must return a StoredModel"),
+    ("Checkpoint.resumes_after", -1, "must be a whole number, at least 0"),
     ("Command.run", None, "returned None; it must return the exit status"),
     ("Launcher.run", True, "returned True; it must return the exit status"),
     ("WeightFormat.tensors", ["w"], "must return a list of ForeignTensor"),

@@ -13,8 +13,7 @@ from torch.distributed.tensor import DTensor
 from titan_core.api import hookimpl
 from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
-from titan_core.config.load import load_config
-from titan_core.job.assemble import assemble
+from titan_core.job.elastic import load_job
 from titan_core.plugins.registry import Components
 
 
@@ -145,9 +144,8 @@ def make_job(
         off = {key: value for key, value in OF_THE_DEFAULT_RECIPE.items() if key.split(".")[0] in installed.sections()}
         settings = {**off, **settings}
     given = [Override(key, str(value)) for key, value in settings.items()]
-    config, registry = load_config(recipe, given, installed)
     size = world_size if world_size is not None else int(os.environ.get("WORLD_SIZE", "1"))
-    return assemble(config, registry, size, missing_ok=missing_ok)
+    return load_job(recipe, given, installed, size, missing_ok)
 
 
 def run_recipe(

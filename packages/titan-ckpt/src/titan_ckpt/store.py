@@ -6,7 +6,7 @@ from titan_ckpt.config import CheckpointSection
 from titan_ckpt.contents.plain_values import Unsaveable
 from titan_ckpt.contents.schedule_state import schedule_state
 from titan_ckpt.format.catalogue import step_folder
-from titan_ckpt.format.folder import Folder
+from titan_ckpt.resume.newest import checkpoint_folder
 from titan_ckpt.resume.restoring import restore
 from titan_ckpt.save.optimizer_trial import try_optimizer
 from titan_ckpt.save.saving import Saving, unsaveable
@@ -108,8 +108,3 @@ class Store:
             raise UserError.one(
                 str(self._folder), f"cannot be written: {problem}", "set checkpoint.folder to another location"
             )
-
-
-def checkpoint_folder(dump_folder: str, folder: str) -> Folder:
-    """Return the folder of a run's checkpoints."""
-    return Folder(folder) if "://" in folder or folder.startswith("/") else Folder(dump_folder) / folder

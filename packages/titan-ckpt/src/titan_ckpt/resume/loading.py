@@ -79,7 +79,8 @@ def load_checkpoint(
         tensors = with_replica_prefix(tensors, world)
     optimizer = None
     if not weights_only:
-        changes = _require_same_training(context, manifest, context.section.allow_changed)
+        allowed = [*context.section.allow_changed, *context.job.planned_changes(manifest.step)]
+        changes = _require_same_training(context, manifest, allowed)
         optimizer = _plan_optimizer(context, found, manifest, attempt.excluded)
         tensors |= with_replica_prefix(optimizer.tensors, world)
     else:

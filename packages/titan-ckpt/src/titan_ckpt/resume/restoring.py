@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +16,8 @@ from titan_ckpt.format.catalogue import Entry, entry, pick, step_folder, steps_i
 from titan_ckpt.format.collector import paused_collector
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.resume.loading import Attempt, load_checkpoint
+from titan_ckpt.resume.newest import restarted
 from titan_core.api import CheckpointContext, Problem, UserError
-from titan_core.toolkit.launching import RESTART
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +49,11 @@ def restore(
     """
     world = context.world
     wanted = context.section.load_step
-    if world.on_first_rank(_restarted):
+    if world.on_first_rank(restarted):
         wanted = -1  # keep the progress since load_step
     excluded = context.section.exclude_from_loading if wanted >= 0 else []
+    if 0 <= wanted < context.job.first_step:  # an earlier stage has started from it
+        wanted, excluded = context.job.first_step, []
     steps = [wanted] if wanted >= 0 else world.on_first_rank(lambda: steps_in(folder))
     problems: list[Problem] = []
     lost = False
@@ -75,11 +76,6 @@ def restore(
     if context.section.initial_load_path:
         return Restored(None, _start_from(context, context.section.initial_load_path, built))
     return Restored(None)
-
-
-def _restarted() -> bool:
-    """Whether a launcher has restarted this job, after a failure or because machines joined or left."""
-    return RESTART in os.environ or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def _inherited(found: Entry) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from titan_core.api.config.sections import JobSection, ModelSection, PluginsSect
 from titan_core.config.overrides import OVERRIDES, AnyOverride, TypedOverride, given_value, where_of, without_dashes
 from titan_core.config.pretrained import lay_under
 from titan_core.config.problems import problems_of
+from titan_core.config.stages import KEY as STAGES, hidden_overrides, read_stages
 from titan_core.plugins.conflicts import KEY
 from titan_core.plugins.providers import provider
 from titan_core.plugins.registry import Components
@@ -96,6 +98,8 @@ def raw_of(config: Config) -> RawConfig:
     tables: Table = {}
     for section in config.sections.values():
         tables.setdefault(section.section, {}).update(section.model_dump())
+    if config.stages:
+        tables[STAGES] = [dict(stage.table) for stage in config.stages]
     return RawConfig(config.source, Path(config.source).stem, tables, config.overridden)
 
 
@@ -145,6 +149,8 @@ def resolve(raw: RawConfig, overrides: Sequence[AnyOverride], registry: Componen
     typed = any(isinstance(override, TypedOverride) for override in overrides)
     by = OVERRIDES if typed or raw.overridden else COMMAND_LINE
     config = Config(raw.source, {}, overridden, overridden_by=by)  # for its ``where``
+    stages = tables.pop(STAGES, [])
+    given = deepcopy(tables)
 
     problems: list[Problem] = []
     pretrained: StoredModel | None = None
@@ -187,7 +193,13 @@ def resolve(raw: RawConfig, overrides: Sequence[AnyOverride], registry: Componen
                 sections[cls] = found
     if problems:
         raise UserError(*problems)
-    return Config(raw.source, sections, overridden, tuple(notes), pretrained, by)
+    config = Config(raw.source, sections, overridden, tuple(notes), pretrained, by)
+
+    def of_stage(tables: Table, overridden: frozenset[str]) -> Config:
+        return replace(resolve(RawConfig(raw.source, raw.name, tables, overridden), (), registry), overridden_by=by)
+
+    found = read_stages(stages, given, config, of_stage)
+    return replace(config, stages=found, notes=(*config.notes, *hidden_overrides(found, overridden)))
 
 
 def _validate(cls: type[Section], values: Table) -> Section | ValidationError:

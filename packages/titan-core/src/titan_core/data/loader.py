@@ -21,7 +21,7 @@ from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.api.training.batch import IGNORE
 from titan_core.data.prefetch import Prefetch
 from titan_core.data.shards import ShardGroup
-from titan_core.data.streams import AcceptedChange, changed_documents, names_in, stream_changes, stream_identity
+from titan_core.data.streams import MIXTURE, AcceptedChange, changed_documents, names_in, stream_changes, stream_identity
 from titan_core.data.witness import computed, upgraded, without_witness
 
 log = logging.getLogger(__name__)
@@ -138,7 +138,8 @@ class DataLoader:
         if refused:
             raise refused_changes(refused, allowed)
         for change in accepted:
-            log.warning("the data has changed since the checkpoint: %s", change.text)
+            chosen = change.aspect in (MIXTURE, "weight")  # rather than found in the data
+            log.log(logging.INFO if chosen else logging.WARNING, "changed since the checkpoint: %s", change.text)
         self.close()
         # Check now, rather than fail in the thread or process that reads.
         first = computed(ShardGroup(self._spec, self._sources, self._tokenizer, self._indices).positions())

@@ -39,6 +39,7 @@ from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.overrides import value_of
 from titan_core.config.pretrained import NONE, different_arguments
 from titan_core.config.problems import problems_of
+from titan_core.config.stages import merged
 from titan_core.job.batch_plan import plan_batch
 from titan_core.job.data_plan import MIXTURE, SETS, pick_datasets, pick_validation, plan_stream, tokenizer_context
 from titan_core.job.extras import check_extras
@@ -238,7 +239,7 @@ def model_args(config: Config, model: Model) -> BaseModel:
     cls = type(next(iter(model.flavors.values())))
     of_flavor = model.flavors[section.flavor].model_dump() if section.flavor else {}
     try:
-        args: BaseModel = cls.model_validate(_merged(of_flavor, _with_none(cls, section.args)), strict=True)
+        args: BaseModel = cls.model_validate(merged(of_flavor, _with_none(cls, section.args)), strict=True)
     except ValidationError as error:
         raise UserError(*problems_of(error, "model.args", cls, section.args, config.where)) from None
     return args
@@ -253,15 +254,6 @@ def _with_none(cls: type[BaseModel] | None, args: dict[str, Any]) -> dict[str, A
         else:
             found[key] = value_of(value, cls, key) if value == NONE and cls is not None else value
     return found
-
-
-def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return ``values`` updated with ``changes``; nested tables are merged."""
-    merged = dict(values)
-    for key, change in changes.items():
-        inner = merged.get(key)
-        merged[key] = _merged(inner, change) if isinstance(inner, dict) and isinstance(change, dict) else change
-    return merged
 
 
 def _build_tokenizer(config: Config, tokenizer: Tokenizer) -> TextTokenizer:

@@ -14,6 +14,7 @@ from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.load import load_config
 from titan_core.config.overrides import AnyOverride
 from titan_core.job.assemble import assemble, mesh_of
+from titan_core.job.stages import with_stages
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.runs.files import CONFIG
 
@@ -37,11 +38,12 @@ def load_job(
     """
     config, used = load_config(recipe, overrides, registry)
     if world_size is None or not config.section(TrainingSection).elastic:
-        return assemble(config, used, world_size, missing_ok=missing_ok)
+        return with_stages(assemble(config, used, world_size, missing_ok=missing_ok), used, missing_ok)
     found: list[UserError] = []
     for more in adaptations(config, used, world_size):
         try:
-            return assemble(*load_config(recipe, [*overrides, *more], registry), world_size, missing_ok=missing_ok)
+            config, used = load_config(recipe, [*overrides, *more], registry)
+            return with_stages(assemble(config, used, world_size, missing_ok=missing_ok), used, missing_ok)
         except UserError as error:
             found.append(error)
     raise found[0]

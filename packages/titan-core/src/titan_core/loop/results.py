@@ -29,26 +29,25 @@ def warn_if_unsaved(job: AssembledJob) -> None:
     log.warning("the trained weights will not be saved: %s", fix)
 
 
-def end_of_run(step: int, last_step: int, steps: int, interruption: Interruption) -> RunEnd:
-    """Return why a run ended after ``step`` without an error.
+def end_of_run(step: int, last_step: int, job: AssembledJob, interruption: Interruption) -> RunEnd:
+    """Return why a run, or the stage of ``job``, ended after ``step`` without an error.
 
     Args:
-        last_step: the last step that this run was to take.
-        steps: the last step of the job.
+        last_step: the last step that was to be taken.
     """
-    completed = step >= steps
+    completed, of_stage = step >= job.steps, step == job.end_step < job.steps
     if completed:
-        reason = "all steps are done"
-    elif step >= last_step:
-        reason = "training.stop_at_step was reached"
-    elif interruption.interrupt.agreed:
+        return RunEnd(step, completed, "all steps are done")
+    if step >= last_step and not of_stage:
+        return RunEnd(step, completed, "training.stop_at_step was reached")
+    if interruption.interrupt.agreed:
         return RunEnd(step, completed, reason=f"interrupted{' after a complete step' * bool(step)}", interrupted=True)
-    elif interruption.stop.agreed:
+    if interruption.stop.agreed:
         stopped = "stopped after a complete step, to be resumed" if step else "stopped, to be started again"
         return RunEnd(step, completed, reason=f"SIGTERM: {stopped}", preempted=True)
-    else:
-        return RunEnd(step, completed, reason="the dataset has ended", data_ended=True)
-    return RunEnd(step, completed, reason)
+    if of_stage:
+        return RunEnd(step, completed, f"stage {job.stages[job.stage].name!r} is complete")
+    return RunEnd(step, completed, reason="the dataset has ended", data_ended=True)
 
 
 def last_checkpoint(store: CheckpointStore | None, end: RunEnd, warns: bool = True) -> str | None:

@@ -46,6 +46,7 @@ from titan_core.loop.losses import LossSums, MetricMeans
 from titan_core.loop.missing_gradients import MissingGradients
 from titan_core.loop.results import end_of_run, last_checkpoint, print_next_commands, warn_if_unsaved
 from titan_core.loop.seeds import numerics_as_before, prepare_numerics
+from titan_core.loop.stages import continues, stages_to_train
 from titan_core.loop.statistics import StatisticSums
 from titan_core.loop.stored_models import load_pretrained
 from titan_core.loop.timeouts import CollectiveTimeouts
@@ -69,17 +70,29 @@ log = logging.getLogger(__name__)
 
 
 def train(job: AssembledJob, observers: Iterable[object] = (), next_commands: bool = False) -> RunEnd:
-    """Train ``job`` on this rank until its last step, the end of its data, or an error.
+    """Train ``job`` on this rank until its last step, the end of its data, or an error. Each stage of a run that has several
+    is built anew, and continues from the checkpoint of the last step of the stage before it.
 
     The process is afterwards as before, but for torch's and Python's random generators, which the job has seeded.
 
     Args:
+        job: of a run with stages, the job of the first one.
         observers: further objects with lifecycle hooks (:mod:`titan_core.api.hookspecs`).
         next_commands: whether to print, at the end of the run, the commands that its user may want next.
 
     Raises:
         UserError: a mistake that only the hardware, the data or the other ranks reveal.
     """
+    given = list(observers)
+    for stage in stages_to_train(job):
+        end = _train(stage, given, next_commands)
+        if not continues(stage, end):
+            break
+    return end
+
+
+def _train(job: AssembledJob, observers: Iterable[object], next_commands: bool) -> RunEnd:
+    """Train one stage of a run."""
     lifecycle = Lifecycle()
     for module, origin in job.registry.modules():
         lifecycle.register(module, origin=origin)
@@ -118,7 +131,7 @@ def train(job: AssembledJob, observers: Iterable[object] = (), next_commands: bo
             lifecycle.failed(RunEnd(step, False, type(error).__name__, error=error, dump_folder=job.dump_folder))
             raise
         lifecycle.train_end(end)
-        if next_commands and world.rank == 0 and not (end.interrupted or end.preempted):
+        if next_commands and world.rank == 0 and not (end.interrupted or end.preempted or continues(job, end)):
             arguments = user_command()[1]
             command = None if arguments is None else tuple(arguments)
             print_next_commands(lifecycle.next_commands(job, end, command))
@@ -143,7 +156,8 @@ class Trainer:
         self.interruption = interruption or Interruption()
         self.training = job.config.section(TrainingSection)
         stop = self.training.stop_at_step
-        self.last_step = self.training.steps if stop is None else min(self.training.steps, stop)
+        self.steps = self.training.steps if stop is None else min(self.training.steps, stop)
+        self.last_step = min(self.steps, job.end_step)
         prepare_numerics(self.training, world)
 
         self.loader = data_loader(job, data.training, world.data_rank, pin=world.device.type == "cuda")
@@ -202,9 +216,11 @@ class Trainer:
             more = self.step()
         if before < state.step < self.last_step or self.last_step == 0:
             self.save(last=True)
-        self.validate(last=state.step > before)
+        self.validate(last=state.step > before and not self.stage_ends)
         self.lifecycle.flush(state.step)
-        end = end_of_run(state.step, self.last_step, self.training.steps, self.interruption)
+        if self.stage_ends:  # no step follows here, before which ranks would exchange their requests
+            self.requests.exchange(self.world)
+        end = end_of_run(state.step, self.last_step, self.job, self.interruption)
         return replace(
             end,
             loss=None if self.last_report is None else self.last_report.loss.item(),
@@ -223,7 +239,7 @@ class Trainer:
             observers=self.lifecycle,
             size=self.size,
             step=self.state.step,
-            steps=self.last_step,
+            steps=self.steps,
             dump_folder=self.job.dump_folder,
             attempt=self.world.on_first_rank(time.time),
             report=self.lifecycle.finding,
@@ -232,6 +248,11 @@ class Trainer:
             validate=self._validate,
             show=self.lifecycle.sample,
         )
+
+    @property
+    def stage_ends(self) -> bool:
+        """Whether the last step of this stage is taken, and another stage follows."""
+        return self.state.step == self.last_step < self.steps
 
     @property
     def preempted(self) -> bool:
@@ -268,8 +289,9 @@ class Trainer:
         return True
 
     def save(self, last: bool = False) -> None:
-        """Save a checkpoint if one is due or requested."""
+        """Save a checkpoint if one is due or requested, or the next stage starts from it."""
         requested = self.interruption.save.take()
+        last, requested = last and not self.stage_ends, requested or self.stage_ends
         if self.checkpoints is not None:
             with phase("saving a checkpoint"), self.stopwatch.measure("checkpoint", on_host=True):
                 self.checkpoints.after_step(last=last, requested=requested)

@@ -500,6 +500,7 @@ RETURNS: Final[dict[str, Check]] = {
     "Checkpoint.active": _a(bool, "return True or False"),
     "Checkpoint.check": _problems,
     "Checkpoint.find_model": _stored,
+    "Checkpoint.resumes_after": _from(0),
     "StoredModel.load": _anything,
     "Command.arguments": _anything,
     "Command.run": _a(int, "return the exit status"),

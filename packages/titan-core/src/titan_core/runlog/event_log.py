@@ -25,7 +25,7 @@ class EventLog:
       ``non_embedding_parameters`` (:class:`~titan_core.api.observe.events.ModelSize`), ``active_parameters`` (as the model
       declares them, or ``None``), ``recipe``
       (:func:`~titan_core.runlog.other_runs.recipe_of`), ``processes`` (by rank: ``host``, ``pid`` and ``pid_namespace``,
-      :func:`~titan_core.toolkit.processes.pid_namespace`);
+      :func:`~titan_core.toolkit.processes.pid_namespace`), and ``stage``, its name, if the run has several;
     * ``checkpoint``: ``path``;
     * ``sample``: ``prompt``, ``text`` (:class:`~titan_core.api.observe.events.Sample`);
     * ``finding``: ``kind``, ``message`` (:class:`~titan_core.api.Finding`);
@@ -57,6 +57,7 @@ class EventLog:
             active_parameters=run.job.model.num_active_params,
             recipe=recipe_of(run.job),
             processes=self._processes,
+            **({"stage": run.job.stages[run.job.stage].name} if run.job.stages else {}),
         )
 
     @hookimpl

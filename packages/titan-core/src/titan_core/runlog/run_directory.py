@@ -99,7 +99,7 @@ class RunDirectory:
         else:
             warn_of_other_recipe(self.path, job)
         documents: dict[str, Iterable[str]] = {
-            CONFIG: [to_toml(job.config)],
+            CONFIG: [to_toml(job.run_config)],
             PLUGINS: [json.dumps(job.plugin_versions(), indent=2) + "\n"],
         }
         strange = next((name for name in (METRICS, EVENTS) if step > 0 and (self.path / name).is_dir()), None)

@@ -34,6 +34,8 @@ class Config:
     """The model that ``model.from_pretrained`` names, if this machine has it."""
     overridden_by: str = COMMAND_LINE
     """Where the overrides come from, for error messages."""
+    stages: tuple[Stage, ...] = ()
+    """The stages that follow, with configs of their own (``[[stages]]``). This config is that of the first."""
 
     def section(self, cls: type[S]) -> S:
         """Return the section of class ``cls``."""
@@ -60,14 +62,16 @@ class Config:
         return value
 
     def changed(self, values: Mapping[str, Any]) -> Config:
-        """Return this config with other values of dotted keys. They are not validated; unknown keys are ignored."""
+        """Return this config, and those of its stages, with other values of dotted keys, which are not validated. Unknown
+        keys are ignored."""
         sections: dict[type[Section], Section] = dict(self.sections)
         for key, value in values.items():
             name, _, field = key.partition(".")
             for cls, section in sections.items():
                 if cls.section == name and field in cls.model_fields:
                     sections[cls] = section.model_copy(update={field: value})
-        return replace(self, sections=sections)
+        stages = tuple(replace(stage, config=stage.config.changed(values)) for stage in self.stages)
+        return replace(self, sections=sections, stages=stages)
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Return all sections and keys as plain values. Keys whose value is ``None`` are omitted, as in TOML."""
@@ -79,6 +83,21 @@ class Config:
     def _is_overridden(self, key: str) -> bool:
         whole = key.partition("[")[0]  # a list entry has the origin of its list
         return any(whole == overridden or overridden.startswith(whole + ".") for overridden in self.overridden)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a run after its first one."""
+
+    name: str
+    at_step: int | None
+    """The step after which it begins; ``None``: see ``at_tokens``."""
+    at_tokens: int | None
+    """Number of tokens, padding included, that the run has read when it begins."""
+    table: Mapping[str, Any]
+    """The entry of ``[[stages]]``, as in TOML."""
+    config: Config
+    """The config of the stage: the recipe with the changes of this stage and those before it."""
 
 
 @dataclass(frozen=True)

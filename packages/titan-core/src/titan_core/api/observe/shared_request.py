@@ -75,3 +75,10 @@ class SharedRequests:
                 f"rank 0 has {counts[0]} shared requests and rank {other} has {counts[other]}: an observer calls "
                 "Run.shared_request on some ranks only; all ranks must call it equally often"
             )
+
+    def exchange(self, world: World) -> None:
+        """Exchange the requests where no step follows. All ranks must call it."""
+        sent = [request.pending for request in self._requests]  # read once, because a signal may arrive at any time
+        ranks = world.gather(sent)
+        for number, request in enumerate(self._requests):
+            request.agree(sent[number], any(of_rank[number] for of_rank in ranks))

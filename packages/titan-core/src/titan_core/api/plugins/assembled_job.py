@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from titan_core.api._secrets import redact
 from titan_core.api.commands.registry import Registry
+from titan_core.api.config.resolved import Config
 from titan_core.api.data.components import Tokenizer
 from titan_core.api.data.dataset import StreamSpec
 from titan_core.api.data.tokenizer import TextTokenizer
@@ -21,6 +22,17 @@ from titan_core.api.plugins.component import Component
 from titan_core.api.plugins.errors import Problem, UserError
 from titan_core.api.plugins.job import Job
 from titan_core.api.training.components import LRSchedule, Objective, Optimizer
+
+
+@dataclass(frozen=True)
+class RunStage:
+    """A stage of a run: a part of it with a config of its own."""
+
+    name: str
+    first_step: int
+    """The step after which it begins."""
+    config: Config
+    tokens_per_step: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +60,10 @@ class AssembledJob(Job):
     """The same job with the model that the objective compares with (:attr:`titan_core.api.Objective.frozen`)."""
     notes: tuple[str, ...] = ()
     """What a user should know about the job although nothing is wrong, one line each; includes :attr:`missing`."""
+    stages: tuple[RunStage, ...] = ()
+    """All stages of a run that has several (``[[stages]]``); the job is that of one of them."""
+    stage: int = 0
+    """Number of the job's stage."""
     missing: tuple[Problem, ...] = ()
     """Files that the job needs and that are not on this machine. Always empty for a job that trains; others may have been
     assembled without these files (``missing_ok`` of :meth:`titan_core.api.CommandContext.job`)."""
@@ -57,6 +73,45 @@ class AssembledJob(Job):
         """See :attr:`~titan_core.api.Job.flops_per_token`. The frozen model runs forward only, which is a third."""
         of_frozen = 0.0 if self.frozen is None else self.frozen.flops_per_token / 3.0
         return self.model.flops_per_token(self.batch.seq_len) + of_frozen
+
+    @property
+    def run_config(self) -> Config:
+        """The config of the whole run: that of its first stage, which contains the others."""
+        return self.stages[0].config if self.stages else self.config
+
+    @property
+    def first_step(self) -> int:
+        """The step after which the job's stage begins."""
+        return self.stages[self.stage].first_step if self.stages else 0
+
+    @property
+    def end_step(self) -> int:
+        """The last step of the job's stage."""
+        return min([self.steps, *(stage.first_step for stage in self.stages[self.stage + 1 :])])
+
+    def tokens_before(self, step: int) -> int:
+        """Return the number of tokens, padding included, that the run reads in its first ``step`` steps."""
+        if not self.stages:
+            return step * self.batch.tokens_per_step
+        ends = [stage.first_step for stage in self.stages[1:]] + [step]
+        return sum(
+            max(0, min(end, step) - stage.first_step) * stage.tokens_per_step
+            for stage, end in zip(self.stages, ends, strict=True)
+        )
+
+    def stage_after(self, step: int) -> int:
+        """Return the number of the stage that trains the step after ``step``."""
+        return max((number for number, stage in enumerate(self.stages) if stage.first_step <= step), default=0)
+
+    def planned_changes(self, step: int) -> tuple[str, ...]:
+        """Return the keys that the job's stage changes, if ``step`` is the last one of the stage before it: a checkpoint of
+        that step has the values of that stage. ``data.mixture`` includes the weights of the datasets."""
+        if not self.stage or step != self.first_step:
+            return ()
+        before, now = (_flat(self.stages[number].config.as_dict()) for number in (self.stage - 1, self.stage))
+        changed = [key for key in dict.fromkeys([*before, *now]) if before.get(key) != now.get(key)]
+        data = any(key == "data.mixture" or key.startswith("training.dataset") for key in changed)
+        return tuple(changed + ["data.mixture", "dataset.*.weight"] * data)
 
     def plugin_versions(self) -> list[dict[str, str]]:
         """Return name, distribution and version of every plugin that took part in assembling the job."""
@@ -68,8 +123,10 @@ class AssembledJob(Job):
         return self._identity(redact(self.config.as_dict()))
 
     def _identity(self, config: dict[str, Any]) -> dict[str, Any]:
+        stages = [redact(dict(stage.table)) for stage in self.run_config.stages]
         return {
             "config": config,
+            **({"stages": stages, "stage": self.stage} if stages else {}),
             "plugins": {
                 f"{plugin['distribution']}:{plugin['name']}": plugin["version"] for plugin in self.plugin_versions()
             },
@@ -92,3 +149,10 @@ class AssembledJob(Job):
         """Return the SHA-256 of :meth:`identity`, but with secrets included."""
         identity = self._identity(self.config.as_dict())
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
