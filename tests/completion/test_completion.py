@@ -177,6 +177,8 @@ def test_a_recipe_may_set_the_keys_of_all_owners_of_a_section_and_no_others() ->
     schema = json_schema(registry)
     model = schema["properties"]["model"]
     assert set(model["properties"]) == {"args", "first", "second"}
+    stage = schema["properties"]["stages"]["items"]
+    assert set(stage["properties"]) == {"name", "at_step", "at_tokens", "model"} and not stage["additionalProperties"]
     assert not schema["additionalProperties"] and not model["additionalProperties"]
     # A recipe need not repeat the arguments of its flavor.
     assert model["properties"]["args"]["anyOf"] == [{"$ref": "#/$defs/Arguments"}]

@@ -189,3 +189,17 @@ def test_a_kill_has_the_time_of_the_last_line_before_the_next_start(tmp_path: Pa
     assert [(moment.kind, moment.time - BEGAN) for moment in line.moments] == [
         ("start", 0), ("checkpoint", 40), ("finding", 45), ("kill", 45), ("restart", 60), ("end", 121),
     ]  # fmt: skip
+
+
+def test_a_stage_that_follows_another_is_no_restart(tmp_path: Path) -> None:
+    events = [
+        start(stage="1"), end(4, at=10, reason="stage '1' is complete"),
+        start(4, at=12, stage="long"), end(6, at=20, failed=True, error="ValueError: no"),
+        start(4, at=30, stage="long"), end(8, at=40, completed=True),
+    ]  # fmt: skip
+    line = timeline(0, RunLog.read(write_run(tmp_path / "a", steps=8, events=events)))
+    assert [(moment.kind, moment.step) for moment in line.moments] == [
+        ("start", 0), ("stage", 4), ("end", 6), ("restart", 4), ("end", 8),
+    ]  # fmt: skip
+    assert line.moments[1].text.startswith("stage 'long' began after step 4: 2 processes")
+    assert line.moments[3].text.startswith("stage 'long' restarted after step 4")

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from titan_core.api import Registry
 from titan_core.toolkit.fields import field_docs, model_families
+from titan_core.toolkit.sections import StageEntry
 
 
 def json_schema(registry: Registry) -> dict[str, Any]:
     """Return the schema of a recipe for the plugins of ``registry``. ``[model.args]`` accepts those of any model family."""
     sections = registry.sections()
     families = model_families(registry)
-    described = (*(cls for owners in sections.values() for cls in owners), *families.values())
+    described: tuple[type[BaseModel], ...] = (
+        *(cls for owners in sections.values() for cls in owners),
+        *families.values(),
+        StageEntry,
+    )
     references, definitions = models_json_schema([(cls, "validation") for cls in described], ref_template="#/$defs/{model}")
     for cls in described:
         properties = _definition(definitions, references[cls, "validation"])["properties"]
@@ -34,6 +40,9 @@ def json_schema(registry: Registry) -> dict[str, Any]:
         "description": args["description"],
         "anyOf": [references[cls, "validation"] for cls in families.values()] or [{"type": "object"}],
     }
+    own = _definition(definitions, references[StageEntry, "validation"])["properties"]
+    stage = {"type": "object", "properties": {**own, **properties}, "additionalProperties": False}
+    properties["stages"] = {"description": "Parts of the run after its first.", "type": "array", "items": stage}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Titan recipe",

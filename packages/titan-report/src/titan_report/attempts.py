@@ -32,6 +32,13 @@ class Attempt:
     """Time of its last event or record."""
     replaced: bool
     """Whether a later attempt exists."""
+    planned: bool = False
+    """Whether it begins where a stage of the run ended, as planned."""
+
+    @property
+    def stage(self) -> str:
+        """Name of the stage, if the run has several; otherwise empty."""
+        return str(self.start.get("stage", ""))
 
     @property
     def began(self) -> float:
@@ -53,7 +60,7 @@ def attempts_of(events: Sequence[Mapping[str, Any]], times: Iterable[float]) -> 
     """
     starts = [number for number, event in enumerate(events) if event.get("event") == "start"]
     signs = sorted([*times, *(float(event["time"]) for event in events)])
-    attempts = []
+    attempts: list[Attempt] = []
     for start, following in itertools.pairwise([*starts, len(events)]):
         own = events[start:following]
         began = float(own[0]["time"])
@@ -63,8 +70,15 @@ def attempts_of(events: Sequence[Mapping[str, Any]], times: Iterable[float]) -> 
         else:
             limit = float(events[following]["time"]) if following < len(events) else float("inf")
             last = max((sign for sign in signs if began <= sign < limit), default=began)
-        attempts.append(Attempt(own[0], end, last, following < len(events)))
+        planned = bool(attempts) and own[0].get("stage") != attempts[-1].start.get("stage") and _completed(attempts[-1])
+        attempts.append(Attempt(own[0], end, last, following < len(events), planned))
     return attempts
+
+
+def _completed(attempt: Attempt) -> bool:
+    """Whether an attempt took the last step that it was to take."""
+    end = attempt.end
+    return end is not None and not any(end.get(how) for how in ("failed", "preempted", "interrupted", "data_ended"))
 
 
 def state_of(attempt: Attempt, pace: float | None, quiet: float) -> State:

@@ -64,8 +64,10 @@ def _head(run: FollowedRun, state: State | None) -> RenderableType:
         status.stylize(_COLOURS[state])
     if state == "stalled":
         status.append(f"; no output for {duration(run.quiet())}")
-    if len(run.attempts) > 1:
-        status.append(f", attempt {len(run.attempts)}", style="dim")
+    if run.attempts and run.attempts[-1].stage:
+        status.append(printable(f", stage {run.attempts[-1].stage!r}"), style="dim")
+    if (number := sum(not attempt.planned for attempt in run.attempts)) > 1:
+        status.append(f", attempt {number}", style="dim")
     if run.damaged:
         status.append(f", {run.damaged} damaged lines", style="yellow")
     return _row(name, status)

@@ -20,6 +20,7 @@ Figure = dict[str, Any]
 SYMBOLS: Mapping[Kind, tuple[str, str]] = {
     "start": ("triangle-right", "@text"),
     "restart": ("triangle-right", "@text"),
+    "stage": ("triangle-right-open", "@text"),
     "checkpoint": ("line-ns-open", "@text"),
     "finding": ("diamond", "@warn"),
     "end": ("square", "@text"),

@@ -113,7 +113,13 @@ def _experts(runs: Sequence[RunLog], names: Sequence[str], figures: dict[str, Fi
     return [f'<section class="card"><h2>Experts</h2>{"".join(cards)}</section>'] if cards else []
 
 
-_MARKS = (("start", "start"), ("checkpoint", "checkpoint"), ("finding", "finding"), ("end", "end"), ("kill", "killed"))
+_MARKS = (
+    ("start", "start, stage"),
+    ("checkpoint", "checkpoint"),
+    ("finding", "finding"),
+    ("end", "end"),
+    ("kill", "killed"),
+)
 
 
 def _events(timeline: Timeline) -> str:

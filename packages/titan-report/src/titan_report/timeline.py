@@ -9,10 +9,10 @@ from typing import Any, Literal
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_report.attempts import Attempt, State, attempts_of, describe_end, state_now, state_of
 
-Kind = Literal["start", "restart", "checkpoint", "finding", "end", "kill", "now"]
+Kind = Literal["start", "restart", "stage", "checkpoint", "finding", "end", "kill", "now"]
 
 _REPEATED: tuple[Kind, ...] = ("checkpoint", "finding")
-_ORDER: Mapping[Kind, int] = {"start": 0, "restart": 0, "end": 2, "kill": 2, "now": 2}
+_ORDER: Mapping[Kind, int] = {"start": 0, "restart": 0, "stage": 0, "end": 2, "kill": 2, "now": 2}
 """Order of moments with the same time. A kill has the time of the last sign of life."""
 MOST = 500
 """Largest number of checkpoints, and of findings, to show: the newest."""
@@ -65,7 +65,8 @@ def moments_of(
     moments = []
     for index, attempt in enumerate(attempts):
         attempt_state = state_of(attempt, None, 0.0) if attempt.replaced or state is None else state
-        moments += _edges(attempt, index, attempt_state)
+        followed = index + 1 < len(attempts) and attempts[index + 1].planned
+        moments += _edges(attempt, index, attempt_state)[: 1 if followed else None]
     omitted = 0
     for kind in _REPEATED:
         of_kind = [event for event in events if event["event"] == kind]
@@ -81,8 +82,12 @@ def _edges(attempt: Attempt, index: int, state: State) -> list[Moment]:
     mesh = " x ".join(f"{name}={degree}" for name, degree in (attempt.start.get("mesh") or {}).items())
     size = attempt.start.get("world_size", 1)
     where = f"{size} process{'' if size == 1 else 'es'}{', ' + mesh if mesh else ''}"
-    begun = f"restarted after step {attempt.start['step']:,}" if index else "started"
-    start = Moment("restart" if index else "start", attempt.began, attempt.start["step"], f"{begun}: {where}")
+    stage = f"stage {attempt.stage!r} " if attempt.stage else ""
+    begun = f"{stage}restarted after step {attempt.start['step']:,}" if index else f"{stage}started"
+    kind: Kind = "restart" if index else "start"
+    if attempt.planned:
+        kind, begun = "stage", f"{stage}began after step {attempt.start['step']:,}"
+    start = Moment(kind, attempt.began, attempt.start["step"], f"{begun}: {where}")
     if attempt.end is not None:
         return [start, Moment("end", attempt.last, attempt.end["step"], describe_end(attempt, state))]
     if state == "running":

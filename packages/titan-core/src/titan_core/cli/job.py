@@ -8,6 +8,7 @@ from typing import Any
 
 from titan_core.api import CommandContext
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.job.stages import job_of_stage
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.toolkit.arguments import json_argument, recipe_arguments, world_size_argument
 from titan_core.toolkit.text import describe_model, print_json, print_notes, print_table
@@ -45,6 +46,7 @@ def show(context: CommandContext) -> int:
         *((f"transform {number}", f"{transform['phase']}: {transform['name']} ({transform['distribution']})")
           for number, transform in enumerate(facts["transforms"], 1)),
         *((fact.name, fact.text) for fact in more),
+        *((f"stage {stage['name']!r}", stage_text(stage)) for stage in facts["stages"]),
     ]  # fmt: skip
     print_table(("", f"job of {job.config.source}"), rows)
     print_notes(job.notes)
@@ -81,6 +83,31 @@ def describe(job: AssembledJob) -> dict[str, Any]:
             }
             for transform in job.transforms
         ],
+        "stages": [describe_stage(job, number) for number in range(len(job.stages))],
         "dump_folder": job.dump_folder,
         "notes": job.notes,
     }
+
+
+def describe_stage(job: AssembledJob, number: int) -> dict[str, Any]:
+    """Return a stage of ``job`` for JSON output."""
+    stage = job_of_stage(job, number, missing_ok=True)
+    return {
+        "name": job.stages[number].name,
+        "first_step": stage.first_step,
+        "end_step": stage.end_step,
+        "tokens": job.tokens_before(stage.end_step) - job.tokens_before(stage.first_step),
+        "mesh": {name: degree for name, degree in stage.mesh.degrees.items() if degree > 1},
+        "batch": asdict(stage.batch),
+        "datasets": [dataset.name for dataset in stage.data.datasets],
+    }
+
+
+def stage_text(stage: dict[str, Any]) -> str:
+    """Return the description of a stage in one line."""
+    batch, mesh = stage["batch"], " x ".join(f"{name}={degree}" for name, degree in stage["mesh"].items())
+    if stage["end_step"] <= stage["first_step"]:
+        return "never begins"
+    steps = f"steps {stage['first_step'] + 1:,} to {stage['end_step']:,}, {stage['tokens']:,} tokens"
+    sizes = f"{batch['global_size']} sequences of {batch['seq_len']}, local batch {batch['local_size']}"
+    return f"{steps}: {sizes}; {', '.join(stage['datasets'])}{'; ' * bool(mesh)}{mesh}"

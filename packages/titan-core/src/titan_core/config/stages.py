@@ -7,11 +7,11 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from titan_core.api import Config, Problem, UserError, matches
-from titan_core.api.config.numbers import Steps
 from titan_core.api.config.resolved import Stage
+from titan_core.api.config.sections import StageEntry
 from titan_core.config.problems import problems_of
 
 KEY: Final = "stages"
@@ -36,19 +36,6 @@ FIXED: Final = {
     "optimizer.name": "the optimizer's state belongs to it",
 }
 """Keys that a stage cannot set, and why."""
-
-
-class StageEntry(BaseModel):
-    """The keys of an entry of ``[[stages]]``, beside its sections."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
-
-    name: str | None = Field(default=None, min_length=1)
-    """Name of the stage, for logs and reports. Default: its number."""
-    at_step: Steps | None = Field(default=None, gt=0)
-    """The stage begins after this step."""
-    at_tokens: float | int | None = Field(default=None, gt=0)
-    """The stage begins after the step in which the run has read this number of tokens, padding included."""
 
 
 def read_stages(

@@ -64,8 +64,11 @@ def with_stages(job: AssembledJob, registry: Components, missing_ok: bool) -> As
     return replace(job, stages=tuple(stages), notes=(*job.notes, *notes))
 
 
-def job_of_stage(job: AssembledJob, number: int) -> AssembledJob:
+def job_of_stage(job: AssembledJob, number: int, missing_ok: bool = False) -> AssembledJob:
     """Return the job of a stage of ``job``, which is that of the first stage.
+
+    Args:
+        missing_ok: see :func:`~titan_core.job.assemble.assemble`.
 
     Raises:
         UserError: this machine lacks a file that the stage needs.
@@ -74,7 +77,7 @@ def job_of_stage(job: AssembledJob, number: int) -> AssembledJob:
         return job
     stage = job.stages[number]
     assert isinstance(job.registry, Components)
-    of_stage = _of_stage(stage.config, stage.name, job, job.registry, missing_ok=False)
+    of_stage = _of_stage(stage.config, stage.name, job, job.registry, missing_ok)
     return replace(of_stage, stages=job.stages, stage=number)
 
 

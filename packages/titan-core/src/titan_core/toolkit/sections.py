@@ -22,6 +22,7 @@ from titan_core.api.config.sections import (
     JobSection as JobSection,
     MetricsSection as MetricsSection,
     ModelSection as ModelSection,
+    StageEntry as StageEntry,
     TrainingSection as TrainingSection,
     ValidationSection as ValidationSection,
 )

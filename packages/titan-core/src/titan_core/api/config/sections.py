@@ -126,6 +126,19 @@ class TrainingSection(Section):
     warn in the log and continue with it, or ignore it."""
 
 
+class StageEntry(BaseModel):
+    """The keys of an entry of ``[[stages]]``, beside its sections."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+
+    name: str | None = Field(default=None, min_length=1)
+    """Name of the stage, for logs and reports. Default: its number."""
+    at_step: Steps | None = Field(default=None, gt=0)
+    """The stage begins after this step."""
+    at_tokens: float | int | None = Field(default=None, gt=0)
+    """The stage begins after the step in which the run has read this number of tokens, padding included."""
+
+
 class MixtureEntry(BaseModel):
     """One dataset of a mixture."""
 
