@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from titan_core.api import ALL_KEYS, Section, Steps
+from titan_core.api import ALL_KEYS, AnyPath, Section, Steps
 
 
 class SampleSection(Section):
@@ -25,3 +25,23 @@ class SampleSection(Section):
     """Divides the logits; 0 always takes the most likely token."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the draws. The mesh does not change them."""
+
+
+class EvaluationSection(Section):
+    section: ClassVar[str] = "evaluation"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
+
+    enable: bool = False
+    """Run tasks of lm-eval on the model while it trains, on the mesh that trains it. Needs the package lm-eval."""
+    tasks: list[str] = Field(default_factory=list)
+    """Names of the tasks to run before the first step and at intervals."""
+    freq: Steps = Field(default=1000, ge=0)
+    """Run tasks every this many steps; 0: only before the first step and at the end."""
+    limit: int | None = Field(default=None, ge=1)
+    """Questions of each of these tasks. Default: all."""
+    final_tasks: list[str] | None = None
+    """Names of the tasks to run at the end of the run, with all of their questions. Default: tasks, within the limit."""
+    num_fewshot: int | None = Field(default=None, ge=0, le=1000)
+    """Examples before each question. Default: as each task says."""
+    include_path: AnyPath | None = None
+    """Folder with further tasks."""

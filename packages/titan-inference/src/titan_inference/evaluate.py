@@ -13,19 +13,16 @@ from typing import Any
 
 from titan_core.api import CommandContext, StoredModel, UserError
 from titan_core.toolkit.arguments import integer, json_argument
-from titan_core.toolkit.errors import close_names
 from titan_core.toolkit.jobs import AssembledJob, LoadedModel
 from titan_core.toolkit.launching import RankJob
 from titan_core.toolkit.status import phase
 from titan_core.toolkit.status_line import StatusLine
 from titan_core.toolkit.text import print_json, print_table, shorten
 from titan_inference.cli import model_argument
+from titan_inference.task_checks import LM_EVAL
 
 _USUAL_SEQ_LEN = 2048
 _MOST = 2**20
-_LM_EVAL = "lm-eval>=0.4.9"
-"""The requirement of the extra ``lm-eval``. An error that named the extra would send its reader to the public index, where
-titan-inference is not Titan's."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +90,7 @@ def _require_work(settings: argparse.Namespace) -> None:
             if getattr(settings, option.removeprefix("--").replace("-", "_")) is not None:
                 raise UserError.one(option, "needs --tasks", "add --tasks A,B, or drop it")
     elif find_spec("lm_eval") is None:
-        fix = f"install it: `uv pip install '{_LM_EVAL}'`"
+        fix = f"install it: `uv pip install '{LM_EVAL}'`"
         raise UserError.one("--tasks", "needs the package lm-eval, which is not installed", fix)
 
 
@@ -134,23 +131,20 @@ def _perplexity(context: CommandContext, loaded: LoadedModel) -> dict[str, Any]:
 def _tasks(loaded: LoadedModel, stored: StoredModel, settings: argparse.Namespace) -> dict[str, Any]:
     """Return the metrics of each task; lm-eval returns them to the first rank of a machine only."""
     from lm_eval.evaluator import simple_evaluate
-    from lm_eval.tasks import TaskManager
 
+    from titan_inference.answers import AnswersOfStored
     from titan_inference.lm_eval_model import TitanLM
+    from titan_inference.tasks import tasks_of
 
+    answers = AnswersOfStored(loaded, stored.end_ids, settings.batch_size)
     if loaded.world.rank > 0:
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
     names = [name.strip() for name in settings.tasks.split(",") if name.strip()]
-    manager = TaskManager(include_path=settings.include_path)
-    for name in names:
-        if not manager.match_tasks([name]):
-            close = " or ".join(map(repr, close_names(name, manager.all_tasks)))
-            fix = f"did you mean {close}?" if close else "see lm-eval's list of tasks, or add --include-path DIR"
-            raise UserError.one(f"--tasks {name}", "is not a task of lm-eval", fix)
+    manager = tasks_of(names, settings.include_path, lambda name: f"--tasks {name}", "--include-path DIR")
     evaluate: Callable[..., Any] = simple_evaluate
     try:
         results = evaluate(
-            model=TitanLM(loaded, stored.end_ids, settings.batch_size),
+            model=TitanLM(answers, loaded.job.text_tokenizer, settings.batch_size),
             tasks=names,
             num_fewshot=settings.num_fewshot,
             limit=settings.limit,

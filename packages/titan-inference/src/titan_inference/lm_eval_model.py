@@ -9,36 +9,27 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from titan_core.toolkit.jobs import LoadedModel
-from titan_inference.generation import Generator
-from titan_inference.output import Continuation
+from titan_core.api import TextTokenizer
+from titan_inference.answers import Answers
 from titan_inference.prompts import encode_prompt
-from titan_inference.sampling import Sampler, SamplingOptions
-from titan_inference.scoring import Scorer
+from titan_inference.sampling import SamplingOptions
 
 _MOST_NEW_TOKENS = 256
 """Of tasks that set no limit, as in lm-eval's own models."""
 
 
 class TitanLM(TemplateLM):  # type: ignore[misc] # lm-eval has no types
-    """Answers the requests of a task. All ranks answer all of them, in the same order."""
+    """Asks a model the requests of a task."""
 
-    def __init__(self, loaded: LoadedModel, end_ids: Sequence[int], batch_size: int) -> None:
-        """
-        Args:
-            end_ids: token ids that end a text, in addition to the tokenizer's.
-        """
+    def __init__(self, answers: Answers, tokenizer: TextTokenizer, batch_size: int) -> None:
         super().__init__()
-        self._loaded, self._batch_size = loaded, batch_size
-        self._tokenizer = loaded.job.text_tokenizer
-        self._scorer = Scorer(loaded.part, loaded.world.device, batch_size)
-        self._begin_ids = self._tokenizer.begin_ids
-        self._end_ids = {*end_ids, *self._tokenizer.end_ids}
+        self._answers, self._tokenizer, self._batch_size = answers, tokenizer, batch_size
+        self._begin_ids = tokenizer.begin_ids
 
     @property
     def eot_token_id(self) -> int:
         """The token that ends a text. A model that has none is given its first begin token, or 0."""
-        return min(self._end_ids, default=self._begin_ids[0] if self._begin_ids else 0)
+        return min(self._answers.end_ids, default=self._begin_ids[0] if self._begin_ids else 0)
 
     @property
     def prefix_token_id(self) -> int:
@@ -53,11 +44,11 @@ class TitanLM(TemplateLM):  # type: ignore[misc] # lm-eval has no types
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        return self._scorer.score([(context, continuation) for _, context, continuation in requests])
+        return self._answers.score([(context, continuation) for _, context, continuation in requests])
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of each whole text, each token predicted once."""
-        longest = self._loaded.part.layout.max_seq_len
+        longest = self._answers.longest
         pairs: list[tuple[list[int], list[int]]] = []
         counts = []
         for request in requests:
@@ -68,7 +59,7 @@ class TitanLM(TemplateLM):  # type: ignore[misc] # lm-eval has no types
             found = [make_disjoint_window(window) for window in windows]
             pairs += found
             counts.append(len(found))
-        scores = iter(self._scorer.score(pairs))
+        scores = iter(self._answers.score(pairs))
         return [sum(next(scores)[0] for _ in range(count)) for count in counts]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -90,16 +81,6 @@ class TitanLM(TemplateLM):  # type: ignore[misc] # lm-eval has no types
         options = SamplingOptions(
             temperature=float(settings.get("temperature", 1.0)) if sampled else 0.0, top_p=float(settings.get("top_p", 1.0))
         )
-        longest = self._loaded.part.layout.max_seq_len
-        room = max(1, longest - new_tokens)
+        room = max(1, self._answers.longest - new_tokens)
         prompts = [self.tok_encode(request.args[0])[-room:] for request in requests]
-        results = [Continuation(self._tokenizer, self._end_ids, stop) for _ in requests]
-        world = self._loaded.world
-        generator = Generator(self._loaded.part, world.device, self._tokenizer.vocab_size, world.broadcast)
-        for _ in generator.generate(
-            prompts, Sampler(options), min(new_tokens, longest - 1), lambda index, token: results[index].add(token)
-        ):
-            pass
-        for result in results:
-            result.finish()
-        return [result.text for result in results]
+        return self._answers.generate(prompts, options, new_tokens, stop)

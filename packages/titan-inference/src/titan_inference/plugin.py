@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from titan_core.api import Checkpoint, Command, Observer, Ref, hookimpl
-from titan_inference.config import SampleSection
+from titan_inference.config import EvaluationSection, SampleSection
 
 if TYPE_CHECKING:
     from titan_core.api import RunEnd
@@ -26,7 +26,15 @@ def titan_debuggers() -> list[Observer]:
             config=SampleSection,
             active=lambda context: context.section.enable,
             build=Ref("titan_inference.sample:Sampling"),
-        )
+        ),
+        Observer(
+            name="evaluation",
+            summary="runs tasks of lm-eval on the model while it trains",
+            config=EvaluationSection,
+            active=lambda context: context.section.enable,
+            build=Ref("titan_inference.task_evaluation:TaskEvaluation"),
+            check=Ref("titan_inference.task_checks:check"),
+        ),
     ]
 
 

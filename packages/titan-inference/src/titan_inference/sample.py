@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import partial
 
 from titan_core.api import Job, JobContext, Problem, Run, RunEnd, UserError, hookimpl
 from titan_core.toolkit.jobs import AssembledJob, Sample
 from titan_core.toolkit.sections import TrainingSection
 from titan_core.toolkit.simulation import current_simulation
+from titan_inference.answers import continued
 from titan_inference.config import SampleSection
 from titan_inference.generation import Generator
 from titan_inference.output import Continuation
@@ -88,22 +90,20 @@ class Sampling:
         sampler = Sampler(SamplingOptions(section.temperature, seed=section.seed))
         (part,) = run.parts
         generator = Generator(
-            part, world.device, tokenizer.vocab_size, world.broadcast, use_cache=False, padded=self._padded
+            part, world.device, tokenizer.vocab_size, world.broadcast, use_cache=False, padded=partial(padded, run.job)
         )
         with run.evaluation():
-            for _ in generator.generate(self._prompts, sampler, count, lambda index, token: texts[index].add(token)):
-                pass
+            written = continued(generator, self._prompts, sampler, count, texts)
         if world.rank > 0:
             return
-        for prompt, text in zip(section.prompts, texts, strict=True):
-            text.finish()
-            run.show(Sample(step, prompt, text.text))
+        for prompt, text in zip(section.prompts, written, strict=True):
+            run.show(Sample(step, prompt, text))
 
-    def _padded(self, length: int) -> int:
-        """Return a number of positions that sequence parallelism can divide: training's, or fewer."""
-        mesh = self._facts.mesh
-        granule = GRANULE * math.prod(mesh.degrees[dim.name] for dim in mesh.dims if dim.divides == "weights")
-        return min(-(-length // granule) * granule, self._seq_len)
+
+def padded(job: Job, length: int) -> int:
+    """Return a number of positions that sequence parallelism can divide: training's, or fewer."""
+    granule = GRANULE * math.prod(job.mesh.degrees[dim.name] for dim in job.mesh.dims if dim.divides == "weights")
+    return min(-(-length // granule) * granule, job.batch.seq_len)
 
 
 def obstacle_to_sampling(job: Job) -> str | None:

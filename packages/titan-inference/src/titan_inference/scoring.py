@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from titan_core.api import ModelPart
+from titan_core.api import ModelPart, Vocabulary
 from titan_inference.generation import logits_of
 
 
@@ -47,13 +48,22 @@ class Scorer:
             logits[index, len(row) - 1 - count : len(row) - 1]
             for index, (row, count) in enumerate(zip(rows, counts, strict=True))
         ]
-        chosen = self._part.vocabulary.gather(torch.cat(wanted), self._part.layout.vocab_size).float()
         targets = torch.tensor(
             [token for row, count in zip(rows, counts, strict=True) for token in row[-count:]], device=self._device
         )
-        likelihood = chosen.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
-        greedy = chosen.argmax(-1) == targets
+        likelihood, greedy = likelihoods(torch.cat(wanted), targets, self._part.vocabulary, self._part.layout.vocab_size)
         return [
             (float(values.sum()), bool(agrees.all()))
             for values, agrees in zip(likelihood.split(counts), greedy.split(counts), strict=True)
         ]
+
+
+def likelihoods(logits: Tensor, targets: Tensor, vocabulary: Vocabulary, size: int) -> tuple[Tensor, Tensor]:
+    """Return the log-likelihood of each target, in nats, and whether it is the most likely token.
+
+    Args:
+        logits: this rank's columns, ``[targets, columns]``.
+        size: number of columns on all ranks together.
+    """
+    whole = vocabulary.gather(logits, size).float()
+    return whole.log_softmax(-1).gather(-1, targets[:, None])[:, 0], whole.argmax(-1) == targets

@@ -69,6 +69,7 @@ def line_charts(runs: Sequence[RunLog]) -> list[Chart]:
         ),
         _memory(runs),
         *_metrics(runs),
+        *_evaluations(runs),
     ]  # fmt: skip
     return [chart for chart in charts if chart.curves]
 
@@ -99,6 +100,19 @@ def _metrics(runs: Sequence[RunLog]) -> list[Chart]:
         )
         for key in keys
     ]  # fmt: skip
+
+
+def _evaluations(runs: Sequence[RunLog]) -> list[Chart]:
+    """Return a chart for each score of a task, and what else runs have logged apart from steps and validations."""
+    records = (record for run in runs for record in run.evaluations)
+    keys = dict.fromkeys(key for record in records for key in record if "/" in key and not key.endswith("_stderr"))
+    charts = []
+    for key in keys:
+        kind, _, name = key.partition("/")
+        found = (curve(number, name, run.evaluations, key, "dots") for number, run in enumerate(runs))
+        curves = tuple(one for one in found if one is not None)
+        charts.append(Chart(key.replace("/", "-"), name, kind, ".4g", curves))
+    return charts
 
 
 def _memory(runs: Sequence[RunLog]) -> Chart:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
 from titan_core.api import (
+    Batch,
+    ObjectiveFunction,
     PendingUpdate,
     Phase,
     Run,
@@ -53,7 +55,7 @@ from titan_core.loop.timeouts import CollectiveTimeouts
 from titan_core.loop.validation import Validation
 from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts, build_whole
-from titan_core.model.preserved import evaluation, repeat_backward, repeat_forward
+from titan_core.model.preserved import evaluation, other_objective, repeat_backward, repeat_forward
 from titan_core.model.size import size_of
 from titan_core.optim.lr_schedule import advance
 from titan_core.plugins.lifecycle import Lifecycle
@@ -165,7 +167,8 @@ class Trainer:
             whole = build_whole(job)
             self.size = size_of(whole, job)
             parts = build_parts(job, world.mesh, world.device, whole, world)
-        self.run_step = with_frozen_model(job, world, build_step_runner(job, world, parts), parts)
+        self.run_alone = build_step_runner(job, world, parts)
+        self.run_step = with_frozen_model(job, world, self.run_alone, parts)
         register_transform_observers(job, world, parts, lifecycle)
         named = [pair for part in parts for pair in part.named_parameters()]
         self.parameters = [parameter for _, parameter in named]
@@ -245,6 +248,8 @@ class Trainer:
             report=self.lifecycle.finding,
             shared_request=self.requests.new,
             evaluation=self._evaluation,
+            compute=self._compute,
+            log=self.lifecycle.metrics,
             validate=self._validate,
             show=self.lifecycle.sample,
         )
@@ -402,3 +407,8 @@ class Trainer:
         with evaluation(self.state.parts):
             yield
         self.metrics.exclude(time.perf_counter() - started)
+
+    def _compute(self, batches: Sequence[Batch], objective: ObjectiveFunction) -> None:
+        """See :attr:`titan_core.api.Run.compute`."""
+        with other_objective(self.state.parts, objective):
+            self.run_alone.evaluate(StepInput(batches, self.state.step, self.training.seed))

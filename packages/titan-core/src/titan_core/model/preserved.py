@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.distributed.tensor import DTensor
 
-from titan_core.api import ModelPart, StepInput, StepRunner
+from titan_core.api import ModelPart, ObjectiveFunction, StepInput, StepRunner
 from titan_core.api.parallel.microbatch import AuxiliaryLosses
 from titan_core.toolkit.random_state import same_generators
 from titan_core.torch_private import version_of
@@ -38,6 +38,19 @@ def evaluation(parts: Sequence[ModelPart]) -> Iterator[None]:
         for part in parts:
             part.module.eval()
         yield
+
+
+@contextmanager
+def other_objective(parts: Sequence[ModelPart], objective: ObjectiveFunction) -> Iterator[None]:
+    """Let ``objective`` receive what the model computes."""
+    before = [part.objective for part in parts]
+    for part in parts:
+        part.objective = objective
+    try:
+        yield
+    finally:
+        for part, own in zip(parts, before, strict=True):
+            part.objective = own
 
 
 def repeat_forward(run: StepRunner, inputs: StepInput, parts: Sequence[ModelPart]) -> Tensor:

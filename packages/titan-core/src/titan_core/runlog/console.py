@@ -110,6 +110,10 @@ def format_line(record: Record, steps: int, width: int | None = None) -> str:
         time = f"{_figure(record[f'validation_seconds{of}'], '.1f')} s"
         long = [step, loss, *metrics, f"{record[f'validation_tokens{of}']:,} tokens in {time}"]
         return _fitted(long, [step, loss, *metrics, time], width)
+    if "loss" not in record:  # logged apart from steps, such as the scores of a task
+        names = [name for name in record if name not in ("step", "time") and not name.endswith("_stderr")]
+        figures = [f"{name} {_figure(record[name], '.4g')}" for name in names]
+        return _fitted([step, *figures], [step, *figures], width)
     loss, lr = f"loss {_figure(record['loss'], '7.4f')}", f"lr {_figure(record['lr'], '.2e')}"
     norm, speed = _figure(record["grad_norm"], "7.3f"), _figure(record["tokens_per_second"], ",.0f")
     mfu = [f"mfu {_mfu(record)}"] if "mfu" in record else []

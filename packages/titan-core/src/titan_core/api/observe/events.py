@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from titan_core.api.checkpoint.store import CheckpointEvents, TrainState
+    from titan_core.api.observe.metric_log import Record
     from titan_core.api.observe.shared_request import SharedRequest
     from titan_core.api.parallel.model_part import ModelPart
     from titan_core.api.parallel.world import World
     from titan_core.api.plugins.assembled_job import AssembledJob
     from titan_core.api.training.batch import Batch
+    from titan_core.api.training.objective import ObjectiveFunction
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,13 @@ class Run:
     """Returns a context for an observer's own forward passes: evaluation mode, without gradients and without the compiler
     (shapes may differ from those of training). On exit, gradients, buffers, modes and random generators are as they were.
     The time within does not count as training time. All ranks must enter together."""
+    compute: Callable[[Sequence[Batch], ObjectiveFunction], None]
+    """Runs the model forward on microbatches of this rank, as many as in a step and of the same shape. The objective takes
+    the place of the job's: it receives the logits on the ranks that have the last layers, for their positions and columns of
+    the vocabulary. For use within :attr:`evaluation`; all ranks must call it together."""
+    log: Callable[[Record], None]
+    """Logs a record of metrics of its own, like that of a validation: fires the hook ``titan_metrics``. It has ``step`` and
+    ``time``. Call it on rank 0 only."""
     validate: Callable[[str], ValidationReport | None]
     """Measures the validation loss with the present weights, as those of an average, and fires ``titan_validation_end`` with
     a report of that name, which must not be empty. ``None`` if the job does not validate or a rank must stop. For

@@ -41,6 +41,8 @@ class RunLog:
     them."""
     skipped: int = 0
     """Number of lines in its files that are too long, or nested too deeply, to be read."""
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    """Other records, such as the scores of tasks, likewise."""
 
     @classmethod
     def read(cls, path: str | Path) -> RunLog:
@@ -55,15 +57,18 @@ class RunLog:
         skipped: list[int] = []
         events = list(checked_records(path / EVENTS, event_flaw, skipped.append))
         signs = SignsOfLife([event["time"] for event in events if event["event"] == "start"])
-        steps, validations = Thinned(), Thinned()
+        steps, validations, evaluations = Thinned(), Thinned(), Thinned()
         validation: dict[str, Any] = {}  # the latest, to which those of a name belong
         for record in checked_records(path / METRICS, metrics_flaw, skipped.append):
             if "loss" in record:
                 steps.add(record)
             if "validation_loss" in record:
                 validations.add(validation := record)
-            elif "loss" not in record and record["step"] == validation.get("step"):
-                validation.update(record)
+            elif any(key.startswith("validation_loss/") for key in record):
+                if record["step"] == validation.get("step"):
+                    validation.update(record)
+            elif "loss" not in record:
+                evaluations.add(record)
             if record.get("time") is not None:
                 signs.add(record["time"])
         plugins = path / PLUGINS
@@ -81,6 +86,7 @@ class RunLog:
             steps.even,
             signs.times,
             len(skipped),
+            evaluations.records,
         )
 
     @staticmethod
