@@ -11,6 +11,7 @@ MUON, MATRICES, EXCHANGE, NEWTON_SCHULZ = (f"optim/{name}.py" for name in ("muon
 
 AVERAGES_TESTS = "tests/optim/test_averages.py"
 AVERAGES = "optim/averages.py"
+PHASES, PHASES_CONFIG, PHASES_TESTS = "optim/lr_phases.py", "optim/lr_phases_config.py", ("tests/optim/test_lr_phases.py",)
 
 MUTANTS = (
     Mutant("averages-begin-at-zero", AVERAGES, "torch.where(states > 1, 1 - self._section.decay, 1.0)", "1 - self._section.decay * states.new_ones(())", (AVERAGES_TESTS,)),
@@ -40,4 +41,16 @@ MUTANTS = (
     Mutant("bf16-bits-of-local-columns", "optim/adamw_bf16.py", "return global_offset(parameter)[-1] if", "return 0 if", (BF16_TESTS,)),
     Mutant("bf16-same-bits-in-each-step", "optim/adamw_bf16.py", " ^ step.to(torch.int64)", "", (BF16_TESTS,)),
     Mutant("bf16-skipped-step-counted", "optim/adamw_bf16.py", "if self._skip is None else (~self._skip).to(state[\"step\"])", "", (BF16_TESTS,)),
+    Mutant("phases-one-step-late", PHASES, "bisect_right(spans, step,", "bisect_left(spans, step,", PHASES_TESTS),
+    Mutant("phases-forget-the-rest-of-tokens", PHASES, "exact = begin + length if phase.tokens is not None else tokens(first)", "exact = tokens(first)", PHASES_TESTS),
+    Mutant("phases-in-tokens-from-zero", PHASES, "exact = begin + length if phase.tokens is not None else tokens(first)", "exact = exact + (phase.tokens or 0)", PHASES_TESTS),
+    Mutant("phases-in-tokens-by-step", PHASES, "span.factor(step if span.phase.tokens is None else tokens(step))", "span.factor(step)", PHASES_TESTS),
+    Mutant("phases-law-since-the-phase", PHASES, "start * (place / self.begin)", "start * (place - self.begin + 1)", PHASES_TESTS),
+    Mutant("phases-polynomial-reversed", PHASES, "(1.0 - part) ** (phase.exponent or 1.0)", "(1.0 - part ** (phase.exponent or 1.0))", PHASES_TESTS),
+    Mutant("phases-short-of-training", PHASES, "if last.end is not None and last.end < steps:", "if False:", PHASES_TESTS),
+    Mutant("phases-without-a-step", PHASES, "if span.end == span.first:", "if False:", PHASES_TESTS),
+    Mutant("phases-jump-unasked", PHASES_CONFIG, "if not phase.jump and phase.start_factor != before:", "if False:", PHASES_TESTS),
+    Mutant("phases-open-in-the-middle", PHASES_CONFIG, "if phase.open_ended and not last:", "if False:", PHASES_TESTS),
+    Mutant("schedule-unchecked", "core/job/assemble.py", "for one in (objective, lr_schedule) if", "for one in (objective,) if", ("tests/core/test_build_context.py", *PHASES_TESTS)),
+    Mutant("schedule-keys-unnoted", "core/job/unused_keys.py", "value != default", "False", PHASES_TESTS),
 )  # fmt: skip

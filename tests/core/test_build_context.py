@@ -79,7 +79,7 @@ def titan_optimizers():
     return [Optimizer(**named("optimizer"), build=ref("optimizer"))]
 @hookimpl
 def titan_lr_schedules():
-    return [LRSchedule(**named("schedule"), build=ref("schedule"))]
+    return [LRSchedule(**named("schedule"), check=ref("check_schedule"), build=ref("schedule"))]
 @hookimpl
 def titan_checkpoints():
     return [Checkpoint(**named("checkpoint"), active=active("checkpoint"), build=ref("checkpoint"))]
@@ -119,6 +119,7 @@ def tokenizer(context): called("tokenizer", "build", context); return ByteTokeni
 def optimizer(context):
     groups = called("optimizer", "build", context).groups
     return torch.optim.SGD([group.as_dict() for group in groups], lr=0.1)
+def check_schedule(context): called("schedule", "check", context); return []
 def schedule(context):
     assert called("schedule", "build", context).steps == 1
     return torch.optim.lr_scheduler.ConstantLR(context.optimizer, 1.0)
@@ -154,6 +155,7 @@ def test_every_function_of_every_kind_receives_its_own_section(in_tmp: Path, mon
         ("dataset", "build"): "DatasetContext",
         ("tokenizer", "build"): "TokenizerContext",
         ("optimizer", "build"): "OptimizerContext",
+        ("schedule", "check"): "JobContext",
         ("schedule", "build"): "LRScheduleContext",
         ("checkpoint", "active"): "JobContext",
         ("checkpoint", "build"): "CheckpointContext",

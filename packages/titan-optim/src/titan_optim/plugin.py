@@ -1,7 +1,15 @@
-"""Registers the optimizers, and averages of weights."""
+"""Registers the optimizers, phases of the learning rate, and averages of weights."""
 
-from titan_core.api import Optimizer, Phase, Ref, StepUse, Transform, hookimpl
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from titan_core.api import LRSchedule, Optimizer, Phase, Ref, StepUse, Transform, hookimpl
 from titan_optim.config import AveragesSection, MuonSection
+from titan_optim.lr_phases_config import NAME, LRPhasesSection
+
+if TYPE_CHECKING:
+    from titan_core.toolkit.jobs import AssembledJob, JobFact
 
 api = (2, 1)
 
@@ -23,6 +31,28 @@ def titan_optimizers() -> list[Optimizer]:
             costs=Ref("titan_optim.costs:of_adamw_bf16"),
         ),
     ]
+
+
+@hookimpl
+def titan_lr_schedules() -> list[LRSchedule]:
+    return [
+        LRSchedule(
+            name=NAME,
+            summary="phases of steps or tokens, each with its own shape",
+            config=LRPhasesSection,
+            build=Ref("titan_optim.lr_phases:build"),
+            check=Ref("titan_optim.lr_phases:check"),
+        )
+    ]
+
+
+@hookimpl
+def titan_job_facts(job: AssembledJob) -> list[JobFact]:
+    if job.lr_schedule.name != NAME:
+        return []
+    from titan_optim.lr_phases import job_facts
+
+    return job_facts(job)
 
 
 @hookimpl

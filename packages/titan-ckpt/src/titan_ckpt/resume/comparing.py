@@ -24,8 +24,11 @@ log = logging.getLogger(__name__)
 
 _ARGS = "model.args."
 _BATCH = "training.global_batch_size"
-_RATES = ("lr_scheduler.*", "training.steps", "optimizer.lr", "optimizer.name", "optimizer.param_groups")
-"""Keys that the learning rate at a step depends on."""
+_RATES = (
+    "lr_scheduler.*", "training.steps", "training.global_batch_size", "training.seq_len",
+    "optimizer.lr", "optimizer.name", "optimizer.param_groups",
+)  # fmt: skip
+"""Keys that the learning rate at a step depends on; schedules by tokens depend on the batch."""
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ from titan_core.job.extras import check_extras
 from titan_core.job.frozen import frozen_config, require_frozen
 from titan_core.job.mesh_plan import plan_mesh
 from titan_core.job.missing_tokenizer import MissingTokenizer
+from titan_core.job.unused_keys import unused_keys
 from titan_core.plugins.providers import provider
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.errors import PluginFailure, nearest
@@ -121,9 +122,9 @@ def assemble(
         problems += check_extras(config, streams, definition, objective, active)
     observers = [observer for observer in registry.all(Observer) if observer.active(observer.context(job))]
     checkpoints = [checkpoint for checkpoint in registry.all(Checkpoint) if checkpoint.active(checkpoint.context(job))]
-    objectives = [] if objective is None else [objective]
-    checked: list[Transform | Observer | Objective | Checkpoint]
-    checked = [*active, *observers, *objectives, *checkpoints]
+    chosen = [one for one in (objective, lr_schedule) if one is not None]
+    checked: list[Transform | Observer | Objective | LRSchedule | Checkpoint]
+    checked = [*active, *observers, *chosen, *checkpoints]
     for component in checked:
         problems += registry.claims(component.kind, component.name)
         if component.check is not None:
@@ -156,6 +157,7 @@ def assemble(
         observers=tuple(observers),
         notes=(
             *config.notes,
+            *unused_keys(config, registry, lr_schedule),
             *(pretrained_notes(stored, definition, text_tokenizer) if stored is not None else ()),
             *map(note_of, missing),
         ),

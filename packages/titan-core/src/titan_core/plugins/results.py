@@ -496,6 +496,7 @@ RETURNS: Final[dict[str, Check]] = {
     "Objective.check": _problems,
     "Objective.frozen": _model_keys,
     "LRSchedule.build": _object("torch.optim.lr_scheduler:LRScheduler"),
+    "LRSchedule.check": _problems,
     "Checkpoint.build": _object("titan_core.api.checkpoint.store:CheckpointStore"),
     "Checkpoint.active": _a(bool, "return True or False"),
     "Checkpoint.check": _problems,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from titan_core.api import Problem
+from titan_core.api import Job, Problem
 from titan_core.api._secrets import redact_text
 from titan_core.api.checkpoint.store import refused_changes as refused_changes
 from titan_core.api.checkpoint.stored_model import LoadedModel as LoadedModel, StoredModels as StoredModels
@@ -18,6 +18,11 @@ def note_of(problem: Problem) -> str:
     """Return ``problem``, something that this machine lacks, as a note for a command that only looks at the job. Secrets are
     removed."""
     return redact_text(str(replace(problem, why=f"{problem.why} (needed where the job trains)")))
+
+
+def tokens_before(job: Job, step: int) -> int:
+    """Return the number of input tokens of all ranks in the first ``step`` steps."""
+    return step * job.batch.tokens_per_step
 
 
 @dataclass(frozen=True)

@@ -69,3 +69,5 @@ class LRSchedule(Component):
     kind = "lr schedule"
     keys = ("lr_scheduler.name",)
     build: Ref[Callable[[LRScheduleContext[Any]], LRScheduler]]
+    check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
+    """Returns the reasons why the job cannot follow it, before anything is built. Must not import torch."""
