@@ -18,7 +18,20 @@ LIES = f"{REFUSALS}::test_contradictions_are_refused"
 
 MERGE = "tests/ckpt/test_merge.py"
 
+BRANCH, COPY, BRANCH_TESTS = "ckpt/commands/branch.py", "ckpt/format/copying.py", ("tests/ckpt/test_branch.py",)
+ON_PHASES = ("tests/integration/test_branched_phases.py",)
+
 MUTANTS = (
+    Mutant("branch-refuses-its-own-changes", BRANCH, "*config.section(CheckpointSection).allow_changed, *allowed, *of_model", "*config.section(CheckpointSection).allow_changed", BRANCH_TESTS),
+    Mutant("branch-stops-where-the-run-did", BRANCH, "if stop is not None and stop <= step and", "if False and", BRANCH_TESTS),
+    Mutant("branch-of-nothing-to-train", BRANCH, "if value is not None and value <= step:", "if False:", BRANCH_TESTS),
+    Mutant("branch-of-weights", BRANCH, "    if found.manifest.model_only:", "    if False:", BRANCH_TESTS),
+    Mutant("branch-among-other-checkpoints", BRANCH, "    if checkpoints.list():", "    if False:", BRANCH_TESTS),
+    Mutant("branch-overrides-ignored", BRANCH, "if key in config.overridden]\n", "if False]\n", BRANCH_TESTS),
+    Mutant("branch-copies-what-can-be-linked", COPY, "        os.link(old / name, new / name)\n", "        return False\n", BRANCH_TESTS),
+    Mutant("branch-copies-a-block", COPY, "while block := old.read(_BLOCK):", "if block := old.read(100):", BRANCH_TESTS),
+    Mutant("branch-copy-unfinished", COPY, "    target.remove(UNFINISHED)\n", "", BRANCH_TESTS),
+    Mutant("rates-of-the-old-batch", "ckpt/resume/comparing.py", '"training.global_batch_size", "training.seq_len",\n', "\n", ON_PHASES),
     Mutant("merge-of-the-oldest", "ckpt/commands/merge.py", "complete[: arguments.last]", "complete[-arguments.last :]", (MERGE,)),
     Mutant("merge-counts-one-too-many", "ckpt/commands/merge.py", "total.div_(len(chosen))", "total.div_(len(chosen) + 1)", (MERGE,)),
     Mutant("merge-of-any-models", "ckpt/commands/merge.py", "if ours.about.get(key) != theirs.about.get(key):", "if False:", (MERGE,)),

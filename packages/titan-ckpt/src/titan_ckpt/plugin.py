@@ -76,6 +76,14 @@ def titan_commands() -> list[Command]:
             arguments=Ref("titan_ckpt.commands.cli:rm_arguments"),
             run=Ref("titan_ckpt.commands.cli:rm"),
         ),
+        Command(
+            name="run branch",
+            group="train",
+            summary="start a run of its own from a checkpoint of another run, with other settings",
+            overrides=True,
+            arguments=Ref("titan_ckpt.commands.branch:arguments"),
+            run=Ref("titan_ckpt.commands.branch:run"),
+        ),
     ]
 
 

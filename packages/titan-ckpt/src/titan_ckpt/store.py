@@ -5,8 +5,7 @@ from __future__ import annotations
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.contents.plain_values import Unsaveable
 from titan_ckpt.contents.schedule_state import schedule_state
-from titan_ckpt.format.catalogue import step_folder
-from titan_ckpt.resume.newest import checkpoint_folder
+from titan_ckpt.format.catalogue import checkpoint_folder, step_folder
 from titan_ckpt.resume.restoring import restore
 from titan_ckpt.save.optimizer_trial import try_optimizer
 from titan_ckpt.save.saving import Saving, unsaveable

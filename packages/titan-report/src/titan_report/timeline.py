@@ -63,10 +63,13 @@ def moments_of(
         state: the state of the last of ``attempts``.
     """
     moments = []
+    branch = next((event for event in events if event["event"] == "branch"), None)
+    first = "started" if branch is None else f"branched off {branch['parent']} after step {branch['step']:,}"
     for index, attempt in enumerate(attempts):
         attempt_state = state_of(attempt, None, 0.0) if attempt.replaced or state is None else state
         followed = index + 1 < len(attempts) and attempts[index + 1].planned
-        moments += _edges(attempt, index, attempt_state)[: 1 if followed else None]
+        begun = f"restarted after step {attempt.start['step']:,}" if index else first
+        moments += _edges(attempt, begun, index, attempt_state)[: 1 if followed else None]
     omitted = 0
     for kind in _REPEATED:
         of_kind = [event for event in events if event["event"] == kind]
@@ -77,17 +80,16 @@ def moments_of(
     return sorted(moments, key=lambda moment: (moment.time, _ORDER.get(moment.kind, 1))), omitted
 
 
-def _edges(attempt: Attempt, index: int, state: State) -> list[Moment]:
-    """Return the start of an attempt, and its end or current state."""
+def _edges(attempt: Attempt, begun: str, index: int, state: State) -> list[Moment]:
+    """Return the start of an attempt, which ``begun`` describes, and its end or current state."""
     mesh = " x ".join(f"{name}={degree}" for name, degree in (attempt.start.get("mesh") or {}).items())
     size = attempt.start.get("world_size", 1)
     where = f"{size} process{'' if size == 1 else 'es'}{', ' + mesh if mesh else ''}"
-    stage = f"stage {attempt.stage!r} " if attempt.stage else ""
-    begun = f"{stage}restarted after step {attempt.start['step']:,}" if index else f"{stage}started"
     kind: Kind = "restart" if index else "start"
     if attempt.planned:
-        kind, begun = "stage", f"{stage}began after step {attempt.start['step']:,}"
-    start = Moment(kind, attempt.began, attempt.start["step"], f"{begun}: {where}")
+        kind, begun = "stage", f"began after step {attempt.start['step']:,}"
+    stage = f"stage {attempt.stage!r} " if attempt.stage else ""
+    start = Moment(kind, attempt.began, attempt.start["step"], f"{stage}{begun}: {where}")
     if attempt.end is not None:
         return [start, Moment("end", attempt.last, attempt.end["step"], describe_end(attempt, state))]
     if state == "running":

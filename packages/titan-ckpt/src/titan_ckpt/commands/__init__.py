@@ -1,1 +1,1 @@
-"""`titan checkpoint ...`, and the command that resumes a run."""
+"""`titan checkpoint ...`, `titan run branch`, and the command that resumes a run."""

@@ -30,6 +30,16 @@ class Entry:
     """Whether the folder is left over from an interrupted save or removal, so that removing it loses nothing."""
 
 
+def checkpoint_folder(dump_folder: str, folder: str) -> Folder:
+    """Return the folder of a run's checkpoints.
+
+    Args:
+        dump_folder: the run's directory.
+        folder: ``checkpoint.folder``.
+    """
+    return Folder(folder) if "://" in folder or folder.startswith("/") else Folder(dump_folder) / folder
+
+
 def step_folder(folder: Folder, step: int) -> Folder:
     """Return the folder of the checkpoint of ``step``."""
     return folder / f"step-{step}"

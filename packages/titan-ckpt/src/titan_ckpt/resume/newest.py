@@ -5,15 +5,9 @@ from __future__ import annotations
 import os
 
 from titan_ckpt.config import CheckpointSection
-from titan_ckpt.format.catalogue import entries, pick
-from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.catalogue import checkpoint_folder, entries, pick
 from titan_core.api import JobContext, UserError
 from titan_core.toolkit.launching import RESTART
-
-
-def checkpoint_folder(dump_folder: str, folder: str) -> Folder:
-    """Return the folder of a run's checkpoints."""
-    return Folder(folder) if "://" in folder or folder.startswith("/") else Folder(dump_folder) / folder
 
 
 def restarted() -> bool:

@@ -26,6 +26,8 @@ class EventLog:
       declares them, or ``None``), ``recipe``
       (:func:`~titan_core.runlog.other_runs.recipe_of`), ``processes`` (by rank: ``host``, ``pid`` and ``pid_namespace``,
       :func:`~titan_core.toolkit.processes.pid_namespace`), and ``stage``, its name, if the run has several;
+    * ``branch``: ``parent``, the directory of the run that this one continues after ``step``, relative to this one's; before
+      all others, and written by the command that branches;
     * ``checkpoint``: ``path``;
     * ``sample``: ``prompt``, ``text`` (:class:`~titan_core.api.observe.events.Sample`);
     * ``finding``: ``kind``, ``message`` (:class:`~titan_core.api.Finding`);

@@ -14,6 +14,7 @@ _LAST_TIME = 253402300800.0
 
 _REQUIRED_BY_EVENT: Mapping[str, Mapping[str, str]] = {
     "start": {"steps": "whole number", "world_size": "whole number"},
+    "branch": {"parent": "string"},
     "checkpoint": {"path": "string"},
     "sample": {"prompt": "string", "text": "string"},
     "finding": {"kind": "string", "message": "string"},
