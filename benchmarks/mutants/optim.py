@@ -11,6 +11,7 @@ MUON, MATRICES, EXCHANGE, NEWTON_SCHULZ = (f"optim/{name}.py" for name in ("muon
 
 AVERAGES_TESTS = "tests/optim/test_averages.py"
 AVERAGES = "optim/averages.py"
+MUP, MUP_RULES, MUP_TESTS = "optim/mup.py", "optim/mup_rules.py", ("tests/optim/test_mup.py",)
 PHASES, PHASES_CONFIG, PHASES_TESTS = "optim/lr_phases.py", "optim/lr_phases_config.py", ("tests/optim/test_lr_phases.py",)
 
 MUTANTS = (
@@ -53,4 +54,14 @@ MUTANTS = (
     Mutant("phases-open-in-the-middle", PHASES_CONFIG, "if phase.open_ended and not last:", "if False:", PHASES_TESTS),
     Mutant("schedule-unchecked", "core/job/assemble.py", "for one in (objective, lr_schedule) if", "for one in (objective,) if", ("tests/core/test_build_context.py", *PHASES_TESTS)),
     Mutant("schedule-keys-unnoted", "core/job/unused_keys.py", "value != default", "False", PHASES_TESTS),
+    Mutant("mup-one-rate", MUP_RULES, "WidthRule(ratio**0.5 if 0 in widths else ratio, ratio)", "WidthRule(ratio**0.5 if 0 in widths else ratio)", MUP_TESTS),
+    Mutant("mup-output-like-hidden", MUP_RULES, "ratio**0.5 if 0 in widths else ratio", "ratio**0.5", MUP_TESTS),
+    Mutant("mup-embedding-like-output", MUP_RULES, "or not widths or matches(", "or not widths or False and matches(", MUP_TESTS),
+    Mutant("mup-values-unscaled", MUP_RULES, "value.std * factor", "value.std", MUP_TESTS),
+    Mutant("mup-heads-of-any-width", MUP_RULES, "if mixer.heads * base.dim != other.heads * layout.dim:", "if False:", MUP_TESTS),
+    Mutant("mup-stacks-of-any-widths", MUP_RULES, "if len(widths) != 2 or len(ratios) > 1:", "if False:", MUP_TESTS),
+    Mutant("mup-decays-by-width", MUP, "group.weight_decay / factor", "group.weight_decay", MUP_TESTS),
+    Mutant("mup-reports-a-narrow-rate", MUP, "key=lambda pair: pair[0] != 1.0", "key=lambda pair: pair[0]", MUP_TESTS),
+    Mutant("mup-of-tied-weights", "optim/mup_check.py", "    if tied:\n", "    if False:\n", MUP_TESTS),
+    Mutant("mup-check-compares-nothing", "optim/mup_check_command.py", "(after[name] - before).abs()", "after[name].abs()", MUP_TESTS),
 )  # fmt: skip

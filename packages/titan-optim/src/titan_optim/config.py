@@ -1,4 +1,4 @@
-"""The config sections of Muon and of averaged weights."""
+"""The config sections of Muon, of averaged weights, and of muP."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from titan_core.api import Count, LearningRate, Section, Steps
 
 DECAY = 0.999
+MUP_OPTIMIZER = "MuAdamW"
 AVERAGED = "averaged"
 """Name of the validations of averages."""
 
@@ -68,3 +69,11 @@ class AveragesSection(Section):
     """The first step whose weights are averaged."""
     validate_averages: bool = True
     """Also measure the validation loss of the averages, whenever validation is due."""
+
+
+class MuPSection(Section):
+    section: ClassVar[str] = "mup"
+
+    base: dict[str, Annotated[int, Field(gt=0, le=2**18)]] = Field(default={}, max_length=100)
+    """Arguments of the base model that differ from model.args: widths, and numbers of heads. The settings of the job are
+    those that are best for the base model. For optimizer.name = "MuAdamW"."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from titan_core.api import LRSchedule, Optimizer, Phase, Ref, StepUse, Transform, hookimpl
-from titan_optim.config import AveragesSection, MuonSection
+from titan_core.api import Checks, Command, LRSchedule, Optimizer, Phase, Ref, StepUse, Transform, hookimpl
+from titan_optim.config import MUP_OPTIMIZER, AveragesSection, MuonSection, MuPSection
 from titan_optim.lr_phases_config import NAME, LRPhasesSection
 
 if TYPE_CHECKING:
@@ -29,6 +29,12 @@ def titan_optimizers() -> list[Optimizer]:
             summary="AdamW with its running means in bfloat16, rounded stochastically, equally on any mesh",
             build=Ref("titan_optim.adamw_bf16:build"),
             costs=Ref("titan_optim.costs:of_adamw_bf16"),
+        ),
+        Optimizer(
+            name=MUP_OPTIMIZER,
+            summary="AdamW with learning rates that transfer from a narrow base model (muP)",
+            config=MuPSection,
+            build=Ref("titan_optim.mup:build"),
         ),
     ]
 
@@ -56,8 +62,32 @@ def titan_job_facts(job: AssembledJob) -> list[JobFact]:
 
 
 @hookimpl
+def titan_commands() -> list[Command]:
+    return [
+        Command(
+            name="mup check",
+            group="look",
+            summary="train models of several widths for a few steps, and compare how their activations change",
+            overrides=True,
+            arguments=Ref("titan_optim.mup_check_command:arguments"),
+            run=Ref("titan_optim.mup_check_command:run"),
+        ),
+    ]
+
+
+@hookimpl
 def titan_parallelisms() -> list[Transform]:
     return [
+        Transform(
+            name="mup",
+            summary="initial values that transfer from a narrow base model (muP)",
+            config=MuPSection,
+            phase=Phase.PIPELINE,  # of the whole model, before the transform `pipeline`
+            active=lambda context: bool(context.section.base) and context.job.trains,
+            check=Ref("titan_optim.mup_check:check"),
+            checks=Checks(model=Ref("titan_optim.mup:check_model")),
+            apply=Ref("titan_optim.mup:apply"),
+        ),
         Transform(
             name="averaged_weights",
             summary="averages of the weights of successive steps, validated beside them and saved",
