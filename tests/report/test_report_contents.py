@@ -203,3 +203,12 @@ def test_a_stage_that_follows_another_is_no_restart(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert line.moments[1].text.startswith("stage 'long' began after step 4: 2 processes")
     assert line.moments[3].text.startswith("stage 'long' restarted after step 4")
+
+
+def test_a_branch_says_which_run_it_was_branched_off(tmp_path: Path) -> None:
+    events = write_eventful(tmp_path / "a") / "events.jsonl"
+    branch = {"event": "branch", "time": BEGAN - 5, "step": 1200, "parent": "../long"}
+    events.write_text(json.dumps(branch) + "\n" + events.read_text())
+    texts = [moment.text for moment in timeline(0, RunLog.read(tmp_path / "a")).moments]
+    assert texts[0].startswith("branched off ../long after step 1,200: ")
+    assert any(text.startswith("restarted after step") for text in texts)
