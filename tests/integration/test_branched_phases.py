@@ -17,6 +17,7 @@ DECAY = f'[{WARMUP}, {{shape = "constant", steps = 2}}, {{shape = "sqrt", tokens
 SETTINGS: dict[str, object] = {"lr_scheduler.name": "phases", "lr_scheduler.warmup_steps": 200}
 
 
+@pytest.mark.full
 def test_a_decay_off_a_plateau_equals_a_run_that_was_meant_to_decay(in_tmp: Path) -> None:
     plateau = run_in(str(in_tmp), {**SETTINGS, "lr_scheduler.phases": PLATEAU})
     always = run_in(str(in_tmp), {**SETTINGS, "lr_scheduler.phases": DECAY, "job.dump_folder": "always"})

@@ -10,6 +10,7 @@ import torch
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord
 from harness.meshes import DR, PP, TP
+from harness.quick import rows
 from harness.resuming import run_in
 
 SETTINGS: dict[str, object] = {
@@ -27,11 +28,12 @@ def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> RunR
     return gloo.run(1, run_in, str(tmp_path_factory.mktemp("one")), SETTINGS)[0]
 
 
-@pytest.mark.parametrize("mesh", [{}, {DR: 2}, {TP: 2}, {PP: 2}], ids=["fsdp", "ddp", "tp", "pp"])
-def test_every_mesh_has_the_losses_of_one_device(
-    gloo: GlooPool, one_device: RunRecord, tmp_path: Path, mesh: dict[str, object]
-) -> None:
-    records = gloo.run(2, run_in, str(tmp_path), {**SETTINGS, **mesh})
+MESHES: dict[str, dict[str, object]] = {"fsdp": {}, "ddp": {DR: 2}, "tp": {TP: 2}, "pp": {PP: 2}}
+
+
+@pytest.mark.parametrize("mesh", rows(MESHES, {"tp"}))
+def test_every_mesh_has_the_losses_of_one_device(gloo: GlooPool, one_device: RunRecord, tmp_path: Path, mesh: str) -> None:
+    records = gloo.run(2, run_in, str(tmp_path), {**SETTINGS, **MESHES[mesh]})
     for record in records:
         assert record.losses == pytest.approx(one_device.losses, rel=1e-5)
         for name, tensor in record.initial.items():

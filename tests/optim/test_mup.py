@@ -155,6 +155,7 @@ CHECK = [
 ]  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("logs")
 def test_the_coordinate_check(in_tmp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With muP, the activations of wide models change as those of narrow ones do; with the standard rules they do not."""
