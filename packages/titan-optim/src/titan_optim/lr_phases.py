@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from titan_core.api import JobContext, LRScheduleContext, Problem
-from titan_core.toolkit.jobs import AssembledJob, JobFact, tokens_before
+from titan_core.toolkit.jobs import AssembledJob, JobFact, knows_stages, tokens_before
 from titan_optim.lr_phases_config import LRPhase, LRPhasesSection
 
 if TYPE_CHECKING:
@@ -96,6 +96,8 @@ def check(context: JobContext[LRPhasesSection]) -> Iterator[Problem]:
     if phases is None:
         fix = 'add [[lr_scheduler.phases]], or set lr_scheduler.name to another schedule, such as "wsd"'
         yield context.job.config.problem("lr_scheduler.name", "needs lr_scheduler.phases, and there are none", fix)
+        return
+    if not knows_stages(context.job):
         return
     spans = spans_of(phases, partial(tokens_before, context.job), steps)
     for number, span in enumerate(spans):

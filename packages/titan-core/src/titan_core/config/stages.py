@@ -90,7 +90,7 @@ def read_stages(
         except UserError as error:
             raise in_stage(error, name) from None
         tokens = None if given.at_tokens is None else int(given.at_tokens)
-        stages.append(Stage(name, given.at_step, tokens, entry, of_stage))
+        stages.append(Stage(name, given.at_step, tokens, entry, replace(of_stage, stage=name)))
     return tuple(stages)
 
 

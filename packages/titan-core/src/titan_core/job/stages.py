@@ -59,6 +59,8 @@ def with_stages(job: AssembledJob, registry: Components, missing_ok: bool) -> As
             why = f"begins after step {first}, and stage {last.name!r} before it after step {last.first_step}"
             raise UserError.one(job.config.where(f"{KEY}: {stage.name}"), why, "give the stages in their order")
         stages.append(RunStage(stage.name, first, stage.config, of_stage.batch.tokens_per_step))
+    for number, one in enumerate((job, *later)):
+        _check_schedule(replace(one, stages=tuple(stages), stage=number))
     never = [stage.name for stage in stages if stage.first_step >= job.steps]
     notes = [f"stage {name!r} never begins: training.steps = {job.steps}" for name in never]
     return replace(job, stages=tuple(stages), notes=(*job.notes, *notes))
@@ -107,6 +109,16 @@ def _check_model(first: AssembledJob, stage: AssembledJob) -> None:
         why = "all stages train the same weights, and these arguments give the model other ones "
         why += f"({stage.model.num_params:,} parameters instead of {first.model.num_params:,})"
         raise UserError(stage.config.problem("model.args", why, "change only arguments that leave the weights as they are"))
+
+
+def _check_schedule(job: AssembledJob) -> None:
+    """
+    Raises:
+        UserError: the learning-rate schedule does not fit the run.
+    """
+    check = job.lr_schedule.check
+    if check is not None and (problems := list(check.load()(job.lr_schedule.context(job)))):
+        raise in_stage(UserError(*problems), job.stages[job.stage].name)
 
 
 def _check_datasets(jobs: Sequence[AssembledJob]) -> None:

@@ -21,8 +21,14 @@ def note_of(problem: Problem) -> str:
 
 
 def tokens_before(job: Job, step: int) -> int:
-    """Return the number of input tokens of all ranks in the first ``step`` steps."""
-    return step * job.batch.tokens_per_step
+    """Return the number of input tokens of all ranks in the first ``step`` steps, if :func:`knows_stages`."""
+    return job.tokens_before(step) if isinstance(job, AssembledJob) else step * job.batch.tokens_per_step
+
+
+def knows_stages(job: Job) -> bool:
+    """Whether ``job`` knows when the stages of its run begin: not while it is assembled. The check of a learning-rate schedule
+    is called again when it does."""
+    return isinstance(job, AssembledJob) or not (job.config.stages or job.config.stage)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ class Config:
     """Where the overrides come from, for error messages."""
     stages: tuple[Stage, ...] = ()
     """The stages that follow, with configs of their own (``[[stages]]``). This config is that of the first."""
+    stage: str = ""
+    """Name of the stage that this config is of, if it is not the first."""
 
     def section(self, cls: type[S]) -> S:
         """Return the section of class ``cls``."""
