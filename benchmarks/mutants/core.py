@@ -18,6 +18,7 @@ DIVIDED, HEAD, AUXILIARY = (
     "tests/core/test_auxiliary_loss.py",
 )
 STATISTIC = "tests/core/test_statistic.py"
+SPENT_PY, SPENT = "core/runlog/spent.py", "tests/core/test_spent.py"
 VOCABULARY = "core/api/training/vocabulary.py"
 VIEWS = "tests/core/test_mesh_views.py"
 GRAD_NORM = "tests/core/test_grad_norm.py"
@@ -40,6 +41,13 @@ MASK, BLOCKS = "core/api/model/attention_mask.py", "tests/core/test_attention_ma
 MOVED, EXPERTS = "core/api/model/experts.py", "tests/core/test_experts.py"
 
 MUTANTS = (
+    Mutant("spent-inner-causes-count-twice", SPENT_PY, "        self._since = now\n        before", "        before", (SPENT,)),
+    Mutant("spent-causes-never-end", SPENT_PY, "            self.change(before)", "            pass", (SPENT,)),
+    Mutant("spent-waits-behind-a-device", SPENT_PY, "        if excess > 0:", "        if excess < 0:", (SPENT,)),
+    Mutant("spent-waits-forgiven-twice", SPENT_PY, '        self._data_before = self._seconds["data"]\n', "", (SPENT,)),
+    Mutant("spent-events-without-end", SPENT_PY, "least = max(min(_SHARE * elapsed, _MOST_SECONDS), _LEAST_SHARE * elapsed)", "least = min(_SHARE * elapsed, _MOST_SECONDS)", (SPENT,)),
+    Mutant("spent-of-rank-0", "core/runlog/event_log.py", "sums = self._world.sum(torch.tensor([*self._own.values()], dtype=torch.float64)).tolist()", "sums = [*self._own.values()]", ("tests/core/test_loggers.py",)),
+    Mutant("spent-at-the-end-of-one-rank", "core/runlog/event_log.py", "self._sums[cause] + size * (now", "self._sums[cause] + (now", ("tests/core/test_loggers.py",)),
     # -- experts
     Mutant("experts-tail-kept", MOVED, "return torch.where(belongs[:, None], rows, 0)", "return rows", (EXPERTS,)),
     Mutant("experts-tail-multiplied", MOVED, "return torch.where(belongs[:, None], rows, 0)", "return rows * belongs[:, None]", (EXPERTS,)),

@@ -14,6 +14,7 @@ REPORT, CONTENTS, WATCH, COMPARE, MFU = (
     "tests/report/test_mfu.py",
 )
 ATTEMPTS, AXES = "report/attempts.py", "report/axes.py"
+BILL_PY, BILL = "report/bill.py", "tests/report/test_bill.py"
 
 MUTANTS = (
     Mutant("attempts-end-with-the-next", ATTEMPTS, "if began <= sign < limit)", "if began <= sign <= limit)", (CONTENTS, REPORT)),
@@ -32,6 +33,17 @@ MUTANTS = (
     Mutant("wall-time-of-the-last-attempt", "report/summary.py", "duration(sum(attempt.seconds for attempt in attempts) if attempts else None)", "duration(attempts[-1].seconds if attempts else None)", (REPORT, CONTENTS)),
     Mutant("hours-of-the-day-lost", "report/shown.py", 'f"{days} d {hours % 24} h"', 'f"{days} d {hours} h"', (CONTENTS,)),
     Mutant("unfinished-retries-hidden", "report/charts.py", "retries = sum(max(", "retries = sum(min(", (CONTENTS,)),
+    Mutant("bill-without-ranks", BILL_PY, "length = ranks * max(", "length = max(", (BILL,)),
+    Mutant("bill-loses-no-steps", BILL_PY, "    if lost > 0:", "    if lost < 0:", (BILL,)),
+    Mutant("bill-loses-whole-events", BILL_PY, "return less + (more - less) * (step - first) / (last - first)", "return less", (BILL,)),
+    Mutant("bill-resumes-from-the-next-attempt", BILL_PY, 'resumed = min((int(each.start["step"]) for each in later), default=None)', 'resumed = next((int(each.start["step"]) for each in later), None)', (BILL,)),
+    Mutant("bill-counts-what-follows-a-failure-twice", BILL_PY, ' and float(event["time"]) <= ended]', "]", (BILL,)),
+    Mutant("bill-restarts-are-starts", BILL_PY, "again = number > 0 or", "again = number < 0 or", (BILL,)),
+    Mutant("bill-of-kills-that-lose-nothing", BILL_PY, '"lost" if attempt.replaced and not clean else "steps"', '"steps"', (BILL,)),
+    Mutant("bill-ends-with-the-last-line", BILL_PY, "return begun if _was_restarted(following) else min(attempt.last, begun)", "return min(attempt.last, begun)", (BILL,)),
+    Mutant("bill-of-older-runs", BILL_PY, 'if not any(event.get("launched") == first["launched"]', 'if not any(event.get("launched") != first["launched"]', (BILL,)),
+    Mutant("goodput-of-what-is-known", BILL_PY, "None if NOT_RECORDED in seconds or not self.wall else", "None if not self.wall else", (BILL,)),
+    Mutant("bill-sums-unchecked", BILL_PY, "if abs(bill.difference) > TOLERANCE:", "if abs(bill.difference) > 1:", (BILL,)),
     Mutant("curves-upside-down", "report/braille.py", "round((1 - share) * (height - 1))", "round(share * (height - 1))", (WATCH,)),
     Mutant("gaps-are-bridged", "report/braille.py", "            before = None\n            continue\n", "            continue\n", (WATCH,)),
 )  # fmt: skip

@@ -110,10 +110,12 @@ def test_the_loss_of_each_data_rank(gloo: GlooPool, tmp_path: Path) -> None:
     assert 0.5 * last["step_seconds"] < sum(last[f"{part}_seconds"] for part in parts) <= 1.05 * last["step_seconds"]
     assert last["memory_peak_gib"] >= last["memory_active_gib"] > 0.05
     assert last["tokens_per_second_per_device"] == pytest.approx(last["tokens_per_second"] / 2)
-    (start, end) = read_lines(tmp_path / "run/events.jsonl")
+    (start, *spent, end) = read_lines(tmp_path / "run/events.jsonl")
     assert start["event"] == "start" and start["world_size"] == 2 and start["mesh"] == {"dp_shard": 2}
     assert len({process["pid"] for process in start["processes"]}) == 2
     assert end["event"] == "end" and end["completed"]
+    for event in spent:  # the sum of both ranks
+        assert sum(event["seconds"].values()) == pytest.approx(2 * (event["time"] - start["began"]), rel=0.01)
 
 
 def test_a_torn_last_line_is_cut_off_before_more_is_written(tmp_path: Path) -> None:
@@ -202,7 +204,7 @@ def test_a_disk_that_is_full_for_a_while_costs_a_run_no_line(in_tmp: Path, monke
     Disk(monkeypatch, errno.ENOSPC, first=1, failures=5)
     run_recipe("tiny", RUN)
     assert [line["step"] for line in metrics(in_tmp / "run")] == [1, 2, 4]
-    assert [event["event"] for event in read_lines(in_tmp / "run/events.jsonl")] == ["start", "end"]
+    assert [event["event"] for event in read_lines(in_tmp / "run/events.jsonl")] == ["start", *["spent"] * 4, "end"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)

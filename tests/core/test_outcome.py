@@ -17,7 +17,7 @@ from titan_core.cli.main import main
 from titan_core.loop import trainer
 from titan_core.loop.finite_guard import NonFiniteError
 from titan_core.loop.outcome import OutcomeRecorder
-from titan_core.toolkit.launching import OUTCOMES
+from titan_core.toolkit.launching import OUTCOMES, Began
 
 
 def burn() -> None:
@@ -56,7 +56,7 @@ CASES = [
 
 
 def train_with(act: Any) -> Any:
-    def train(job: AssembledJob, observers: list[Any], next_commands: bool) -> None:
+    def train(job: AssembledJob, observers: list[Any], next_commands: bool, began: Began) -> None:
         (recorder,) = observers
         recorder.titan_step_start(3)
         try:

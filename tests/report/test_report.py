@@ -64,7 +64,7 @@ def drawn(seen: Visit) -> dict[str, list[int]]:
     """Return the number of points of each curve on the page, by chart: the commands of its SVG path, or its markers."""
     return seen.page.evaluate(
         """() => Object.fromEntries([...document.querySelectorAll(".chart")].map((chart) => [chart.id,
-            [...chart.querySelectorAll(".scatterlayer .trace")].map((trace) => Math.max(
+            [...chart.querySelectorAll(".scatterlayer .trace, .barlayer .trace")].map((trace) => Math.max(
                 trace.querySelectorAll(".points path").length,
                 ...[...trace.querySelectorAll("path.js-line, path.js-fill")].map((path) =>
                     (path.getAttribute("d").match(/[MLHVC]/g) ?? []).length)))]))"""
@@ -89,7 +89,7 @@ def test_the_page_draws_every_chart_without_network_requests(report: Path, brows
         points = drawn(seen)
         assert list(points) == [
             "chart-loss", "chart-grad_norm", "chart-lr", "chart-throughput", "chart-memory", "chart-step_time-0",
-            "chart-step_time-1", "chart-data_shares-1", "timeline-0", "timeline-1",
+            "chart-step_time-1", "chart-data_shares-1", "bill-0", "timeline-0", "timeline-1",
         ]  # fmt: skip
         assert all(curves and min(curves) >= 1 for curves in points.values()), points
         assert max(points["chart-loss"]) >= 30  # plotly omits points on a straight line

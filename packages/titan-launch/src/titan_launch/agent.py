@@ -17,15 +17,18 @@ from pathlib import Path
 from titan_core.api import UserError
 from titan_core.toolkit.errors import EXIT_INTERRUPTED, EXIT_LOST_PEER, EXIT_USER_ERROR
 from titan_core.toolkit.launching import (
+    BEGAN,
     INTERRUPTED,
     LISTENER,
     RESTART,
+    Began,
     Outcome,
     announce_interrupt,
     interrupted_line,
     own_command,
     resume_line,
 )
+from titan_core.toolkit.processes import process_began
 from titan_core.toolkit.status import phase
 from titan_core.toolkit.text import ranks
 from titan_launch.meeting.machines import JobEnded, Machines, Place, blamed, changes
@@ -198,11 +201,13 @@ class Agent:
 
     def _start(self, place: Place) -> Attempt:
         """Start this machine's ranks."""
-        environment, listener = dict(self.environment), self.machines.listener
+        launched = process_began()
+        environment, listener = {**self.environment, BEGAN: Began(launched, launched).as_text()}, self.machines.listener
         if self.attempt is not None:
             now = time.time()
             cost = self._cost or Restart(now, now, now, 0.0, now, self.attempt.completed)
             environment[RESTART], self._cost = replace(cost, started=now).as_text(), None
+            environment[BEGAN] = Began(launched, cost.failed).as_text()
         self.failure = None
         shutil.rmtree(self.outcomes, ignore_errors=True)
         self.outcomes.mkdir(parents=True)

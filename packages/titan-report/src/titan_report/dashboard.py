@@ -13,6 +13,7 @@ from rich.text import Text
 
 from titan_core.toolkit.text import format_mfu, is_estimated, printable
 from titan_report.attempts import State, describe_end
+from titan_report.bill import goodput_line
 from titan_report.braille import bounds, plot
 from titan_report.followed_run import FollowedRun
 from titan_report.shown import UNKNOWN, duration, figure, finite
@@ -30,7 +31,7 @@ _COLOURS: dict[State, str] = {
     "killed": "red",
     "failed": "red",
 }
-_ABOVE_CHARTS = 10
+_ABOVE_CHARTS = 11
 """Number of lines of the head, the progress bar and the metrics."""
 _LEAST_CHART = 4
 """Smallest height of a chart in lines: the title, two lines of the curve, and the steps."""
@@ -127,7 +128,10 @@ def _figures(run: FollowedRun) -> RenderableType:
         grid.add_column(no_wrap=True, overflow="ellipsis", ratio=ratio, style="" if ratio else "dim")
     for (left_label, left_value), (right_label, right_value) in zip(left, right, strict=True):
         grid.add_row(left_label, left_value, right_label, right_value)
-    return Group(grid, _split(last))
+    goodput = Text("goodput     ", style="dim", no_wrap=True, overflow="ellipsis").append(
+        goodput_line(run.bill), style="not dim"
+    )
+    return Group(grid, _split(last), goodput)
 
 
 def _loss(last: Mapping[str, Any]) -> str:

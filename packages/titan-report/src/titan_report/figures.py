@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from titan_report.bill import Bill
 from titan_report.charts import Chart, Curve
 from titan_report.expert_map import ExpertMap
 from titan_report.palette import colour_of, dash_of, round_of, tint_of
@@ -80,6 +81,28 @@ def timeline_figure(timeline: Timeline) -> Figure:
         left=10,
     )
     return {"data": [bars, *markers], "layout": layout}
+
+
+def bill_figure(bill: Bill, run: int) -> Figure:
+    """Return the figure of a bill: a stacked bar for each attempt, the first one on top, in hours of all ranks."""
+    names = [f"attempt {number}" for number in range(1, len(bill.attempts) + 1)]
+    causes = list(bill.seconds)
+    bars = [
+        {
+            "type": "bar", "orientation": "h", "name": cause, "meta": {"run": run}, "y": names,
+            "x": [attempt.seconds.get(cause, 0.0) / 3600 for attempt in bill.attempts],
+            "marker": {"color": f"@run-{colour_of(run)}/{tint_of(number, len(causes)):.2f}", "line": {"width": 0}},
+            "hovertemplate": f"{cause}: %{{x:.3~g}} h<extra></extra>",
+        }
+        for number, cause in enumerate(causes)
+    ]  # fmt: skip
+    font = {"size": 11, "color": "@muted"}
+    layout = _layout(
+        xaxis={"type": "linear", "title": {"text": "hours of all ranks", "font": font, "standoff": 6}},
+        yaxis={"type": "category", "autorange": "reversed", "nticks": 12},
+        hovermode="closest",
+    )
+    return {"data": bars, "layout": {**layout, "barmode": "stack"}}
 
 
 def expert_figure(found: ExpertMap) -> Figure:

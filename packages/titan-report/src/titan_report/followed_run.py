@@ -14,6 +14,7 @@ from titan_core.toolkit.runs.tail import Tail
 from titan_core.toolkit.runs.thinned import SignsOfLife, Thinned
 from titan_core.toolkit.toml import parse_toml
 from titan_report.attempts import Attempt, State, attempts_of, pace_of, state_of
+from titan_report.bill import Bill, bill_of, with_earlier
 from titan_report.shown import finite
 
 _RECENT = 50
@@ -34,6 +35,7 @@ class FollowedRun:
         self._changed = 0.0
         self.attempts: list[Attempt] = []
         """In order; the last one may be in progress."""
+        self.bill = Bill(())
         self._forget_metrics()
 
     def _forget_metrics(self) -> None:
@@ -67,6 +69,7 @@ class FollowedRun:
         self._read_config()
         if self._taken > taken or len(self.events) > events or replaced or events_replaced:
             self.attempts = attempts_of(self.events, self._signs.times)
+            self.bill = bill_of(with_earlier(self.path, self.events), self._signs.times)
             if self._polled:
                 self._changed = time.monotonic()
         self._polled = True

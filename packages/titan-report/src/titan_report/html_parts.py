@@ -58,6 +58,16 @@ def chart_card(chart: Chart, names: Sequence[str], wide: bool) -> str:
     )
 
 
+def parts_key(run: int, labels: Sequence[str]) -> str:
+    """Return the key of stacked parts, in tints of the colour of run number ``run``."""
+    swatches = (
+        f'<li><i class="swatch" style="background: var(--run-{colour_of(run)}); '
+        f'opacity: {tint_of(number, len(labels)):.2f}"></i>{_escape(label)}</li>'
+        for number, label in enumerate(labels)
+    )
+    return f'<ul class="key">{"".join(swatches)}</ul>'
+
+
 def chart_id(chart: Chart) -> str:
     """Return the id of the element that the chart is drawn into."""
     return f"chart-{chart.name}-{chart.curves[0].run}" if chart.stacked else f"chart-{chart.name}"
@@ -121,13 +131,7 @@ def json_for_script(value: Any) -> str:
 def _key(chart: Chart) -> str:
     """Return the key of the curves; empty if they are all of one kind."""
     if chart.stacked:
-        run, of = colour_of(chart.curves[0].run), len(chart.curves)
-        swatches = (
-            f'<li><i class="swatch" style="background: var(--run-{run}); opacity: {tint_of(number, of):.2f}"></i>'
-            f"{_escape(curve.label)}</li>"
-            for number, curve in enumerate(chart.curves)
-        )
-        return f'<ul class="key">{"".join(swatches)}</ul>'
+        return parts_key(chart.curves[0].run, [curve.label for curve in chart.curves])
     kinds = {curve.label: curve.style for curve in reversed(chart.curves)}
     if len(kinds) < 2:
         return ""

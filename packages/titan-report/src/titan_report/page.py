@@ -15,10 +15,11 @@ from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.secrets import redact
 from titan_report import html_parts as parts
 from titan_report.axes import positions
+from titan_report.bill import bill_note, bill_of, bill_table, with_earlier
 from titan_report.charts import line_charts
 from titan_report.config_differences import config_differences, version_differences
 from titan_report.expert_map import expert_maps
-from titan_report.figures import Figure, chart_figure, expert_figure, timeline_figure
+from titan_report.figures import Figure, bill_figure, chart_figure, expert_figure, timeline_figure
 from titan_report.shown import Table, clock, distinct_names, time_zone
 from titan_report.stacks import stacks
 from titan_report.summary import summary
@@ -49,8 +50,13 @@ def page(runs: Sequence[RunLog], table: Table | None = None) -> str:
     names = distinct_names([run.path for run in runs])
     figures: dict[str, Figure] = {}
     masked = [_without_secrets(run) for run in runs]
-    body = [*_tables(masked, names, table), *_charts(masked, names, figures), *_timelines(masked, names, figures)]
-    body += [*_experts(masked, names, figures), *_differences(runs, names), *_configs(masked, names)]
+    body = [*_tables(masked, names, table), *_charts(masked, names, figures), *_bills(masked, names, figures)]
+    body += [
+        *_timelines(masked, names, figures),
+        *_experts(masked, names, figures),
+        *_differences(runs, names),
+        *_configs(masked, names),
+    ]
     title = names[0] if len(names) == 1 else f"{len(names)} runs"
     return string.Template(_resource("page.html")).substitute(
         title=html.escape(title),
@@ -82,6 +88,25 @@ def _charts(runs: Sequence[RunLog], names: Sequence[str], figures: dict[str, Fig
     found = positions(runs, charts)
     data = f'<script type="application/json" id="positions">{parts.json_for_script(found)}</script>'
     return [parts.controls(names, found), f'<div class="grid">{cards}</div>{data}']
+
+
+def _bills(runs: Sequence[RunLog], names: Sequence[str], figures: dict[str, Figure]) -> list[str]:
+    cards = []
+    for number, run in enumerate(runs):
+        bill = bill_of(with_earlier(run.path, run.events), run.times)
+        if not bill.attempts:
+            continue
+        heading = f"<h3>{parts.name_of_run(number, names)}</h3>" if len(runs) > 1 else ""
+        shown = parts.paragraph(bill_note(bill))
+        if bill.is_recorded:
+            identity = f"bill-{number}"
+            figures[identity] = bill_figure(bill, number)
+            height = 80 + 26 * min(len(bill.attempts), 20)
+            shown += parts.parts_key(number, list(bill.seconds))
+            shown += f'<div class="chart" style="height: {height}px" id="{identity}"></div>'
+            shown += parts.table(bill_table(bill), ())
+        cards.append(f'<div class="of-timeline" data-of-run="{number}">{heading}{shown}</div>')
+    return [f'<section class="card"><h2>Bill</h2>{"".join(cards)}</section>'] if cards else []
 
 
 def _timelines(runs: Sequence[RunLog], names: Sequence[str], figures: dict[str, Figure]) -> list[str]:

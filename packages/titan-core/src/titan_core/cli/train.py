@@ -22,6 +22,7 @@ from titan_core.toolkit.errors import EXIT_DATA_ENDED, EXIT_FAILURE, EXIT_INTERR
 from titan_core.toolkit.launching import (
     Launcher,
     RankJob,
+    began,
     interrupted_line,
     own_command,
     place_in_environment,
@@ -112,7 +113,7 @@ def _train_alone(job: AssembledJob) -> int:
 
     recorder = OutcomeRecorder(0, job.dump_folder, keeps_log=False)
     try:
-        end = train(job, [recorder], next_commands=True)
+        end = train(job, [recorder], next_commands=True, began=began())
     except Exception as error:
         line = resume_line([recorder.outcome], own_command())
         if not isinstance(error, RunStopped):
@@ -141,7 +142,7 @@ def _train_rank(job: AssembledJob, rank: int) -> int:
     # ``record`` writes the error for torchrun.
     run: Callable[..., RunEnd | None] = record(train) if "TORCHELASTIC_RUN_ID" in os.environ else train
     try:
-        end = run(job, [recorder], next_commands=True)
+        end = run(job, [recorder], next_commands=True, began=began())
     except Exception as error:
         recorder.failed(error)
         if os.environ.get("TITAN_TRACEBACK"):

@@ -64,14 +64,20 @@ from titan_core.runlog.forgiven import register_late_observers
 from titan_core.runlog.other_runs import require_own_run
 from titan_core.runlog.reporter import MetricsReporter
 from titan_core.runlog.run_directory import RunDirectory, run_lock
+from titan_core.runlog.spent import SpentTime
 from titan_core.runlog.stopwatch import Stopwatch
-from titan_core.toolkit.launching import user_command
+from titan_core.toolkit.launching import Began, user_command
 from titan_core.toolkit.status import phase
 
 log = logging.getLogger(__name__)
 
 
-def train(job: AssembledJob, observers: Iterable[object] = (), next_commands: bool = False) -> RunEnd:
+def train(
+    job: AssembledJob,
+    observers: Iterable[object] = (),
+    next_commands: bool = False,
+    began: Began | None = None,
+) -> RunEnd:
     """Train ``job`` on this rank until its last step, the end of its data, or an error. Each stage of a run that has several
     is built anew, and continues from the checkpoint of the last step of the stage before it.
 
@@ -81,19 +87,21 @@ def train(job: AssembledJob, observers: Iterable[object] = (), next_commands: bo
         job: of a run with stages, the job of the first one.
         observers: further objects with lifecycle hooks (:mod:`titan_core.api.hookspecs`).
         next_commands: whether to print, at the end of the run, the commands that its user may want next.
+        began: when the attempt did (default: now).
 
     Raises:
         UserError: a mistake that only the hardware, the data or the other ranks reveal.
     """
     given = list(observers)
     for stage in stages_to_train(job):
-        end = _train(stage, given, next_commands)
+        end = _train(stage, given, next_commands, SpentTime(began))
         if not continues(stage, end):
             break
+        began = None  # the next stage begins now
     return end
 
 
-def _train(job: AssembledJob, observers: Iterable[object], next_commands: bool) -> RunEnd:
+def _train(job: AssembledJob, observers: Iterable[object], next_commands: bool, spent: SpentTime) -> RunEnd:
     """Train one stage of a run."""
     lifecycle = Lifecycle()
     for module, origin in job.registry.modules():
@@ -125,7 +133,7 @@ def _train(job: AssembledJob, observers: Iterable[object], next_commands: bool) 
             interruption = stack.enter_context(Interruption())
             lifecycle.register(interruption)
             register_late_observers(job, lifecycle, world.rank)
-            trainer = Trainer(job, world, data, lifecycle, directory, interruption)
+            trainer = Trainer(job, world, data, lifecycle, directory, interruption, spent)
             stack.callback(trainer.close)
             end = trainer.run()
         except BaseException as error:
@@ -151,11 +159,13 @@ class Trainer:
         lifecycle: Lifecycle,
         directory: RunDirectory,
         interruption: Interruption | None = None,
+        spent: SpentTime | None = None,
     ) -> None:
         self.job = job
         self.world = world
         self.lifecycle = lifecycle
         self.interruption = interruption or Interruption()
+        self.spent = spent or SpentTime()
         self.training = job.config.section(TrainingSection)
         stop = self.training.stop_at_step
         self.steps = self.training.steps if stop is None else min(self.training.steps, stop)
@@ -187,7 +197,7 @@ class Trainer:
         if not resumed:
             self.state.origin = load_pretrained(job, world, parts)
         world.on_first_rank(lambda: directory.begin(job, self.state.step))
-        self.events = EventLog(directory.path, world)
+        self.events = EventLog(directory.path, world, self.spent)
         lifecycle.register(self.events)
         lifecycle.register(CollectiveTimeouts(job.config.section(CommSection)))
         self.validation: Validation | None = None
@@ -201,7 +211,7 @@ class Trainer:
         self.updates = GuardedSteps(optimizer, on_host=self.training.enable_cpu_offload)
         self.lookahead = Lookahead(self.loader, world, self.requests, len(job.data.datasets))
         self.stopwatch = Stopwatch(world.device)
-        self.metrics = MetricsReporter(job, world, self.state, lifecycle, self.stopwatch)
+        self.metrics = MetricsReporter(job, world, self.state, lifecycle, self.stopwatch, self.spent, self.events)
 
     def run(self) -> RunEnd:
         """Train until the last step or the end of the data."""
@@ -213,8 +223,10 @@ class Trainer:
         self.requests.complete(self.world)
         self.lifecycle.save_state()  # fails now, rather than at the first checkpoint, if a state cannot be saved
         compiles = any(transform.phase is Phase.COMPILE for transform in self.job.transforms)
+        self.spent.change("compile" if compiles else "steps")
         with phase("first step (compiling)" if compiles else "first step"):
             more = state.step < self.last_step and self.step()
+        self.spent.change("steps")
         while more and state.step < self.last_step:
             more = self.step()
         if before < state.step < self.last_step or self.last_step == 0:
@@ -272,7 +284,8 @@ class Trainer:
         """
         number = self.state.step + 1
         self.lifecycle.step_start(number)
-        totals = self.lookahead.take()
+        with self.spent.on("data"):
+            totals = self.lookahead.take()
         if totals.data_ended or self.preempted:
             self.lifecycle.step_cancelled(number)
             return False
@@ -298,7 +311,7 @@ class Trainer:
         requested = self.interruption.save.take()
         last, requested = last and not self.stage_ends, requested or self.stage_ends
         if self.checkpoints is not None:
-            with phase("saving a checkpoint"), self.stopwatch.measure("checkpoint", on_host=True):
+            with phase("saving a checkpoint"), self._saving():
                 self.checkpoints.after_step(last=last, requested=requested)
         elif requested and self.world.rank == 0:
             log.warning(
@@ -313,7 +326,8 @@ class Trainer:
 
     def _validate(self, name: str = "") -> ValidationReport | None:
         """See :attr:`titan_core.api.Run.validate`."""
-        reports = [] if self.validation is None else self.validation.measure(self.state.step, name)
+        with self.spent.on("evaluation"):
+            reports = [] if self.validation is None else self.validation.measure(self.state.step, name)
         for report in reports:
             self.lifecycle.validation_end(report)
         return reports[0] if reports else None
@@ -347,7 +361,8 @@ class Trainer:
             statistics = self.statistic_sums(counted)
         self.loader.next_step()  # only now, because a step that is abandoned leaves the position in the data unchanged
         if state.step + 1 < self.last_step:
-            self.lookahead.begin(self.updates.last_skipped)
+            with self.spent.on("data"):
+                self.lookahead.begin(self.updates.last_skipped)
         self.lifecycle.gradients_complete(state.step + 1)
         with self.stopwatch.measure("optimizer"):
             gradients = local_gradients(self.parameters)
@@ -360,7 +375,7 @@ class Trainer:
         if skipped is not True:
             self.missing_gradients.check(state.step + 1)  # only now, because observers may have dropped gradients
             if self.checkpoints is not None:
-                with self.stopwatch.measure("checkpoint", on_host=True):
+                with self._saving():
                     self.checkpoints.before_update()
         with self.stopwatch.measure("optimizer"):
             if skipped is not True and training.max_norm > 0:
@@ -401,10 +416,16 @@ class Trainer:
         return rates[0]
 
     @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Count the time as that of checkpoints."""
+        with self.spent.on("save"), self.stopwatch.measure("checkpoint", on_host=True):
+            yield
+
+    @contextmanager
     def _evaluation(self) -> Iterator[None]:
         """See :attr:`titan_core.api.Run.evaluation`."""
         started = time.perf_counter()
-        with evaluation(self.state.parts):
+        with self.spent.on("evaluation"), evaluation(self.state.parts):
             yield
         self.metrics.exclude(time.perf_counter() - started)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Mapping
 
 import torch
 
@@ -12,6 +13,8 @@ from titan_core.api import Record, Run, RunEnd, StepReport, TrainState, Validati
 from titan_core.api.config.sections import MetricsSection
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.plugins.lifecycle import Lifecycle
+from titan_core.runlog.event_log import EventLog
+from titan_core.runlog.spent import SpentTime
 from titan_core.runlog.stopwatch import Stopwatch
 from titan_core.toolkit.device import memory, synchronize
 
@@ -23,12 +26,20 @@ class MetricsReporter:
     the fullest memory; rank 0 has the records."""
 
     def __init__(
-        self, job: AssembledJob, world: World, state: TrainState, lifecycle: Lifecycle, stopwatch: Stopwatch
+        self,
+        job: AssembledJob,
+        world: World,
+        state: TrainState,
+        lifecycle: Lifecycle,
+        stopwatch: Stopwatch,
+        spent: SpentTime,
+        events: EventLog,
     ) -> None:
         self._job = job
         self._world = world
         self._state = state
         self._stopwatch = stopwatch
+        self._spent, self._events = spent, events
         self._frequency = job.config.section(MetricsSection).log_freq
         self._lifecycle = lifecycle
         self._unlogged: StepReport | None = None
@@ -86,10 +97,15 @@ class MetricsReporter:
 
     def _log(self, report: StepReport) -> None:
         self._unlogged = None
-        of_ranks = self._over_ranks(self._taken)
+        phases = self._stopwatch.take()  # waits for the device
+        computed = phases.get("forward_backward", 0.0) + phases.get("optimizer", 0.0)
+        self._spent.limit_data(max(0.0, time.perf_counter() - self._started - computed))
+        of_ranks, elapsed = self._over_ranks(self._taken)
         if self._world.rank == 0:
-            record = {**self._record(report), **of_ranks, "time": time.time()}
+            record = {**self._record(report, phases), **of_ranks, "time": time.time()}
             self._lifecycle.metrics({**record, **self._lifecycle.figures(record)})
+        if self._spent.is_due(elapsed):
+            self._events.log_spent(report.step)
         self._begin_window()
 
     def _begin_window(self) -> None:
@@ -100,13 +116,12 @@ class MetricsReporter:
         self._stopwatch.take()
         self._started = time.perf_counter()
 
-    def _record(self, report: StepReport) -> Record:
+    def _record(self, report: StepReport, phases: Mapping[str, float]) -> Record:
         loss, loss_max, grad_norm = report.loss.item(), report.rank_losses.max().item(), report.grad_norm.item()
         synchronize(self._world.device)
         seconds = time.perf_counter() - self._started
         steps = self._taken
         tokens_per_second = self._targets / seconds
-        phases = self._stopwatch.take()
         return {
             "step": report.step,
             "loss": _finite(loss),
@@ -130,20 +145,22 @@ class MetricsReporter:
             **self._tokens_by_dataset(),
         }
 
-    def _over_ranks(self, steps: int) -> Record:
-        """Return the maximum over ranks of the seconds waited for data, per step, and of memory figures."""
+    def _over_ranks(self, steps: int) -> tuple[Record, float]:
+        """Return the maximum over ranks of the seconds waited for data, per step, and of memory figures; and of the seconds
+        since the attempt began."""
         now = memory(self._world.device)
         retries = -1 if now.retries is None else now.retries
         reserved = -1.0 if now.reserved_gib is None else now.reserved_gib
-        mine = [self._data_seconds / steps, now.active_gib, reserved, now.peak_gib, retries]
-        data, active, reserved, peak, retries = self._world.max(torch.tensor(mine, dtype=torch.float64)).tolist()
-        return {
+        mine = [self._data_seconds / steps, now.active_gib, reserved, now.peak_gib, retries, self._spent.elapsed()]
+        data, active, reserved, peak, retries, elapsed = self._world.max(torch.tensor(mine, dtype=torch.float64)).tolist()
+        found: Record = {
             "data_seconds": data,
             "memory_active_gib": active,
             "memory_reserved_gib": None if reserved < 0 else reserved,
             "memory_peak_gib": peak,
             "memory_retries": None if retries < 0 else int(retries),
         }
+        return found, elapsed
 
     def _tokens_by_dataset(self) -> dict[str, int]:
         """Return the number of target tokens seen from each dataset of a mixture."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from titan_core.api import CommandContext, Component, Ref, UserError
 from titan_core.api._secrets import redact_arguments
@@ -24,6 +25,7 @@ from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import parse_integer
 from titan_core.toolkit.folder_lock import FolderLock
 from titan_core.toolkit.plugin_files import OPTION, plugin_options
+from titan_core.toolkit.processes import process_began
 from titan_core.toolkit.runs.files import LOGS
 from titan_core.toolkit.status import ERASE, hide_all
 from titan_core.toolkit.text import ranks
@@ -36,6 +38,8 @@ LOCKED = "TITAN_LOCKED"
 """Environment variable: run directory that the launcher has locked for its ranks."""
 RESTART = "TITAN_RESTART"
 """Environment variable of the ranks of a restarted job: what the launcher knows about the restart, as JSON."""
+BEGAN = "TITAN_BEGAN"
+"""Environment variable: :class:`Began` of the ranks of a launcher, as two numbers."""
 COMMAND = "TITAN_COMMAND"
 """Environment variable: :func:`user_command` of the launcher, as JSON."""
 LOCAL_ADDRESS = "TITAN_LOCAL_ADDR"
@@ -76,6 +80,19 @@ class RankJob:
     """Whether the ranks write to the job's run directory. The launcher then locks it on their behalf."""
 
 
+class Began(NamedTuple):
+    """When an attempt began, in seconds since the epoch."""
+
+    launcher: float
+    """When its launcher did, the same for all attempts of one launcher; without a launcher, the rank itself."""
+    attempt: float
+    """When the attempt before failed if the launcher restarted the ranks, else the same."""
+
+    def as_text(self) -> str:
+        """Return the value of :data:`BEGAN`."""
+        return " ".join(map(str, self))
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How one attempt ended on one rank."""
@@ -111,6 +128,15 @@ def leave_loopback() -> None:
 def reported_by_launcher() -> bool:
     """Whether a launcher reports the outcome of this process, which is one of its ranks."""
     return OUTCOMES in os.environ
+
+
+def began() -> Began:
+    """Return when the attempt began of which this process is a rank."""
+    given = os.environ.get(BEGAN)
+    if given is None:
+        return Began(*2 * (process_began(),))
+    launcher, attempt = map(float, given.split())
+    return Began(launcher, attempt)
 
 
 def place_in_environment() -> tuple[int, int]:

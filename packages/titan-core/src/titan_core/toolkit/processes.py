@@ -8,12 +8,15 @@ import signal
 import sys
 import threading
 import time
+from functools import cache
+from pathlib import Path
 
 PARENT = "TITAN_PARENT"
 """Environment variable: id of the parent process that this process must not outlive."""
 
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 1.0
+_IMPORTED = time.time()
 
 
 def python(*arguments: str) -> list[str]:
@@ -75,3 +78,15 @@ def pid_namespace() -> str | None:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return None
+
+
+@cache
+def process_began() -> float:
+    """Return when this process was created, in seconds since the epoch, to about 10 ms; on systems without ``/proc``, when
+    it imported this module."""
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return _IMPORTED
+    return time.time() - age

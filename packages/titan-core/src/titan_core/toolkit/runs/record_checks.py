@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_core.api import UserError
+from titan_core.api.config.numbers import MOST_RANKS
 from titan_core.toolkit.json_lines import records_of
 
 _LAST_TIME = 253402300800.0
@@ -15,11 +16,14 @@ _LAST_TIME = 253402300800.0
 _REQUIRED_BY_EVENT: Mapping[str, Mapping[str, str]] = {
     "start": {"steps": "whole number", "world_size": "whole number"},
     "branch": {"parent": "string"},
+    "spent": {"seconds": "mapping of numbers"},
     "checkpoint": {"path": "string"},
     "sample": {"prompt": "string", "text": "string"},
     "finding": {"kind": "string", "message": "string"},
 }
 """Additional required keys and their types, by kind of event."""
+
+_OPTIONAL: Mapping[str, str] = {"mesh": "mapping", "began": "time", "launched": "time"}
 
 
 def checked_records(
@@ -53,8 +57,8 @@ def metrics_flaw(record: Mapping[str, Any]) -> str | None:
 def event_flaw(event: Mapping[str, Any]) -> str | None:
     """Return what is wrong with a record of ``events.jsonl``, or ``None``."""
     flaw = _flaw(event, {"event": "string", "time": "time", "step": "whole number"})
-    mesh = {"mesh": "mapping"} if event.get("mesh") is not None else {}
-    return flaw or _flaw(event, {**_REQUIRED_BY_EVENT.get(event["event"], {}), **mesh})
+    given = {key: kind for key, kind in _OPTIONAL.items() if event.get(key) is not None}
+    return flaw or _flaw(event, {**_REQUIRED_BY_EVENT.get(event["event"], {}), **given})
 
 
 def _flaw(record: Mapping[str, Any], needed: Mapping[str, str]) -> str | None:
@@ -71,8 +75,12 @@ def _is(value: Any, kind: str) -> bool:
         return isinstance(value, str)
     if kind == "mapping":
         return isinstance(value, Mapping)
+    if kind == "mapping of numbers":
+        return isinstance(value, Mapping) and all(_is(each, "number") for each in value.values())
     if isinstance(value, bool):
         return False
+    if kind == "number":
+        return isinstance(value, int | float) and 0 <= value < _LAST_TIME * MOST_RANKS
     if kind == "time":
         return isinstance(value, int | float) and 0 <= value < _LAST_TIME
     return isinstance(value, int)
