@@ -46,8 +46,8 @@ MUTANTS = (
     Mutant("spent-waits-behind-a-device", SPENT_PY, "        if excess > 0:", "        if excess < 0:", (SPENT,)),
     Mutant("spent-waits-forgiven-twice", SPENT_PY, '        self._data_before = self._seconds["data"]\n', "", (SPENT,)),
     Mutant("spent-events-without-end", SPENT_PY, "least = max(min(_SHARE * elapsed, _MOST_SECONDS), _LEAST_SHARE * elapsed)", "least = min(_SHARE * elapsed, _MOST_SECONDS)", (SPENT,)),
-    Mutant("spent-of-rank-0", "core/runlog/event_log.py", "sums = self._world.sum(torch.tensor([*self._own.values()], dtype=torch.float64)).tolist()", "sums = [*self._own.values()]", ("tests/core/test_loggers.py",)),
-    Mutant("spent-at-the-end-of-one-rank", "core/runlog/event_log.py", "self._sums[cause] + size * (now", "self._sums[cause] + (now", ("tests/core/test_loggers.py",)),
+    Mutant("spent-of-rank-0", "core/runlog/event_log.py", "sums = self._world.sum(torch.tensor([*self._own.values()], dtype=torch.float64)).tolist()", "sums = [*self._own.values()]", (SPENT,)),
+    Mutant("spent-at-the-end-of-one-rank", "core/runlog/event_log.py", "self._sums[cause] + size * (now", "self._sums[cause] + (now", (SPENT,)),
     # -- experts
     Mutant("experts-tail-kept", MOVED, "return torch.where(belongs[:, None], rows, 0)", "return rows", (EXPERTS,)),
     Mutant("experts-tail-multiplied", MOVED, "return torch.where(belongs[:, None], rows, 0)", "return rows * belongs[:, None]", (EXPERTS,)),

@@ -14,6 +14,7 @@ REPORT, CONTENTS, WATCH, COMPARE, MFU = (
     "tests/report/test_mfu.py",
 )
 ATTEMPTS, AXES = "report/attempts.py", "report/axes.py"
+OUTBOX, WEBHOOK, MLFLOW = "report/loggers/outbox.py", "tests/report/test_webhook.py", "tests/report/test_mlflow.py"
 BILL_PY, BILL = "report/bill.py", "tests/report/test_bill.py"
 
 MUTANTS = (
@@ -44,6 +45,19 @@ MUTANTS = (
     Mutant("bill-of-older-runs", BILL_PY, 'if not any(event.get("launched") == first["launched"]', 'if not any(event.get("launched") != first["launched"]', (BILL,)),
     Mutant("goodput-of-what-is-known", BILL_PY, "None if NOT_RECORDED in seconds or not self.wall else", "None if not self.wall else", (BILL,)),
     Mutant("bill-sums-unchecked", BILL_PY, "if abs(bill.difference) > TOLERANCE:", "if abs(bill.difference) > 1:", (BILL,)),
+    Mutant("outbox-follows-redirects", OUTBOX, "build_opener(_NoRedirect)", "build_opener()", (WEBHOOK,)),
+    Mutant("outbox-waits-when-full", OUTBOX, "self._waiting.put_nowait(deliver)", "self._waiting.put(deliver)", (WEBHOOK,)),
+    Mutant("outbox-gives-up-at-once", OUTBOX, "error.code >= 500 or", "error.code > 599 or", (WEBHOOK,)),
+    Mutant("outbox-repeats-refusals", OUTBOX, "if wait is None or not error.transient or", "if wait is None or", (WEBHOOK,)),
+    Mutant("outbox-waits-without-end", OUTBOX, "self._is_done.wait(max(0.0, deadline - time.monotonic()))", "self._is_done.wait()", (WEBHOOK,)),
+    Mutant("outbox-leaves-without-waiting", OUTBOX, "self._is_done.wait(max(0.0, deadline - time.monotonic()))", "pass", (WEBHOOK,)),
+    Mutant("webhook-tells-secrets-of-errors", "report/loggers/webhook.py", "error=redact_text(why)", "error=why", (WEBHOOK,)),
+    Mutant("webhook-sends-everything", "report/loggers/webhook.py", "if finding.kind in SPIKES:", "if finding.kind:", (WEBHOOK,)),
+    Mutant("webhook-url-of-any-kind", "report/config.py", 'parts.scheme in ("http", "https") and', "", (WEBHOOK,)),
+    Mutant("mlflow-forgets-the-beginning", "report/loggers/mlflow.py", "            self._begin()\n", "            self._run_id or self._begin()\n", (MLFLOW,)),
+    Mutant("mlflow-failures-finish", "report/loggers/mlflow.py", '"FAILED" if end.failed else', '"FINISHED" if end.failed else', (MLFLOW,)),
+    Mutant("mlflow-long-parameters", "report/loggers/mlflow.py", "str(value)[:_LONGEST_PARAM]", "str(value)", (MLFLOW,)),
+    Mutant("mlflow-tells-secrets", "report/loggers/mlflow.py", "flatten(redact(run.job.config.as_dict()))", "flatten(run.job.config.as_dict())", (MLFLOW,)),
     Mutant("curves-upside-down", "report/braille.py", "round((1 - share) * (height - 1))", "round(share * (height - 1))", (WATCH,)),
     Mutant("gaps-are-bridged", "report/braille.py", "            before = None\n            continue\n", "            continue\n", (WATCH,)),
 )  # fmt: skip

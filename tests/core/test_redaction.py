@@ -14,6 +14,7 @@ from titan_core.api._secrets import REDACTED, is_secret, redact, redact_argument
         "private_key_path", "hf_token", "HF_TOKEN", "token", "hfToken", "api_tokens", "secrets", "secrets.anything",
         "client_secret", "password", "db_passwd", "passphrase", "SLURM_JWT", "TORCHX_AUTH", "auth", "Authorization",
         "bearer", "credentials", "cookie", "MASTER_KEY", "ACCESS_TOKEN_2", "--x.password",
+        "webhook_url", "TITAN_WEBHOOK_URL", "metrics.webhook_url", "slack.webhookUrl",
     ],
 )  # fmt: skip
 def test_secret_names(name: str) -> None:
@@ -26,6 +27,7 @@ def test_secret_names(name: str) -> None:
         "tokenizer", "tokenizer_path", "model.tokenizer", "max_tokens", "tokens", "tokens_per_second", "num_tokens_seen",
         "loss_per_token", "eos_token_id", "pad_token", "save_traces_folder", "key", "sort_key", "text_key", "n_kv_heads",
         "num_key_value_heads", "keyboard", "monkey", "author", "authority", "NCCL_DEBUG", "SLURM_JOB_ID", "RANK", "",
+        "url", "webhook_events", "enable_webhook", "base_url",
     ],
 )  # fmt: skip
 def test_names_that_are_not_secret(name: str) -> None:

@@ -8,10 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from harness.jobs import TINY, run_recipe
+from titan_core.api import RunEnd, World
+from titan_core.runlog.event_log import EventLog
 from titan_core.runlog.spent import SpentTime
 from titan_core.toolkit.json_lines import read_lines
 from titan_core.toolkit.launching import BEGAN, Began, began
@@ -53,7 +57,7 @@ def test_waits_for_data_while_the_device_computes_are_steps(clock: list[float]) 
     assert spent.totals()["data"] == 1 and spent.totals()["steps"] == 3
     spent.change("data")
     clock[0] = 6.0
-    spent.limit_data(5.0)
+    spent.limit_data(2.5)  # of the 2 s since
     assert spent.totals()["data"] == 3 and spent.totals()["steps"] == 3
 
 
@@ -64,6 +68,25 @@ def test_events_grow_with_the_logarithm_of_the_time(clock: list[float]) -> None:
     assert len(times) < 6000
     for time_before, time_after in itertools.pairwise(times):
         assert time_after - time_before <= 1 + min(0.01 * time_after, max(60, 0.001 * time_after))
+
+
+def test_rank_0_speaks_for_all_ranks_at_the_end(clock: list[float], tmp_path: Path) -> None:
+    """Also after a failure, when the others are lost."""
+    world = SimpleNamespace(
+        rank=0, size=3, gather=lambda value: [value, (value[0], Began(990, 996)), value], sum=lambda tensor: 3 * tensor + 1
+    )
+    spent = SpentTime(Began(995, 998))
+    log = EventLog(tmp_path, cast(World, world), spent)
+    assert spent.began == Began(990, 996)
+    spent.change("steps")
+    clock[0] = 6.0
+    log.log_spent(7)
+    clock[0] = 8.0
+    log.titan_train_end(RunEnd(9, False, "lost", error=ValueError("lost")))
+    log.close()
+    summed, last, _ = read_lines(tmp_path / "events.jsonl")
+    assert (summed["step"], summed["seconds"]["start"], summed["seconds"]["steps"]) == (7, 3 * 4 + 1, 3 * 6 + 1)
+    assert (last["step"], last["seconds"]["start"], last["seconds"]["steps"]) == (9, 13, 19 + 3 * 2)
 
 
 def test_a_process_knows_when_it_began() -> None:
@@ -88,6 +111,6 @@ def test_a_run_logs_what_it_spent_its_time_on(in_tmp: Path) -> None:
     assert start["began"] == start["launched"] >= before - 1e-3
     assert found[0]["step"] == 1 and last["step"] == 4 and end["event"] == "end"
     for event in (*found, last):
-        assert sum(event["seconds"].values()) == pytest.approx(event["time"] - start["began"], abs=0.02)
-    assert last["seconds"]["start"] == pytest.approx(start["time"] - start["began"], abs=0.2)
+        assert sum(event["seconds"].values()) == pytest.approx(event["time"] - start["began"], abs=0.1)
+    assert last["seconds"]["start"] >= start["time"] - start["began"] - 0.1  # until the first step
     assert last["seconds"]["steps"] > 0

@@ -28,4 +28,4 @@ def test_no_key_of_titan_is_mistaken_for_a_secret() -> None:
     for model in registry.all(Model):
         names.update(*(vars(flavor) for flavor in model.flavors.values()))
     assert {"tokenizer_path", "save_traces_folder", "lr", "training"} <= names
-    assert [name for name in sorted(names) if is_secret(name)] == []
+    assert [name for name in sorted(names) if is_secret(name)] == ["webhook_url"]  # whoever has it may post

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from titan_core.api import Command, Observer, Ref, hookimpl
-from titan_report.config import TensorBoardKeys, WandbKeys
+from titan_report.config import MlflowKeys, TensorBoardKeys, WandbKeys, WebhookKeys
 
 if TYPE_CHECKING:
     from titan_core.api import RunEnd
@@ -36,6 +36,26 @@ def titan_metric_loggers() -> list[Observer]:
             build=Ref("titan_report.loggers.wandb:WandbLog"),
             active=lambda context: context.section.enable_wandb,
             check=Ref("titan_report.config:check_wandb"),
+        ),
+        Observer(
+            first_rank=True,
+            may_fail=True,
+            name="mlflow",
+            summary="MLflow, by the REST API of a server",
+            config=MlflowKeys,
+            build=Ref("titan_report.loggers.mlflow:MlflowLog"),
+            active=lambda context: context.section.enable_mlflow,
+            check=Ref("titan_report.config:check_mlflow"),
+        ),
+        Observer(
+            first_rank=True,
+            may_fail=True,
+            name="webhook",
+            summary="messages to a URL when a run ends, fails or spikes",
+            config=WebhookKeys,
+            build=Ref("titan_report.loggers.webhook:Webhook"),
+            active=lambda context: context.section.enable_webhook,
+            check=Ref("titan_report.config:check_webhook"),
         ),
     ]
 

@@ -26,8 +26,8 @@ def tokens_before(job: Job, step: int) -> int:
 
 
 def knows_stages(job: Job) -> bool:
-    """Whether ``job`` knows when the stages of its run begin: not while it is assembled. The check of a learning-rate schedule
-    is called again when it does."""
+    """Whether ``job`` knows when the stages of its run begin: not while it is assembled. The check of a learning-rate
+    schedule is called again when it does."""
     return isinstance(job, AssembledJob) or not (job.config.stages or job.config.stage)
 
 
