@@ -64,7 +64,7 @@ SPECS = {
 LIFECYCLE = [name for name in SPECS if name not in REGISTRATION_HOOKS]
 CORES_OWN = {
     "CodeOrigin", "Registry", "CommandContext", "CheckpointEvents", "DataPosition", "StoredModels", "ModelTrial",
-    "RandomAccess", "Simulation", "DecoderArgs",
+    "DataReplay", "RandomAccess", "Simulation", "DecoderArgs",
 }  # fmt: skip
 """Protocols that the core implements, or that a plugin only passes to a function of the contract."""
 BASES = {"DeferredReports", "ObjectiveFunction"}

@@ -26,6 +26,7 @@ def titan_checkpoints() -> list[Checkpoint]:
             check=Ref("titan_ckpt.config:check"),
             find_model=Ref("titan_ckpt.stored_model:find"),
             resumes_after=Ref("titan_ckpt.resume.newest:resumes_after"),
+            find_position=Ref("titan_ckpt.data_positions:find_position"),
         )
     ]
 

@@ -30,6 +30,8 @@ _BOM = b"\xef\xbb\xbf"
 class CsvRecords(FileDocuments):
     """Records fetched by index, as mappings from the names of the columns to texts. Empty lines are skipped."""
 
+    mark = ", record "
+
     def __init__(self, files: Sequence[Path], shown: Sequence[Path], read: Reader) -> None:
         """
         Args:
@@ -57,13 +59,21 @@ class CsvRecords(FileDocuments):
         """
         number, place_in_file = self.locate(index)
         record = 1 + place_in_file
-        place = f"{self._shown[number]}, record {record}"
+        place = self.place(index)
         columns = self.columns[number]
         values = _values(self._content(number, record), self._separators[number], place)
         if len(values) != len(columns):
             why = f"has {len(values)} values, but the header names {len(columns)} columns"
             raise CorruptRecord(place, why, "put values with separators or line ends between quotes")
         return self._read(dict(zip(columns, values, strict=True)), place)
+
+    def name_of(self, file: int) -> Path:
+        """See :class:`~titan_data.file_documents.FileDocuments`."""
+        return self._shown[file]
+
+    def number_of(self, file: int, document: int) -> int:
+        """Return the number of the record after the header, from 1."""
+        return document + 1
 
     def ranges(self, number: int, first: int, last: int) -> list[tuple[Path, int, int]]:
         """See :class:`~titan_data.file_documents.FileDocuments`."""

@@ -13,6 +13,7 @@ import datasets
 from titan_core.api import (
     DatasetContext,
     Document,
+    DocumentPlace,
     DocumentShard,
     DocumentSource,
     UserError,
@@ -152,8 +153,16 @@ class _StreamShard:
             if self._unproven:
                 self._require_progress()
             if mine:
-                return self._read(record, f"dataset {self._name!r}, record {self._seen} of its shard")
+                return self._read(record, self._place)
         raise StopIteration
+
+    @property
+    def _place(self) -> str:
+        return f"dataset {self._name!r}, record {self._seen} of its shard"
+
+    def place(self) -> DocumentPlace | None:
+        """See :class:`~titan_core.api.DocumentShard`."""
+        return DocumentPlace(self._place) if self._seen else None
 
     def state_dict(self) -> State:
         return {"seen": self._seen, "stream": self._loaded if self._iterator is None else self._stream.state_dict()}

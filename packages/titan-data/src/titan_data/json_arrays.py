@@ -26,6 +26,8 @@ _AT_ONCE: Final = 4096
 class JsonArrays(FileDocuments):
     """Records fetched by index."""
 
+    mark = ", record "
+
     def __init__(self, files: Sequence[Path], shown: Sequence[Path], read: Reader) -> None:
         """
         Args:
@@ -47,12 +49,20 @@ class JsonArrays(FileDocuments):
         """
         number, record = self.locate(index)
         ((file, begin, end),) = self.ranges(number, record, record + 1)
-        place = f"{self._shown[number]}, record {record + 1}"
+        place = self.place(index)
         try:
             found = json.loads(self._maps.content(file)[begin:end])
         except (ValueError, RecursionError) as error:
             raise CorruptRecord(place, f"not a JSON record: {error}", "restart the job if the file has changed") from None
         return self._read(found, place)
+
+    def name_of(self, file: int) -> Path:
+        """See :class:`~titan_data.file_documents.FileDocuments`."""
+        return self._shown[file]
+
+    def number_of(self, file: int, document: int) -> int:
+        """Return the number of the record, from 1."""
+        return document + 1
 
     def ranges(self, number: int, first: int, last: int) -> list[tuple[Path, int, int]]:
         """See :class:`~titan_data.file_documents.FileDocuments`."""

@@ -27,6 +27,8 @@ _NO_LINES: Final = -1
 class JsonRecords(FileDocuments):
     """Records fetched by index. Blank lines are skipped."""
 
+    mark = ":"
+
     def __init__(self, files: Sequence[Path], shown: Sequence[Path], read: Reader) -> None:
         """
         Args:
@@ -58,8 +60,16 @@ class JsonRecords(FileDocuments):
             raise UserError.one(
                 str(self._shown[file]), why, "restart the job, and do not write to the files of a running one"
             )
-        place = f"{self._shown[file]}:{record + 1 + self._blank_before(file, record)}"
+        place = f"{self._shown[file]}:{self.number_of(file, record)}"
         return self._read(_record(read.partition(b"\n")[0], place), place)
+
+    def name_of(self, file: int) -> Path:
+        """See :class:`~titan_data.file_documents.FileDocuments`."""
+        return self._shown[file]
+
+    def number_of(self, file: int, document: int) -> int:
+        """Return the number of the record's line."""
+        return document + 1 + self._blank_before(file, document)
 
     def ranges(self, number: int, first: int, last: int) -> list[tuple[Path, int, int]]:
         """See :class:`~titan_data.file_documents.FileDocuments`."""

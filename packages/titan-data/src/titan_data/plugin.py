@@ -140,6 +140,22 @@ def titan_commands() -> list[Command]:
             overrides=True,
         ),
         Command(
+            name="data step",
+            group="data and models",
+            summary="list the documents that a step of a run used",
+            arguments=Ref("titan_data.cli.data_step:arguments"),
+            run=Ref("titan_data.cli.data_step:run"),
+            overrides=True,
+        ),
+        Command(
+            name="data where",
+            group="data and models",
+            summary="list the steps of a run that used a document",
+            arguments=Ref("titan_data.cli.data_where:arguments"),
+            run=Ref("titan_data.cli.data_where:run"),
+            overrides=True,
+        ),
+        Command(
             name="data tokenize",
             group="data and models",
             summary="tokenise a recipe's dataset once and write it to disk",

@@ -90,6 +90,8 @@ class _Damaged(Exception):
 class RowGroups(FileDocuments):
     """Rows fetched by index, as mappings from the names of columns to values."""
 
+    mark = ", row "
+
     def __init__(self, files: Sequence[Path], shown: Sequence[Path], form: Form, columns: Columns, read: Reader) -> None:
         """
         Args:
@@ -118,7 +120,7 @@ class RowGroups(FileDocuments):
             UserError: the file has changed since its groups were located.
         """
         file, row = self.locate(index)
-        place = f"{self._shown[file]}, row {row}"
+        place = self.place(index)
         group = self._groups(file).of(row)
         try:
             table, first = self._rows(file, group, row)
@@ -134,6 +136,10 @@ class RowGroups(FileDocuments):
             why = f"not UTF-8 text: {error.reason} at byte {error.start}"
             raise CorruptRecord(place, why, "convert it to UTF-8") from None
         return self._read(record, place)
+
+    def name_of(self, file: int) -> Path:
+        """See :class:`~titan_data.file_documents.FileDocuments`."""
+        return self._shown[file]
 
     def read_ahead(self, first: int, last: int) -> None:
         """Start reading the groups of rows ``first`` to ``last`` (exclusive) that have not been decoded."""

@@ -16,6 +16,7 @@ from typing import Any, Final
 from titan_core.api import (
     CorruptRecord,
     DatasetContext,
+    DocumentPlace,
     DocumentShard,
     DocumentSource,
     ShuffledDocuments,
@@ -38,6 +39,9 @@ _CUTS = (re.compile(rb"\n"), re.compile(rb"[ \t]"), re.compile(rb"(?s).(?=[^\x80
 class TextPieces(FileDocuments):
     """Byte ranges of text files."""
 
+    mark = ", byte "
+    may_contain = True
+
     def __init__(self, files: Sequence[Path], shown: Sequence[Path], sizes: Sequence[int], size: int) -> None:
         """
         Args:
@@ -56,7 +60,7 @@ class TextPieces(FileDocuments):
         """
         number, piece = self.locate(index)
         size, first = self._sizes[number], piece * self._size
-        content = self._maps.content(self._files[number])[first : first + self._size + _searched(self._size)]
+        content = self._content(number, first)
         begin = self._cut(content, 0) if piece else 0
         last = index + 1 == self._upto[number]
         end = size - first if last else self._cut(content, self._size)
@@ -67,11 +71,36 @@ class TextPieces(FileDocuments):
             raise CorruptRecord(str(self._shown[number]), why, "convert the file to UTF-8") from None
         return TextPart(text, begins=piece == 0, ends=last)
 
+    def name_of(self, file: int) -> Path:
+        """See :class:`~titan_data.file_documents.FileDocuments`."""
+        return self._shown[file]
+
+    def number_of(self, file: int, document: int) -> int:
+        """Return the first byte of a piece."""
+        first = document * self._size
+        return first + self._cut(self._content(file, first), 0) if document else 0
+
+    def parsed_number(self, file: int, number: int, is_line: bool) -> int:
+        """Return the first byte of a line, or ``number``."""
+        if not is_line:
+            return number
+        content, at = self._maps.content(self._files[file])[:], 0
+        for _ in range(number - 1):
+            at = content.find(b"\n", at) + 1
+            if not at:
+                return len(content)
+        return at
+
     def ranges(self, number: int, first: int, last: int) -> list[tuple[Path, int, int]]:
         """See :class:`~titan_data.file_documents.FileDocuments`. Pieces begin and end some bytes later."""
         size = self._sizes[number]
         end = size if last == _num_pieces(size, self._size) else last * self._size
         return [(self._files[number], first * self._size, end)]
+
+    def _content(self, file: int, first: int) -> bytes:
+        """Return as many bytes from ``first`` on as a piece may have."""
+        content: bytes = self._maps.content(self._files[file])[first : first + self._size + _searched(self._size)]
+        return content
 
     def _cut(self, content: bytes, at: int) -> int:
         """Return where a piece ends whose size ends at ``at``: at most as many bytes later as a piece has."""
@@ -122,6 +151,14 @@ class TextFiles:
     def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
         """See :class:`~titan_core.api.DocumentSource`."""
         return self._shuffled(self._size(count)).shard(index, count, epoch)
+
+    def find(self, place: str, count: int) -> DocumentPlace | None:
+        """See :meth:`~titan_core.api.ShuffledDocuments.find`: the piece that contains the place."""
+        return self._shuffled(self._size(count)).find(place, count)
+
+    def position(self, index: int, count: int, epoch: int) -> tuple[int, int]:
+        """See :meth:`~titan_core.api.ShuffledDocuments.position`."""
+        return self._shuffled(self._size(count)).position(index, count, epoch)
 
     def requests(self, index: int, count: int, epoch: int) -> Iterator[tuple[int, list[tuple[Path, int, int]]]]:
         """See :meth:`~titan_core.api.ShuffledDocuments.requests`."""

@@ -159,9 +159,12 @@ class MappedTokens(FileDocuments):
             try:
                 token_ids(document, self._vocab_size)
             except ValueError as error:
-                where = f"{data}, document {place}"
-                raise CorruptRecord(where, f"{error}: the file is damaged", _REPAIR) from None
+                raise CorruptRecord(self.place(index), f"{error}: the file is damaged", _REPAIR) from None
         return detached(document)
+
+    def name_of(self, file: int) -> Path:
+        """See :class:`~titan_data.file_documents.FileDocuments`."""
+        return self._files[file][0]
 
     def ranges(self, number: int, first: int, last: int) -> list[tuple[Path, int, int]]:
         """See :class:`~titan_data.file_documents.FileDocuments`."""

@@ -70,8 +70,8 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
     "data": {
         "data.components": "Dataset RecordFormat Tokenizer ModelHub",
         "data.dataset": (
-            "DatasetContext DocumentSource DocumentShard Document TextPart WeightedTokens ExtraField CorruptRecord"
-            " ExcludedRecord"
+            "DatasetContext DocumentSource DocumentShard DocumentPlace Document TextPart WeightedTokens ExtraField"
+            " CorruptRecord ExcludedRecord"
         ),
         "data.shuffled": "ShuffledDocuments",
         "data.tokenizer": "TokenizerContext TextTokenizer ChatTokenizer RenderedChat",
@@ -80,6 +80,7 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "checkpoint.store": (
             "Checkpoint CheckpointContext CheckpointStore TrainState DataPosition CheckpointEvents RefusedChange"
         ),
+        "data.replay": "SavedPosition",
         "model.weights": "StoredModel",
         "checkpoint.stored_model": "WeightsContext",
     },

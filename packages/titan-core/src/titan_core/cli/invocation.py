@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from titan_core.api import Config, Model, Recipe, UserError
 from titan_core.api.config.resolved import Override
 from titan_core.api.data.dataset import StepRows
+from titan_core.api.data.replay import DataReplay
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.cli.stored_models import InstalledModels
 from titan_core.config.load import load_config
@@ -70,6 +71,13 @@ class Invocation:
         group = ShardGroup(spec, open_sources(spec), job.text_tokenizer, range(spec.plan.logical_shards))
         while (rows := group.read()) is not None:
             yield rows
+
+    def replay(self, job: AssembledJob) -> DataReplay:
+        """See :meth:`titan_core.api.CommandContext.replay`."""
+        from titan_core.data.replay import Replay
+        from titan_core.data.streams import open_sources
+
+        return Replay(job.data, open_sources(job.data), job.text_tokenizer)
 
     def job(self, world_size: int | None = None, more: Sequence[Override] = (), missing_ok: bool = False) -> AssembledJob:
         """See :meth:`titan_core.api.CommandContext.job`."""

@@ -19,7 +19,7 @@ import numpy
 from numpy.typing import NDArray
 
 from titan_core.api import WeightedTokens
-from titan_core.api.data.dataset import State
+from titan_core.api.data.dataset import ReadDocument, State, UsedTokens
 from titan_core.data.tokens import TokenStream
 from titan_core.data.window import Window
 from titan_core.data.witness import ACCEPTED, Late, Witness, computed, joined
@@ -38,6 +38,8 @@ class PackedDocument:
     parts: tuple[int, ...]
     whole: bool
     witness: Witness
+    read: ReadDocument | None
+    """What it is, if the stream is traced."""
 
 
 @dataclass
@@ -181,7 +183,9 @@ class BestFitStream(TokenStream):
             tokens, weights = self._document, self._weights
             content = tokens if weights is None else WeightedTokens(tokens, weights, self._whole, self._parts, self._extras)
             witness = Witness(content)
-            block.documents.append(PackedDocument(tokens, weights, self._extras, self._parts, self._whole, witness))
+            block.documents.append(
+                PackedDocument(tokens, weights, self._extras, self._parts, self._whole, witness, self._read)
+            )
             block.tokens += len(tokens)
             self._used = len(tokens)
 
@@ -220,6 +224,8 @@ class BestFitStream(TokenStream):
                 window.weights.append(None if document.weights is None else document.weights[used])
                 extras = {name: one[used] if self._fields[name].sequence else one for name, one in document.extras.items()}
                 window.extras.append(extras)
+                if document.read is not None:
+                    window.used.append(UsedTokens(document.read, start, size))
                 start += size
         return window
 

@@ -9,19 +9,22 @@ from __future__ import annotations
 import numpy
 
 from titan_core.api import CorruptRecord, Document, DocumentShard, DocumentSource, ExcludedRecord
-from titan_core.api.data.dataset import State
+from titan_core.api.data.dataset import DocumentPlace, State
+from titan_core.data.tracing import place_of
 from titan_core.data.witness import digest_of, joined
 
 
 class BufferedShuffle:
     """A :class:`~titan_core.api.DocumentShard` that shuffles another."""
 
-    def __init__(self, shard: DocumentShard, size: int, key: tuple[int, ...]) -> None:
+    def __init__(self, shard: DocumentShard, size: int, key: tuple[int, ...], traced: bool = False) -> None:
         """
         Args:
             size: documents per block.
             key: seeds the order, together with the block's number.
+            traced: whether to keep the places of a block's documents, for :meth:`place`.
         """
+        self._places: list[DocumentPlace | None] | None = [] if traced else None
         self._shard, self._size, self._key = shard, size, key
         self._block = 0
         self._begin = shard.state_dict()
@@ -54,19 +57,27 @@ class BufferedShuffle:
 
     def _read_block(self) -> list[Document | CorruptRecord | ExcludedRecord]:
         block: list[Document | CorruptRecord | ExcludedRecord] = []
+        places: list[DocumentPlace | None] = []
         while len(block) < self._size:
             try:
-                document = next(self._shard, None)
+                document: Document | CorruptRecord | ExcludedRecord | None = next(self._shard, None)
             except (CorruptRecord, ExcludedRecord) as error:
-                block.append(error)  # raised in its turn
-                continue
+                document = error  # raised in its turn
             if document is None:
                 break
             block.append(document)
+            if self._places is not None:
+                places.append(place_of(self._shard))
         order = numpy.random.default_rng([*self._key, self._block]).permutation(len(block))
         shuffled = [block[index] for index in order]
         self.block_digest = joined(map(digest_of, shuffled))
+        if self._places is not None:
+            self._places = [places[index] for index in order]
         return shuffled
+
+    def place(self) -> DocumentPlace | None:
+        """See :class:`~titan_core.api.DocumentShard`."""
+        return self._places[self._returned - 1] if self._places and self._returned else None
 
     def state_dict(self) -> State:
         """See :class:`~titan_core.api.DocumentShard`."""
@@ -86,10 +97,11 @@ class ShuffledStream:
 
     num_documents = None
 
-    def __init__(self, source: DocumentSource, size: int, seed: int) -> None:
-        self._source, self._size, self._seed = source, size, seed
+    def __init__(self, source: DocumentSource, size: int, seed: int, traced: bool = False) -> None:
+        """``traced``: see :class:`BufferedShuffle`."""
+        self._source, self._size, self._seed, self._traced = source, size, seed, traced
 
     def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
         """Return the source's shard, shuffled."""
         shard = self._source.shard(index, count, epoch)
-        return BufferedShuffle(shard, self._size, (self._seed, index, count, epoch))
+        return BufferedShuffle(shard, self._size, (self._seed, index, count, epoch), self._traced)

@@ -19,10 +19,11 @@ from titan_core.api.config.sections import DataSection
 from titan_core.api.data.dataset import State, StepRows, StreamSpec
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.api.training.batch import IGNORE
+from titan_core.data.positions import checked_positions
 from titan_core.data.prefetch import Prefetch
 from titan_core.data.shards import ShardGroup
-from titan_core.data.streams import MIXTURE, AcceptedChange, changed_documents, names_in, stream_changes, stream_identity
-from titan_core.data.witness import computed, upgraded, without_witness
+from titan_core.data.streams import MIXTURE, AcceptedChange, changed_documents, stream_changes, stream_identity
+from titan_core.data.witness import computed, without_witness
 
 log = logging.getLogger(__name__)
 
@@ -143,11 +144,7 @@ class DataLoader:
         self.close()
         # Check now, rather than fail in the thread or process that reads.
         first = computed(ShardGroup(self._spec, self._sources, self._tokenizer, self._indices).positions())
-        names = names_in(state["stream_of"], self._stream), self._stream["names"]
-        positions = {index: _moved(state["shards"].get(index), position, *names) for index, position in first.items()}
-        for index, position in first.items():
-            if not _has_form_of(positions[index], {**position, "idle": None}):
-                raise ValueError(f"logical shard {index} has no valid position in the data")
+        positions = checked_positions(state, first, self._stream)
         self._positions = {index: self._accepting(position, accepted, allowed) for index, position in positions.items()}
 
     def _accepting(self, position: State, accepted: Sequence[AcceptedChange], allowed: Sequence[str]) -> State:
@@ -224,43 +221,6 @@ def data_loader(job: AssembledJob, sources: Sequence[DocumentSource], rank: int,
         ahead=section.prefetch,
         pin=pin,
     )
-
-
-def _moved(position: Any, first: State, before: Sequence[str], now: Sequence[str]) -> Any:
-    """Return ``position`` in today's form, if it is a position, with those in the datasets ``now``.
-
-    Args:
-        first: the position of the beginning.
-        before: names of the datasets when it was saved.
-    """
-    streams = position.get("streams") if isinstance(position, dict) else None
-    idle = position.get("idle", {}) if isinstance(position, dict) else None
-    if not isinstance(streams, list) or len(streams) != len(before) or not isinstance(idle, dict):
-        return None
-    beginnings = dict(zip(now, first["streams"], strict=True))
-    if before == now:
-        position = {**position, "streams": [upgraded(one, beginnings[name]) for name, one in zip(now, streams, strict=True)]}
-    else:
-        known = {**idle, **dict(zip(before, streams, strict=True))}
-        found = [upgraded(known.pop(name, beginning), beginning) for name, beginning in beginnings.items()]
-        position = {**position, "streams": found, "idle": known}
-    # As saved by versions whose global batch could not change.
-    return {"first": 0, "global_size": first["global_size"], "idle": {}, **position}
-
-
-def _has_form_of(position: Any, first: Any, of_source: bool = False) -> bool:
-    """Return whether ``position`` has the structure of ``first``, the position of a beginning, in which ``None`` matches
-    anything. Within the position of a source (``of_source``), keys may differ and lists may grow."""
-    if isinstance(first, dict):
-        same = isinstance(position, dict) and (of_source or position.keys() == first.keys())
-        common = (key for key in first if same and key in position)
-        return same and all(_has_form_of(position[key], first[key], of_source or key == "from") for key in common)
-    if isinstance(first, list):
-        same = isinstance(position, list) and (of_source or len(position) == len(first))
-        return same and (of_source or all(map(_has_form_of, position, first)))
-    if isinstance(first, int):
-        return type(position) is type(first) and position >= 0
-    return first is None or isinstance(position, type(first))
 
 
 def _weights(parts: list[StepRows]) -> NDArray[Any] | None:

@@ -30,6 +30,7 @@ class LogicalShard:
         tokenizer: TextTokenizer,
         readers: Sequence[DocumentReader],
         index: int,
+        traced: bool = False,
     ) -> None:
         plan = spec.plan
         self._mixture = Mixture([dataset.weight for dataset in spec.datasets], spec.seed)
@@ -37,7 +38,7 @@ class LogicalShard:
         self._per_step = plan.global_size // plan.logical_shards
         self._length = plan.seq_len + 1
         self._streams = [
-            _stream(spec, source, tokenizer, index, dataset, reader)
+            _stream(spec, source, tokenizer, index, dataset, reader, traced)
             for dataset, source, reader in zip(spec.datasets, sources, readers, strict=True)
         ]
         self._first = self._taken = 0
@@ -92,14 +93,21 @@ class ShardGroup:
     """The logical shards that one process reads, step by step."""
 
     def __init__(
-        self, spec: StreamSpec, sources: Sequence[DocumentSource], tokenizer: TextTokenizer, indices: Iterable[int]
+        self,
+        spec: StreamSpec,
+        sources: Sequence[DocumentSource],
+        tokenizer: TextTokenizer,
+        indices: Iterable[int],
+        traced: bool = False,
     ) -> None:
+        """``traced``: whether to note which documents the rows consist of (:attr:`~StepRows.used`)."""
         plan = spec.plan
+        self._traced = traced
         self._once, self._extras = spec.on_end == "once", spec.extras
         self._per_step, self._length = plan.global_size // plan.logical_shards, plan.seq_len + 1
         self._readers = [DocumentReader(spec.policy, dataset.name) for dataset in spec.datasets]
-        shuffled = _shuffled(spec, sources)
-        self._shards = {index: LogicalShard(spec, shuffled, tokenizer, self._readers, index) for index in indices}
+        shuffled = _shuffled(spec, sources, traced)
+        self._shards = {index: LogicalShard(spec, shuffled, tokenizer, self._readers, index, traced) for index in indices}
 
     def read(self) -> StepRows | None:
         """Return the next step's rows, or ``None`` if a logical shard has ended and is not repeated."""
@@ -132,6 +140,7 @@ class ShardGroup:
                 name: rows_of(extra, name, [window for window, _ in taken], self._length)
                 for name, extra in self._extras.items()
             },
+            used=[window.used for window, _ in taken] if self._traced else [],
         )
 
     def stop(self) -> None:
@@ -156,10 +165,11 @@ def _stream(
     index: int,
     dataset: DatasetSpec,
     reader: DocumentReader,
+    traced: bool,
 ) -> TokenStream:
     """Return the sequences of logical shard ``index`` of a dataset."""
     count, origins = spec.plan.logical_shards, (dataset.build.origin, spec.tokenizer.origin)
-    arguments = (source, tokenizer, index, count, spec.on_end, dataset.name, reader, origins, dataset.extras)
+    arguments = (source, tokenizer, index, count, spec.on_end, dataset.name, reader, origins, dataset.extras, traced)
     if not spec.packing_window:
         return TokenStream(*arguments)
     return BestFitStream(*arguments, window=spec.packing_window, key=(spec.seed, index, count))
@@ -178,9 +188,12 @@ def _weights(windows: Sequence[Window], shape: tuple[int, ...]) -> NDArray[Any] 
     return weights
 
 
-def _shuffled(spec: StreamSpec, sources: Sequence[DocumentSource]) -> list[DocumentSource]:
+def _shuffled(spec: StreamSpec, sources: Sequence[DocumentSource], traced: bool) -> list[DocumentSource]:
     """Return ``sources``, which now check where they stand, with streams shuffled through a buffer, if configured. Other
     sources already shuffle each epoch."""
     size, seed = spec.shuffle_buffer, spec.seed
     witnessed = [WitnessedSource(source, dataset.name) for dataset, source in zip(spec.datasets, sources, strict=True)]
-    return [ShuffledStream(source, size, seed) if size and source.num_documents is None else source for source in witnessed]
+    return [
+        ShuffledStream(source, size, seed, traced) if size and source.num_documents is None else source
+        for source in witnessed
+    ]

@@ -27,6 +27,14 @@ class StandardLibrary:
         with tokenize.open(self.files[index]) as file:
             return file.read()
 
+    def place(self, index: int) -> str:
+        """Return the path of file ``index``."""
+        return str(self.files[index])
+
+    def find(self, place: str) -> int | None:
+        """Return the number of the file at ``place``, which may be relative to the library."""
+        return next((number for number, file in enumerate(self.files) if file in (Path(place), _root() / place)), None)
+
 
 def _source_files(root: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(root):

@@ -10,11 +10,12 @@ import numpy
 from numpy.typing import NDArray
 
 from titan_core.api import Document, DocumentShard, DocumentSource, ExtraField, TextTokenizer, UserError, WeightedTokens
-from titan_core.api.data.dataset import OnEnd, State, encode_text
+from titan_core.api.data.dataset import OnEnd, ReadDocument, State, UsedTokens, encode_text
 from titan_core.api.data.tokenizer import token_ids
 from titan_core.api.plugins.ref import CodeOrigin
 from titan_core.data.buffered_shuffle import BufferedShuffle
 from titan_core.data.extras import checked_extras
+from titan_core.data.tracing import place_of
 from titan_core.data.window import Window
 from titan_core.data.witness import ACCEPTED, Late, ShardName, Witness, computed, joined
 from titan_core.toolkit.reading import DocumentReader
@@ -43,12 +44,15 @@ class TokenStream:
         reader: DocumentReader,
         origins: tuple[CodeOrigin | None, CodeOrigin | None] = (None, None),
         extras: Mapping[str, ExtraField] | None = None,
+        traced: bool = False,
     ) -> None:
         """
         Args:
             origins: the plugins of the source and of the tokenizer, for errors.
             extras: the extra tensors that the documents fill.
+            traced: whether windows have :attr:`~titan_core.data.window.Window.used`.
         """
+        self._traced = traced
         self._fields = extras or {}
         self._alone = not all(extra.sequence for extra in self._fields.values())  # each document in a sequence of its own
         self._source = source
@@ -102,6 +106,8 @@ class TokenStream:
             window.weights.append(None if weights is None else weights[used])
             fields = self._fields
             window.extras.append({n: one[used] if fields[n].sequence else one for n, one in self._extras.items()})
+            if self._read is not None:
+                window.used.append(UsedTokens(self._read, used.start, len(piece)))
         self._used += len(piece)
         return len(piece)
 
@@ -145,6 +151,7 @@ class TokenStream:
         self._document_state = self._shard.state_dict()  # the shard's position before the current document
         self._document: NDArray[Any] = numpy.empty(0, numpy.uint32)
         self._document_digest: Witness | None = None
+        self._read: ReadDocument | None = None  # the current document, if the stream is traced
         self._weights: NDArray[Any] | None = None
         self._extras: Mapping[str, NDArray[Any]] = {}
         self._parts: tuple[int, ...] = ()
@@ -187,6 +194,7 @@ class TokenStream:
         self._document, self._weights, self._extras, self._document_digest = tokens, weights, extras, None
         self._parts = document.parts if isinstance(document, WeightedTokens) else ()
         self._whole = self._alone or (isinstance(document, WeightedTokens) and document.whole)
+        self._read = ReadDocument(self._epoch, place_of(self._shard), len(tokens)) if self._traced else None
         self._document_state = state
         self._tokens_read += len(tokens)
         self._used = 0

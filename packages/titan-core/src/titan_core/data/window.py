@@ -8,6 +8,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from titan_core.api.data.dataset import UsedTokens
+
 
 @dataclass(frozen=True)
 class Window:
@@ -19,6 +21,8 @@ class Window:
     """The weights of each piece's tokens as targets; ``None``: every weight is 1."""
     extras: list[Mapping[str, NDArray[Any]]] = field(default_factory=list)
     """The extra values of each piece, by name."""
+    used: list[UsedTokens] = field(default_factory=list)
+    """The document of each piece, if the stream is traced."""
 
     def __len__(self) -> int:
         return sum(map(len, self.pieces))

@@ -21,7 +21,8 @@ from typing import Any, Final, Generic, TypeVar, cast
 import numpy
 
 from titan_core.api import CorruptRecord, Document, DocumentShard, DocumentSource, ExcludedRecord, UserError, WeightedTokens
-from titan_core.api.data.dataset import State
+from titan_core.api.data.dataset import DocumentPlace, State
+from titan_core.data.tracing import place_of
 
 ACCEPTED: Final = ""
 """Instead of a digest: the user accepts whatever is at the position."""
@@ -232,6 +233,10 @@ class WitnessedShard:
         self._history.clear()
         self._state = self._now = None
         self._loaded = state
+
+    def place(self) -> DocumentPlace | None:
+        """See :class:`~titan_core.api.DocumentShard`."""
+        return place_of(self._shard)
 
     def _check(self, state: State) -> None:
         for _ in range(int(state["documents"])):

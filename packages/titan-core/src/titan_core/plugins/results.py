@@ -26,6 +26,8 @@ from titan_core.api import (
     StoredModel,
     WeightedTokens,
 )
+from titan_core.api.data.dataset import DocumentPlace
+from titan_core.api.data.replay import SavedPosition
 from titan_core.api.plugins.ref import CodeOrigin
 from titan_core.plugins.guarded_object import Check, WrongResult, class_at, guarded_object, shown
 from titan_core.toolkit.jobs import JobFact
@@ -159,6 +161,12 @@ def _fields(origin: CodeOrigin, result: Any) -> Any:
 def _marks(origin: CodeOrigin, result: Any) -> Any:
     right = result is None or (isinstance(result, tuple) and len(result) == 2)
     require(right, result, "return the ids before and those after a document's text, or None")
+    return result
+
+
+def _position_of_document(origin: CodeOrigin, result: Any) -> Any:
+    right = isinstance(result, tuple) and len(result) == 2 and all(isinstance(one, int) and one >= 0 for one in result)
+    require(right, result, "return the logical shard of a document, and its position there")
     return result
 
 
@@ -407,16 +415,21 @@ def _object(place: str, *optional: str) -> Check:
 
 _DATASET, _TOKENIZER = "titan_core.api.data.dataset", "titan_core.api.data.tokenizer"
 _FINGERPRINT = f"{_DATASET}:DocumentSource, optional"
+_PLACE = f"{_DATASET}:DocumentShard, optional"
 
 OBJECTS: Final[dict[str, dict[str, Check | None]]] = {
     f"{_DATASET}:DocumentSource": {
         "num_documents": _from(0, none=True),
-        "shard": _object(f"{_DATASET}:DocumentShard"),
+        "shard": _object(f"{_DATASET}:DocumentShard", _PLACE),
     },
     f"{_DATASET}:DocumentShard": {
         "__iter__": None, "__next__": _document, "state_dict": _a(dict), "load_state_dict": None,
     },
-    _FINGERPRINT: {"fingerprint": _a(Mapping, none=True), "order": _a(str, none=True)},
+    _FINGERPRINT: {
+        "fingerprint": _a(Mapping, none=True), "order": _a(str, none=True),
+        "find": _a(DocumentPlace, none=True), "position": _position_of_document,
+    },
+    _PLACE: {"place": _a(DocumentPlace, none=True)},
     f"{_TOKENIZER}:TextTokenizer": {
         "vocab_size": _from(1), "encode_document": _anything, "decode": _a(str),
         "marks": _marks, "begin_ids": _anything, "end_ids": _anything,
@@ -502,6 +515,7 @@ RETURNS: Final[dict[str, Check]] = {
     "Checkpoint.check": _problems,
     "Checkpoint.find_model": _stored,
     "Checkpoint.resumes_after": _from(0),
+    "Checkpoint.find_position": _a(SavedPosition, none=True),
     "StoredModel.load": _anything,
     "Command.arguments": _anything,
     "Command.run": _a(int, "return the exit status"),

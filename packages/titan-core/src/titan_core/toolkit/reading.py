@@ -10,12 +10,15 @@ from titan_core.api.data.dataset import (
     ALL_SPLITS as ALL_SPLITS,
     DatasetSpec as DatasetSpec,
     FormatSpec as FormatSpec,
+    ReadDocument as ReadDocument,
     ReadPolicy as ReadPolicy,
     Shuffle as Shuffle,
     State as State,
     StepRows as StepRows,
     StreamSpec as StreamSpec,
+    UsedTokens as UsedTokens,
 )
+from titan_core.api.data.replay import DataReplay as DataReplay
 from titan_core.toolkit.open_files import is_too_many_files
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from titan_data.storage import files_below, kind_of, matching
 
 _SAMPLED, _SAMPLE = 16, 1 << 12
 """Number of documents, and of tokens in each, whose ids are checked when a dataset is opened."""
+TOKEN: Final = ", token "
 UNRECORDED: Final = "the files do not record their tokenizer: the text below shows whether it is the recipe's"
 TOKENIZER_FIX: Final = "set model.tokenizer and model.tokenizer_path to the tokenizer that made the data"
 
@@ -43,6 +44,9 @@ class TokenFile(ABC):
     """Number of tokens; ``None``: only reading all documents would tell."""
     dtype: str | None
     """Type of the ids; ``None``: each document names its own."""
+    mark: ClassVar[str] = FileDocuments.mark
+    may_contain: ClassVar[bool] = FileDocuments.may_contain
+    """These two: see :class:`~titan_data.file_documents.FileDocuments`."""
 
     @property
     def files(self) -> Sequence[Path]:
@@ -53,6 +57,15 @@ class TokenFile(ABC):
     def packed(self) -> Path | None:
         """The compressed file of which ``path`` is the copy to be made, if it is one."""
         return None
+
+    @property
+    def shown(self) -> Path:
+        """Its name in messages: that of the original if ``path`` is a copy."""
+        return self.packed or self.path
+
+    def number_of(self, maps: MappedFiles, document: int) -> int:
+        """Return the number of a document in messages."""
+        return document
 
     @abstractmethod
     def ranges(self, maps: MappedFiles, first: int, last: int) -> list[tuple[int, int]]:
@@ -86,6 +99,8 @@ class TokenDocuments(FileDocuments):
         """``vocab_size``: exclusive upper limit of token ids; ``None``: there is no tokenizer to compare with."""
         self.token_files = [file for file in found if file.documents]
         self._vocab_size = vocab_size
+        for file in self.token_files[:1]:  # all have one format
+            self.mark, self.may_contain = file.mark, file.may_contain
         super().__init__([*accumulate(file.documents for file in self.token_files)])
 
     @property
@@ -104,6 +119,14 @@ class TokenDocuments(FileDocuments):
         if isinstance(document, WeightedTokens):
             return replace(document, ids=detached(document.ids))
         return detached(document)
+
+    def name_of(self, file: int) -> Path:
+        """See :class:`~titan_data.file_documents.FileDocuments`."""
+        return self.token_files[file].shown
+
+    def number_of(self, file: int, document: int) -> int:
+        """See :class:`~titan_data.file_documents.FileDocuments`."""
+        return self.token_files[file].number_of(self._maps, document)
 
     def ranges(self, number: int, first: int, last: int) -> list[tuple[Path, int, int]]:
         """See :class:`~titan_data.file_documents.FileDocuments`."""

@@ -9,19 +9,20 @@ small dataset, each document is a piece.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.api import DatasetContext, Document, DocumentShard, ShuffledDocuments, UserError
+from titan_core.api import DatasetContext, Document, DocumentPlace, DocumentShard, ShuffledDocuments, UserError
 from titan_core.toolkit.reading import State
 from titan_data.foreign.config import FlatTokensSection
-from titan_data.foreign.documents import Format, TokenFile, found_files
+from titan_data.foreign.documents import TOKEN, Format, TokenFile, found_files
 from titan_data.foreign.flat_files import ENDINGS, FlatFile, describe_files, read_header
 from titan_data.mapped_files import MappedFiles
+from titan_data.places import parse_place
 
 PIECE: Final = 1 << 14
 """Maximum number of tokens between the begins of two pieces."""
@@ -46,6 +47,8 @@ class FlatPieces(TokenFile):
     """Number of tokens between the begins of two pieces, before they are moved to those of documents."""
     begins: NDArray[Any] | None
     """First token of each piece, if all have been searched for."""
+    mark = TOKEN
+    may_contain = True
 
     def ranges(self, maps: MappedFiles, first: int, last: int) -> list[tuple[int, int]]:
         """See :class:`~titan_data.foreign.documents.TokenFile`. Pieces that have not been searched for begin some tokens
@@ -62,6 +65,10 @@ class FlatPieces(TokenFile):
         tokens = maps.array(self.path, self.header.dtype, self.header.skip)
         begin, end = self._begin(tokens, document), self._begin(tokens, document + 1)
         return tokens[begin:end], f"{self.path}, tokens {begin} to {end}"
+
+    def number_of(self, maps: MappedFiles, document: int) -> int:
+        """Return the first token of a piece."""
+        return self._begin(maps.array(self.path, self.header.dtype, self.header.skip), document)
 
     def _begin(self, tokens: NDArray[Any] | None, piece: int) -> int:
         """Return where the first document of ``piece`` begins."""
@@ -117,6 +124,19 @@ class FlatDocuments:
         """See :class:`~titan_core.api.DocumentSource`."""
         return _Documents(self._shuffled.shard(index, count, epoch), self._end_token_id)
 
+    def find(self, place: str, count: int) -> DocumentPlace | None:
+        """Return the place of the document that begins at ``place``, with the number of the piece that contains it. Pieces
+        are not searched: whether a document begins there is known when the piece is read."""
+        piece = self._shuffled.find(place, count)
+        if piece is None or piece.index is None or (written := parse_place(place)) is None:
+            return None
+        file, mark, _ = piece.text.rpartition(TOKEN)
+        return DocumentPlace(f"{file}{mark}{written.number}", piece.index)
+
+    def position(self, index: int, count: int, epoch: int) -> tuple[int, int]:
+        """See :meth:`~titan_core.api.ShuffledDocuments.position`: of pieces."""
+        return self._shuffled.position(index, count, epoch)
+
     def requests(self, index: int, count: int, epoch: int) -> Iterator[tuple[int, list[tuple[Path, int, int]]]]:
         """See :meth:`~titan_core.api.ShuffledDocuments.requests`: of pieces."""
         return self._shuffled.requests(index, count, epoch)
@@ -144,6 +164,16 @@ class _Documents:
             self._given, self._skipped = min(self._skipped, len(self._documents)), 0
         self._given += 1
         return self._documents[self._given - 1]
+
+    def place(self) -> DocumentPlace | None:
+        """See :class:`~titan_core.api.DocumentShard`."""
+        inner: Any = self._shard
+        piece: DocumentPlace | None = inner.place()
+        if piece is None or not self._given:
+            return piece
+        file, mark, begin = piece.text.rpartition(TOKEN)
+        before = sum(len(document) for document in self._documents[: self._given - 1])
+        return replace(piece, text=f"{file}{mark}{int(begin) + before}")
 
     def state_dict(self) -> State:
         return {"piece": self._piece, "given": self._given or self._skipped}

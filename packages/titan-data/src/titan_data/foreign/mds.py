@@ -54,6 +54,7 @@ class MdsShard(TokenFile):
     column: TokenColumn
     unread: Sequence[str]
     """Names of the columns that are not read."""
+    mark = ", sample "
 
     @property
     def packed(self) -> Path | None:

@@ -10,6 +10,7 @@ A ``Checkpoint`` (hook ``titan_checkpoints``) builds the store that saves and re
 * ``CheckpointStore``: what ``Checkpoint.build`` returns: ``restore``, ``after_step``, ``close`` ...
 * ``TrainState``: what to save and restore: model, optimizer, schedule, position in the data, counters
 * ``DataPosition``: a run's position in its data, with ``state_dict`` and ``load_state_dict``
+* ``SavedPosition``: the position in the data in a checkpoint, for commands that read the data again
 * ``CheckpointEvents``: collects and restores the state of observers, and reports saved checkpoints to them
 * ``RefusedChange``: a difference from the saved run that a resumed run must not have
 * ``StoredModel``: trained weights on disk, and the model that they belong to
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         TrainState as TrainState,
     )
     from titan_core.api.checkpoint.stored_model import WeightsContext as WeightsContext
+    from titan_core.api.data.replay import SavedPosition as SavedPosition
     from titan_core.api.model.weights import StoredModel as StoredModel
 else:
     __getattr__ = getter(__name__, "checkpoint")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from titan_core.api.commands.registry import Registry
+from titan_core.api.data.replay import SavedPosition
 from titan_core.api.model.weights import StoredModel
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.api.plugins.component import Component
@@ -170,3 +171,6 @@ class Checkpoint(Component):
     resumes_after: Ref[Callable[[JobContext[Any]], int]] | None = None
     """Returns the step of the checkpoint that a start of the job would resume from, 0 if there is none, without reading more
     than that. A run with stages needs it to know its stage. Must not import torch."""
+    find_position: Ref[Callable[[JobContext[Any], int], SavedPosition | None]] | None = None
+    """(context, step) -> the position in the data in the run's newest complete checkpoint of at most ``step`` steps;
+    ``None`` if there is none. Must not import torch."""

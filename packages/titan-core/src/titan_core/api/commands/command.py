@@ -13,6 +13,7 @@ from titan_core.api.checkpoint.stored_model import StoredModels
 from titan_core.api.commands.registry import Registry
 from titan_core.api.config.resolved import Config, Override
 from titan_core.api.data.dataset import StepRows
+from titan_core.api.data.replay import DataReplay
 from titan_core.api.model.components import Model
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.api.plugins.component import Component
@@ -70,6 +71,13 @@ class CommandContext(Protocol):
 
         Raises:
             UserError: a dataset cannot be opened or read.
+        """
+
+    def replay(self, job: AssembledJob) -> DataReplay:
+        """Open the data that ``job`` trains on, to read the steps of a run again.
+
+        Raises:
+            UserError: a dataset cannot be opened.
         """
 
     def job(self, world_size: int | None = None, more: Sequence[Override] = (), missing_ok: bool = False) -> AssembledJob:

@@ -12,6 +12,7 @@ A ``Dataset`` (hook ``titan_datasets``) opens a source of documents, in logical 
 * ``DatasetContext``: what ``Dataset.build`` receives: path, split, seed ...
 * ``DocumentSource``: what ``Dataset.build`` returns: documents in logical shards
 * ``DocumentShard``: a logical shard: an iterator of documents whose position can be saved
+* ``DocumentPlace``: where a document is: file, and line or row
 * ``Document``: a text, token ids, or ids with weights
 * ``TextPart``: a part of a longer text, which begins or ends where the text does only
 * ``WeightedTokens``: token ids, some of which may have no loss
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         CorruptRecord as CorruptRecord,
         DatasetContext as DatasetContext,
         Document as Document,
+        DocumentPlace as DocumentPlace,
         DocumentShard as DocumentShard,
         DocumentSource as DocumentSource,
         ExcludedRecord as ExcludedRecord,

@@ -177,10 +177,24 @@ class DatasetContext(BuildContext[S]):
     """Order of the documents (``data.shuffle``), for :class:`~titan_core.api.ShuffledDocuments`."""
 
 
+@dataclass(frozen=True)
+class DocumentPlace:
+    """Where a document is in its dataset."""
+
+    text: str
+    """The file, and the line, row or record in it, as errors name it."""
+    index: int | None = None
+    """Number of the document, or of the group of documents that are fetched together; ``None`` for a stream."""
+
+
 class DocumentShard(Protocol):
     """One logical shard in one epoch: an iterator over its documents. After a :class:`CorruptRecord` or an
     :class:`ExcludedRecord`, iteration continues with the following document. After any other error, a position must be
-    loaded before the next read."""
+    loaded before the next read.
+
+    It may also have a method ``place()``, which returns the :class:`DocumentPlace` of the document before the current
+    position, the one that was read last; ``None`` at the beginning. It is called only to list the documents of past steps.
+    """
 
     def __iter__(self) -> Iterator[Document]: ...
 
@@ -200,7 +214,8 @@ class DocumentSource(Protocol):
     (:func:`~titan_core.api.data.shuffled.fingerprint_files`), so that a resumed run can detect it. A source without one is
     identified by its path only. And a property ``order``: a name that changes if the same documents come in another order,
     in which older positions are meaningless; it contains the value of ``data.shuffle``. And a method ``requests``, for the
-    cost of that order (:meth:`~titan_core.api.ShuffledDocuments.requests`).
+    cost of that order (:meth:`~titan_core.api.ShuffledDocuments.requests`). And the methods ``find`` and ``position``, to
+    list the steps that used a document (:meth:`~titan_core.api.ShuffledDocuments.find`).
     """
 
     @property
@@ -260,6 +275,28 @@ class StreamSpec:
 
 
 @dataclass(frozen=True)
+class ReadDocument:
+    """A document that a traced stream has read."""
+
+    epoch: int
+    """Number of times that the logical shard had been read to its end before."""
+    place: DocumentPlace | None
+    """``None`` if the source does not say where its documents are."""
+    tokens: int
+    """Number of its tokens."""
+
+
+@dataclass(frozen=True)
+class UsedTokens:
+    """Successive tokens of a document in a row of a batch."""
+
+    document: ReadDocument
+    first: int
+    """Number of the first of them in the document, from 0."""
+    tokens: int
+
+
+@dataclass(frozen=True)
 class StepRows:
     """Rows that some logical shards contribute to one step. A row is a sequence and the target after its last token."""
 
@@ -287,3 +324,5 @@ class StepRows:
     """Number of those of which no row has all tokens."""
     extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """Extra tensors by name: ``[rows, seq_len + 1, *shape]``, or ``[rows, *shape]`` if they have a value for each row."""
+    used: list[list[UsedTokens]] = field(default_factory=list)
+    """What each row consists of, parallel to :attr:`lengths`, if the stream is traced; else empty."""

@@ -46,6 +46,17 @@ class Every:
         positions = _array(self._positions[first:last])
         return positions if self._order is None else self._order(positions)
 
+    def shard_of(self, document: int) -> int:
+        """Return the number of the shard, of all of them, that reads a document."""
+        return self._place_of(document) % self._positions.step
+
+    def position_of(self, document: int) -> int:
+        """Return the position of one of the shard's documents: the inverse of :meth:`documents_at`."""
+        return self._place_of(document) // self._positions.step
+
+    def _place_of(self, document: int) -> int:
+        return document if self._order is None else int(self._order.inverse(numpy.array([document]))[0])
+
 
 class Blocks:
     """Blocks of successive documents in random order, of which a shard reads every ``count``-th; the documents of
@@ -73,13 +84,32 @@ class Blocks:
             window = first // self._window
             begin, upto = window * self._window, min(last, (window + 1) * self._window)
             blocks = self._blocks_of(window)
-            shuffled = Permutation(len(blocks) * self._block, (*self._key, self._index, window))
+            shuffled = self._shuffled(window, len(blocks))
             places = shuffled(numpy.arange(first - begin, upto - begin))
             parts.append(blocks[places // self._block] * self._block + places % self._block)
             first = upto
         documents = numpy.concatenate(parts)
         documents[documents >= self._size] = NO_DOCUMENT  # of the last block
         return documents
+
+    def shard_of(self, document: int) -> int:
+        """Return the number of the shard, of all of them, that reads a document."""
+        return self._place_of(document // self._block) % self._mine.step
+
+    def position_of(self, document: int) -> int:
+        """Return the position of one of the shard's documents: the inverse of :meth:`documents_at`."""
+        block, within = divmod(document, self._block)
+        window, number = divmod(self._place_of(block) // self._mine.step, self._together)
+        shuffled = self._shuffled(window, len(self._blocks_of(window)))
+        return window * self._window + int(shuffled.inverse(numpy.array([number * self._block + within]))[0])
+
+    def _place_of(self, block: int) -> int:
+        assert self._order is not None
+        return int(self._order.inverse(numpy.array([block]))[0])
+
+    def _shuffled(self, window: int, blocks: int) -> Permutation:
+        """Return the order of the documents of a window of ``blocks`` blocks."""
+        return Permutation(blocks * self._block, (*self._key, self._index, window))
 
     def window_of(self, position: int) -> int:
         """Return the number of the window that contains a position."""

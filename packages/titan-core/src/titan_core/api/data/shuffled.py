@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from titan_core.api.data.dataset import Document, DocumentShard, Shuffle, State
+from titan_core.api.data.dataset import Document, DocumentPlace, DocumentShard, Shuffle, State
 from titan_core.api.data.orders import NO_DOCUMENT, VERSIONS, Blocks, Every, order_of
 
 _WHOLE = 4 << 20
@@ -34,6 +34,10 @@ class RandomAccess(Protocol):
     Documents that are unpacked in groups, which take memory, may have an attribute ``unpacked_bytes``, the size of all of
     them (``None``: not known): under ``data.shuffle = "blocks"``, a shard then reads a few MiB of neighbours at a time. And
     a method ``useful_bytes(index)``, the part of its group's extents that is of document ``index``.
+
+    So that `titan data step` can name them, they may have a method ``place(index)``, which returns where a document is (the
+    file, and the line or row), as errors name it; and for `titan data where` a method ``find(place)``, which returns the
+    number of the document there, or ``None``.
     """
 
     def __len__(self) -> int: ...
@@ -99,6 +103,23 @@ class ShuffledDocuments:
                     yield size, ranges if isinstance(order, Blocks) else own
                     ranges = []
 
+    def find(self, place: str, count: int) -> DocumentPlace | None:
+        """Return the document at ``place``, written as in :attr:`~titan_core.api.data.dataset.DocumentPlace.text`; ``None``
+        if there is none.
+
+        Args:
+            count: number of logical shards, on which the size of documents may depend.
+        """
+        find: Any = getattr(self._documents, "find", None)
+        index = find(place) if find is not None else None
+        return None if index is None else place_in(self._documents, index)
+
+    def position(self, index: int, count: int, epoch: int) -> tuple[int, int]:
+        """Return the logical shard of ``count`` that reads document ``index`` in ``epoch``, and how many positions of the
+        shard come before it."""
+        shard = self._order(0, count, epoch).shard_of(index)
+        return shard, self._order(shard, count, epoch).position_of(index)
+
     def _order(self, index: int, count: int, epoch: int) -> Every | Blocks:
         size, unpacked = self._bytes
         key = (self._seed, epoch)
@@ -113,6 +134,12 @@ class ShuffledDocuments:
         if unpacked is not None:
             return unpacked, True
         return (sum(file.stat().st_size for file in self._files) if self._files else None), False
+
+
+def place_in(documents: RandomAccess, index: int) -> DocumentPlace:
+    """Return where document ``index`` is: what the documents say, or its number."""
+    place: Any = getattr(documents, "place", None)
+    return DocumentPlace(f"document {index}" if place is None else place(index), index)
 
 
 def fingerprint_files(files: Sequence[Path]) -> dict[str, Any]:
@@ -180,6 +207,13 @@ class _IndexedShard:
         if read_ahead is not None:
             for first, last in (one for number in windows for one in order.ranges_of(number)):
                 read_ahead(first, last)
+
+    def place(self) -> DocumentPlace | None:
+        """See :class:`~titan_core.api.DocumentShard`."""
+        if not self._next:
+            return None
+        index = self._document_at(self._next - 1)
+        return None if index == NO_DOCUMENT else place_in(self._documents, index)
 
     def state_dict(self) -> State:
         return {"next": self._next}

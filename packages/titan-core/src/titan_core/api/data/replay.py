@@ -1,0 +1,48 @@
+"""Reading the steps of a run again, after or during it, to list their documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from titan_core.api.data.dataset import DocumentPlace, DocumentSource, StepRows
+
+
+@dataclass(frozen=True)
+class SavedPosition:
+    """The position in the data in a checkpoint."""
+
+    step: int
+    """Number of steps before it."""
+    state: Mapping[str, Any]
+    """The result of :meth:`~titan_core.api.checkpoint.store.DataPosition.state_dict`, with the shards of all ranks."""
+
+
+class DataReplay(Protocol):
+    """The data of a job, which is opened once and read from any of its positions."""
+
+    @property
+    def sources(self) -> Sequence[DocumentSource]:
+        """The opened datasets, in the order of the job's."""
+
+    def require_same(self, saved: SavedPosition) -> None:
+        """Check that the job reads the stream to which ``saved`` belongs.
+
+        Raises:
+            UserError: the data, or settings on which the stream depends, have changed.
+        """
+
+    def read(self, shards: Iterable[int], after: SavedPosition | None = None) -> Iterator[StepRows]:
+        """Yield the rows of the given logical shards, step by step, with :attr:`~StepRows.used`.
+
+        Args:
+            after: where to begin; ``None``: with the first step.
+
+        Raises:
+            UserError: the data cannot be read, or is not that which was read before the position was saved.
+        """
+
+    def reached(self, dataset: int, shard: int) -> tuple[int, DocumentPlace | None]:
+        """Return the epoch of a logical shard in the last :meth:`read`, and the last document that its source has returned;
+        ``None`` if none of that epoch, or if the source does not say."""

@@ -1,0 +1,86 @@
+"""The implementation of :class:`~titan_core.api.data.replay.DataReplay`. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from titan_core.api import DocumentShard, DocumentSource, TextTokenizer, UserError
+from titan_core.api.data.dataset import DocumentPlace, State, StepRows, StreamSpec
+from titan_core.api.data.replay import SavedPosition
+from titan_core.data.positions import checked_positions
+from titan_core.data.shards import ShardGroup
+from titan_core.data.streams import stream_changes, stream_identity
+from titan_core.data.tracing import place_of
+from titan_core.data.witness import computed
+
+_FIX = "restore what the run read"
+
+
+class Replay:
+    """See :class:`~titan_core.api.data.replay.DataReplay`."""
+
+    def __init__(self, spec: StreamSpec, sources: Sequence[DocumentSource], tokenizer: TextTokenizer) -> None:
+        self.sources = sources
+        self._spec, self._tokenizer = spec, tokenizer
+        self._followed: list[_Followed] = []
+
+    def require_same(self, saved: SavedPosition) -> None:
+        """See :class:`~titan_core.api.data.replay.DataReplay`."""
+        refused, _ = stream_changes(self._spec, saved.state["stream_of"], self._stream, ())
+        content = {change.key for change in refused if change.key.endswith(".content")}
+        # A changed content says more than the number of its documents.
+        problems = [one.problem for one in refused if f"{one.key.rpartition('.')[0]}.content" not in content - {one.key}]
+        if problems:
+            raise UserError(*dict.fromkeys(replace(problem, fix=_FIX) for problem in problems))
+
+    @cached_property
+    def _stream(self) -> State:
+        return stream_identity(self._spec, self.sources, self._tokenizer)
+
+    def read(self, shards: Iterable[int], after: SavedPosition | None = None) -> Iterator[StepRows]:
+        """See :class:`~titan_core.api.data.replay.DataReplay`."""
+        self._followed = [_Followed(source) for source in self.sources]
+        group = ShardGroup(self._spec, self._followed, self._tokenizer, shards, traced=True)
+        if after is not None:
+            self.require_same(after)
+            self._load(group, after)
+        while (rows := group.read()) is not None:
+            yield rows
+
+    def _load(self, group: ShardGroup, saved: SavedPosition) -> None:
+        """
+        Raises:
+            UserError: the position is malformed, or the documents before it are not those that were read.
+        """
+        try:
+            positions = checked_positions(saved.state, computed(group.positions()), self._stream)
+        except ValueError as error:
+            where = f"the position in the data in the checkpoint of step {saved.step}"
+            raise UserError.one(where, str(error), "verify the checkpoint (`titan checkpoint verify`)") from None
+        group.load_positions(positions)
+
+    def reached(self, dataset: int, shard: int) -> tuple[int, DocumentPlace | None]:
+        """See :class:`~titan_core.api.data.replay.DataReplay`."""
+        epoch, current = self._followed[dataset].newest[shard]
+        return epoch, place_of(current)
+
+
+class _Followed:
+    """A source that remembers the newest epoch of each logical shard."""
+
+    def __init__(self, source: DocumentSource) -> None:
+        self._source = source
+        self.newest: dict[int, tuple[int, DocumentShard]] = {}
+
+    @property
+    def num_documents(self) -> int | None:
+        """See :class:`~titan_core.api.DocumentSource`."""
+        return self._source.num_documents
+
+    def shard(self, index: int, count: int, epoch: int) -> DocumentShard:
+        """See :class:`~titan_core.api.DocumentSource`."""
+        made = self._source.shard(index, count, epoch)
+        self.newest[index] = epoch, made
+        return made

@@ -1,0 +1,104 @@
+"""The documents of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from titan_core.api import UserError
+from titan_core.toolkit.reading import StepRows, UsedTokens
+from titan_core.toolkit.sections import MOST_STEPS
+from titan_data.books.recorded_run import RecordedRun, Segment
+
+Note = Callable[[str], None]
+"""Shows a line about work that may take long."""
+
+
+@dataclass(frozen=True)
+class UsedDocument:
+    """Successive tokens of a document in a sequence of a step."""
+
+    dataset: str
+    """Name of the dataset."""
+    index: int | None
+    """Number of the document in its dataset, or of the group that is read together; ``None`` for a stream."""
+    place: str | None
+    """The file, and the line, row or record in it; ``None`` if the dataset's plugin does not say."""
+    row: int
+    """Number of the sequence in the global batch, from 0."""
+    first_token: int
+    """Number of the first of the tokens in the document, from 0."""
+    tokens: int
+    of: int
+    """Number of tokens of the document."""
+    epoch: int
+    """Number of times that the logical shard had been read to its end before the document was read."""
+    shard: int
+    """Number of the logical shard."""
+
+
+def documents_of_step(run: RecordedRun, step: int, note: Note = lambda line: None) -> list[UsedDocument]:
+    """Return what the global batch of ``step`` consists of, in order: for each sequence its documents. The same on any mesh.
+
+    The data is read from the newest checkpoint before the step, or from the beginning.
+
+    Args:
+        step: number of the step, from 1.
+
+    Raises:
+        UserError: the run's data or its settings have changed, or the data ended before the step.
+    """
+    segment = run.segment_of(step)
+    after = segment.position(step - 1)
+    if after is None:
+        segment.position(MOST_STEPS)  # raises if the data has changed since any checkpoint
+    begin = segment.first - 1 if after is None else after.step
+    if step - begin > 1:
+        origin = "the beginning: no checkpoint is older" if after is None else f"the checkpoint of step {begin}"
+        note(f"reading {step - begin} steps of data, from {origin}")
+    steps = segment.replay.read(range(segment.job.data.plan.logical_shards), after)
+    rows = next(islice(steps, step - begin - 1, None), None)
+    if rows is None or rows.ended:
+        raise UserError.one(f"step {step}", "the data ends before it", "name an earlier step")
+    return list(used_documents(segment, rows))
+
+
+def used_documents(segment: Segment, rows: StepRows, shards: Sequence[int] | None = None) -> Iterator[UsedDocument]:
+    """Yield what ``rows`` consist of.
+
+    Args:
+        shards: the logical shards that the rows are of, in order; ``None``: all.
+    """
+    plan = segment.job.data.plan
+    per_shard = plan.global_size // plan.logical_shards
+    for number, (dataset, pieces) in enumerate(zip(rows.datasets, rows.used, strict=True)):
+        within, at = divmod(number, per_shard)
+        shard = within if shards is None else shards[within]
+        for piece in _joined(pieces):
+            place = piece.document.place
+            yield UsedDocument(
+                dataset=segment.job.data.datasets[dataset].name,
+                index=place.index if place is not None else None,
+                place=place.text if place is not None else None,
+                row=shard * per_shard + at,
+                first_token=piece.first,
+                tokens=piece.tokens,
+                of=piece.document.tokens,
+                epoch=piece.document.epoch,
+                shard=shard,
+            )
+
+
+def _joined(pieces: Sequence[UsedTokens]) -> Iterator[UsedTokens]:
+    """Yield ``pieces``, with each that continues the one before joined to it, such as the parts of a document."""
+    last: UsedTokens | None = None
+    for piece in pieces:
+        if last is not None and piece.document is last.document and piece.first == last.first + last.tokens:
+            last = replace(last, tokens=last.tokens + piece.tokens)
+            continue
+        if last is not None:
+            yield last
+        last = piece
+    if last is not None:
+        yield last

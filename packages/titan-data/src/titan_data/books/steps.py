@@ -1,0 +1,124 @@
+"""The steps that used a document.
+
+The order of an epoch is a function that can be inverted, so it is known which logical shard reads the document, and after
+which others. In which step it does depends on the lengths of these others. One logical shard is therefore read, from the
+newest checkpoint at which the document had not been read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from titan_core.api import DocumentPlace, SavedPosition, UserError
+from titan_data.books.documents import Note, UsedDocument, used_documents
+from titan_data.books.recorded_run import RecordedRun, Segment
+
+
+def steps_of_document(run: RecordedRun, place: str, note: Note = lambda line: None) -> list[tuple[int, UsedDocument]]:
+    """Return the steps, up to the last that the run has recorded, that used tokens of a document, and which they used.
+
+    Args:
+        place: of the document, as :attr:`~titan_data.books.documents.UsedDocument.place`, or with the end of the path.
+
+    Raises:
+        UserError: no dataset of the run has such a document, or the order of none that might have it can be inverted; or
+            the data has changed.
+    """
+    found: list[tuple[int, UsedDocument]] = []
+    known, streams = False, list[str]()
+    for segment in run.segments:
+        for number, dataset in enumerate(segment.job.data.datasets):
+            source: Any = segment.replay.sources[number]
+            if not (hasattr(source, "find") and hasattr(source, "position")):
+                streams.append(dataset.name)
+                continue
+            document = source.find(place, segment.job.data.plan.logical_shards)
+            if document is not None:
+                known = True
+                found += _Search(segment, number, document, run.last, note).uses()
+    if not known and streams:
+        why = f"the order of dataset {', '.join(map(repr, streams))} cannot be inverted to the steps that used a document"
+        raise UserError.one(repr(place), why, "look for the document in `titan data step RUN N`")
+    if not known:
+        fix = "write the place as `titan data step` prints it, such as FILE:LINE for lines of JSON, or 'FILE, row N'"
+        raise UserError.one(repr(place), "no dataset of the run has a document there", fix)
+    return sorted(found, key=lambda use: (use[0], use[1].row))
+
+
+@dataclass
+class _Scan:
+    """What reading a logical shard has found."""
+
+    uses: list[tuple[int, UsedDocument]] = field(default_factory=list)
+    read_before: bool = False
+    """Whether the document may have been read before the position from which the shard was read."""
+    epoch: int = 0
+    """Of the shard, after the last step that was read."""
+    complete: bool = False
+    """Whether the whole document was found, so that no further step was read."""
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The search for a document of a dataset."""
+
+    segment: Segment
+    dataset: int
+    document: DocumentPlace
+    last: int
+    """Number of the last step of the run."""
+    note: Note
+
+    def uses(self) -> list[tuple[int, UsedDocument]]:
+        """Return the steps that used the document."""
+        found: list[tuple[int, UsedDocument]] = []
+        for epoch in count() if self.last >= self.segment.first else ():
+            scan = self._scan_epoch(epoch)
+            found += scan.uses
+            if not scan.complete and scan.epoch < epoch:  # the run has not come as far
+                break
+        return found
+
+    def _scan_epoch(self, epoch: int) -> _Scan:
+        upto = self.last - 1
+        while True:
+            after = self.segment.position(upto)
+            scan = self._scan(epoch, after)
+            if after is None or not scan.read_before:
+                return scan
+            upto = after.step - 1
+
+    def _scan(self, epoch: int, after: SavedPosition | None) -> _Scan:
+        """Read the shard that has the document in ``epoch``, until all of the document has been used."""
+        replay, shards = self.segment.replay, self.segment.job.data.plan.logical_shards
+        shard, position = self._position(self.document, epoch)
+        begin = self.segment.first - 1 if after is None else after.step
+        scan, used, may_be_late = _Scan(), 0, after is not None
+        dataset = self.segment.job.data.datasets[self.dataset].name
+        for step, rows in zip(range(begin + 1, self.last + 1), replay.read([shard], after), strict=False):
+            if step == begin + 2:
+                self.note(f"epoch {epoch + 1}: reading a logical shard (of {shards}) from step {begin + 1} on")
+            scan.epoch, current = replay.reached(self.dataset, shard)
+            if may_be_late and self.dataset in rows.datasets:
+                here = scan.epoch, self._position(current, scan.epoch)[1] if current is not None else -1
+                if here >= (epoch, position):
+                    scan.read_before = True
+                    return scan
+                may_be_late = False
+            for use in used_documents(self.segment, rows, [shard]):
+                if use.dataset == dataset and use.epoch == epoch and use.place == self.document.text:
+                    scan.uses.append((step, use))
+                    used += use.tokens
+                    if used == use.of:
+                        scan.complete = True
+                        return scan
+        scan.read_before = may_be_late
+        return scan
+
+    def _position(self, document: DocumentPlace, epoch: int) -> tuple[int, int]:
+        """Return the logical shard that reads ``document`` in ``epoch``, and its position there."""
+        source: Any = self.segment.replay.sources[self.dataset]
+        found: tuple[int, int] = source.position(document.index, self.segment.job.data.plan.logical_shards, epoch)
+        return found

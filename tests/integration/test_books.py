@@ -1,0 +1,265 @@
+"""The books of a run (`titan data step`, `titan data where`): what they list, read and tokenised by hand, is what the
+trainer trained on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from benchmarks.chaos.session import SEQUENCES
+from benchmarks.chaos.trail import trajectory
+from harness import resuming
+from harness.gloo_pool import GlooPool
+from harness.hand_read import byte_ids, documents_of, inputs_of, printed, rows_by_hand, text_at
+from harness.jobs import TINY, run_recipe
+from harness.recorded_jobs import Recorded
+from titan_core.api import hookimpl
+from titan_core.cli.main import main
+
+LENGTH = 33
+MIXTURE = (
+    '[{dataset = "json", dataset_path = "lines", weight = 0.6, name = "lines"}, '
+    '{dataset = "parquet", dataset_path = "rows.parquet", weight = 0.4, name = "rows"}]'
+)
+SETTINGS: dict[str, object] = {
+    **TINY,
+    "data.mixture": MIXTURE,
+    "data.on_corrupt": "skip",
+    "data.packing_window": 6,
+    "checkpoint.enable": "true",
+    "checkpoint.interval": 10,
+    "checkpoint.keep_latest_k": 2,
+    "job.device": "cpu",
+    "job.dump_folder": "run",
+    "metrics.enable_console": "false",
+}
+
+
+def text(number: int) -> str:
+    return f"document {number} " + "of some words " * (number * 7 % 6)
+
+
+def write_data(folder: Path) -> None:
+    """Write lines of JSON in two files, some of them blank, empty or corrupt, one of them long; and rows of Parquet."""
+    (folder / "lines").mkdir()
+    lines = [json.dumps({"text": text(number)}) for number in range(24)]
+    lines[3:3] = ["", "   "]
+    lines[9] = json.dumps({"text": ""})
+    lines[12] = "{broken"
+    lines[15] = json.dumps({"text": "a long document " * 20})
+    (folder / "lines/a.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "lines/b.jsonl").write_text("".join(json.dumps({"text": text(number)}) + "\n" for number in range(30, 40)))
+    table = pyarrow.table({"text": [text(number) for number in range(50, 68)]})
+    pyarrow.parquet.write_table(table, folder / "rows.parquet", row_group_size=5)
+
+
+class Stopped(Exception):
+    pass
+
+
+class Seen:
+    """An observer that records the inputs of each step, by row, and fails in one."""
+
+    def __init__(self, fails_in: int | None = None) -> None:
+        self.steps: dict[int, dict[int, list[int]]] = {}
+        self._fails_in = fails_in
+
+    @hookimpl
+    def titan_before_update(self, update: Any) -> None:
+        if update.step == self._fails_in:
+            raise Stopped
+        rows = self.steps[update.step] = {}
+        for batch in update.microbatches:
+            rows.update(zip(batch.rows.tolist(), batch.tokens.tolist(), strict=True))
+
+
+def train(steps: int, more: dict[str, object], fails_in: tuple[int, ...] = ()) -> dict[int, dict[int, list[int]]]:
+    """Train a run that fails in some steps and is resumed each time. Return the inputs of each step, by row."""
+    seen: dict[int, dict[int, list[int]]] = {}
+    for fails in (*fails_in, None):
+        attempt = Seen(fails)
+        try:
+            run_recipe("tiny", {**SETTINGS, "training.steps": steps, **more}, observers=[attempt])
+        except Stopped:
+            assert fails is not None
+        seen |= attempt.steps
+    return seen
+
+
+PACKINGS = ("concatenate", "best_fit")
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_what_a_step_lists_is_what_it_trained_on(packing: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_data(in_tmp)
+    steps = 48
+    seen = train(steps, {"data.packing": packing}, fails_in=(17, 34))
+    assert set(seen) == set(range(1, steps + 1))
+    listed = {}
+    for step in [*random.Random(packing).sample(range(1, steps + 1), 8), 1, 18, 31, steps]:
+        listed[step] = documents_of(capsys, in_tmp / "run", step)
+        rows = rows_by_hand(listed[step], LENGTH, lambda place: byte_ids(text_at(place)))
+        assert inputs_of(rows) == [seen[step][number] for number in range(len(rows))]
+    used = [one for documents in listed.values() for one in documents]
+    assert {one["epoch"] for one in used} >= {0, 1} and {one["dataset"] for one in used} == {"lines", "rows"}
+    assert any(one["tokens"] < one["of"] for one in used)
+    for one in random.Random(packing).sample(used, 3):
+        uses = printed(capsys, "data", "where", "run", one["place"])["uses"]
+        here = [{key: value for key, value in use.items() if key != "step"} for use in uses]
+        for step, documents in listed.items():
+            expected = [two for two in documents if two["place"] == one["place"]]
+            assert [two for two, use in zip(here, uses, strict=True) if use["step"] == step] == expected
+
+
+def digest_of(row: list[int]) -> str:
+    """Return what ``benchmarks.chaos.site`` records of a sequence."""
+    tokens = numpy.array(row, numpy.int64)
+    return hashlib.sha256(tokens[:-1].tobytes() + tokens[1:].tobytes()).hexdigest()[:16]
+
+
+@pytest.mark.long
+def test_two_hundred_steps_of_a_job_that_was_killed(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several epochs of both datasets, on 2, 4 and 1 ranks."""
+    write_data(in_tmp)
+    mixture = MIXTURE.replace('"lines"', f'"{in_tmp}/lines"', 1).replace('"rows.parquet"', f'"{in_tmp}/rows.parquet"')
+    steps, chance = 240, random.Random(9)
+    settings: dict[str, object] = {
+        "data.mixture": mixture,
+        "data.on_corrupt": "skip",
+        "training.steps": steps,
+        "checkpoint.interval": 7,
+        "checkpoint.keep_latest_k": 8,
+        "checkpoint.keep_every_n_steps": 35,
+    }
+    job = Recorded(in_tmp / "job", settings)
+    for ranks, until in zip((2, 4, 2), sorted(chance.sample(range(20, steps), 3)), strict=True):
+        job.train(ranks, until)
+    job.train_here()
+    expected, problems = trajectory(job.attempts, SEQUENCES)
+    assert problems == [] and len(expected) == steps and len(job.attempts) == 4
+    run, uses = in_tmp / "job/run", []
+    for step in chance.sample(range(1, steps + 1), 200):
+        documents = documents_of(capsys, run, step)
+        uses += [(step, one) for one in documents]
+        rows = rows_by_hand(documents, LENGTH, lambda place: byte_ids(text_at(place)))
+        assert {number: digest_of(row) for number, row in enumerate(rows)} == expected[step], step
+    assert {use["epoch"] for _, use in uses} >= {0, 1, 2}
+    for step, used in chance.sample(uses, 20):
+        found = printed(capsys, "data", "where", run, used["place"])["uses"]
+        assert {"step": step, **used} in found
+
+
+def test_where_is_the_inverse_of_step(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For every document, wherever the checkpoints are, and with skipped records between them."""
+    write_data(in_tmp)
+    steps = 30
+    train(steps, {"data.packing": "best_fit", "checkpoint.keep_latest_k": 0, "checkpoint.interval": 4})
+    uses: dict[str, list[tuple[int, int, int, int, int]]] = defaultdict(list)
+    for step in range(1, steps + 1):
+        for one in documents_of(capsys, in_tmp / "run", step):
+            uses[one["place"]].append((step, one["row"], one["first_token"], one["tokens"], one["epoch"]))
+    places = [f"lines/a.jsonl:{number}" for number in (1, 2, 3, 6, *range(13, 26))]
+    places += [f"rows.parquet, row {number}" for number in range(18)]
+    assert len(uses.keys() & set(places)) > 25
+    for place in places:
+        found = printed(capsys, "data", "where", "run", place)["uses"]
+        here = [(use["step"], use["row"], use["first_token"], use["tokens"], use["epoch"]) for use in found]
+        assert sorted(here) == sorted(uses[place]), place
+
+
+def books(folder: str, settings: dict[str, object]) -> None:
+    resuming.run_in(folder, settings)
+
+
+@pytest.mark.full
+def test_the_books_are_the_same_on_any_mesh(gloo: GlooPool, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_data(in_tmp)
+    settings = {**SETTINGS, "training.steps": 12, "checkpoint.interval": 5}
+    gloo.run(1, books, str(in_tmp), {**settings, "job.dump_folder": "alone"})
+    divided = {"parallelism.data_parallel_shard_degree": 2, "training.local_batch_size": 1}
+    gloo.run(2, books, str(in_tmp), {**settings, **divided, "job.dump_folder": "divided"})
+    for command, *arguments in (("step", 1), ("step", 7), ("step", 12), ("where", "lines/a.jsonl:16")):
+        alone, two = (printed(capsys, "data", command, run, *arguments) for run in ("alone", "divided"))
+        assert alone == two and (alone.get("documents") or alone["uses"])
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Return the one error of a command."""
+    capsys.readouterr()
+    assert main(list(map(str, arguments))) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("titan: error: ")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def append(folder: Path) -> None:
+    with (folder / "lines/b.jsonl").open("a") as file:
+        file.write(json.dumps({"text": "one more"}) + "\n")
+
+
+def swap(folder: Path) -> None:
+    first, second, *rest = (folder / "lines/b.jsonl").read_text().splitlines(keepends=True)
+    (folder / "lines/b.jsonl").write_text("".join([second, first, *rest]))
+
+
+@pytest.mark.parametrize("change", [append, swap])
+@pytest.mark.parametrize("arguments", [("step", 2), ("step", 12), ("where", "lines/a.jsonl:16")], ids=str)
+def test_changed_data_is_refused(
+    change: Callable[[Path], None],
+    arguments: tuple[object, ...],
+    in_tmp: Path,
+    trained: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    change(in_tmp)
+    error = error_of(capsys, "data", arguments[0], "run", *arguments[1:])
+    assert "dataset 'lines'" in error and "differs from the data that the run was trained on" in error
+    assert error.endswith("restore what the run read")
+
+
+@pytest.fixture
+def trained(in_tmp: Path) -> Path:
+    """A run of 12 steps with a checkpoint in step 10."""
+    write_data(in_tmp)
+    train(12, {})
+    return in_tmp / "run"
+
+
+def test_mistakes_are_one_error(in_tmp: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no dataset of the run has a document there" in error_of(capsys, "data", "where", "run", "lines/a.jsonl:99")
+    assert "no dataset of the run has a document there" in error_of(capsys, "data", "where", "run", "nonsense")
+    (in_tmp / "empty").mkdir()
+    assert "pass a run's directory" in error_of(capsys, "data", "step", "empty", "1")
+    assert "pass a run's directory" in error_of(capsys, "data", "step", "nowhere", "1")
+    assert "training.seed" in error_of(capsys, "data", "step", "run", "11", "--training.seed", "5")
+    batch = ("--training.global_batch_size", "8", "--data.logical_shards", "4")
+    assert "the batch has changed" in error_of(capsys, "data", "step", "run", "11", *batch)
+
+
+def test_data_that_has_moved_is_found_by_an_override(
+    in_tmp: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = documents_of(capsys, trained, 11)
+    (in_tmp / "rows.parquet").rename(in_tmp / "moved.parquet")
+    moved = ("--data.mixture", MIXTURE.replace("rows.parquet", "moved.parquet"))
+    after = printed(capsys, "data", "step", "run", 11, *moved)["documents"]
+    assert [one["place"].replace("moved", "rows") for one in after] == [one["place"] for one in before]
+
+
+def test_a_run_without_checkpoints_is_read_from_its_start(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_data(in_tmp)
+    seen = train(6, {"checkpoint.enable": "false"})
+    assert main(["data", "step", "run", "5"]) == 0
+    assert "titan: reading 5 steps of data, from the beginning" in capsys.readouterr().err
+    rows = rows_by_hand(documents_of(capsys, in_tmp / "run", 5), LENGTH, lambda place: byte_ids(text_at(place)))
+    assert inputs_of(rows) == [seen[5][number] for number in range(len(rows))]
