@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.mutants import (
+    books,
     ckpt,
     cluster,
     completion,
@@ -27,8 +28,8 @@ from benchmarks.mutants import (
 from benchmarks.mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
-    *core.MUTANTS, *data.MUTANTS, *ckpt.MUTANTS, *parallel.MUTANTS, *float8.MUTANTS, *experts.MUTANTS, *ft.MUTANTS,
-    *inference.MUTANTS, *models_hf.MUTANTS,
+    *core.MUTANTS, *data.MUTANTS, *books.MUTANTS, *ckpt.MUTANTS, *parallel.MUTANTS, *float8.MUTANTS, *experts.MUTANTS,
+    *ft.MUTANTS, *inference.MUTANTS, *models_hf.MUTANTS,
     *models_llama.MUTANTS, *models_qwen3.MUTANTS, *optim.MUTANTS,
     *debug.MUTANTS, *torchtitan.MUTANTS, *completion.MUTANTS, *cluster.MUTANTS, *launch.MUTANTS,
     *report.MUTANTS, *datasets.MUTANTS, *simulate.MUTANTS,

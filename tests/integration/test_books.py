@@ -263,3 +263,12 @@ def test_a_run_without_checkpoints_is_read_from_its_start(in_tmp: Path, capsys: 
     assert "titan: reading 5 steps of data, from the beginning" in capsys.readouterr().err
     rows = rows_by_hand(documents_of(capsys, in_tmp / "run", 5), LENGTH, lambda place: byte_ids(text_at(place)))
     assert inputs_of(rows) == [seen[5][number] for number in range(len(rows))]
+
+
+def test_the_batch_is_that_of_the_runs_ranks(gloo: GlooPool, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A batch whose size follows from the number of ranks."""
+    write_data(in_tmp)
+    settings = {**SETTINGS, "training.steps": 3, "training.local_batch_size": 3, "training.global_batch_size": -1}
+    gloo.run(2, books, str(in_tmp), {**settings, "checkpoint.interval": 2})
+    for step in (1, 3):
+        assert {one["row"] for one in documents_of(capsys, in_tmp / "run", step)} == set(range(6))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -23,6 +23,7 @@ class Segment:
     replay: DataReplay
     first: int = 1
     """Number of its first step."""
+    _found: dict[int, SavedPosition | None] = field(default_factory=dict, repr=False, compare=False)
 
     def position(self, step: int) -> SavedPosition | None:
         """Return the newest position in the data that a checkpoint of the segment holds, after at most ``step`` steps.
@@ -30,6 +31,11 @@ class Segment:
         Raises:
             UserError: it belongs to other data.
         """
+        if step not in self._found:
+            self._found[step] = self._find(step)
+        return self._found[step]
+
+    def _find(self, step: int) -> SavedPosition | None:
         checkpoint = self.job.checkpoint
         if not isinstance(checkpoint, Checkpoint) or checkpoint.find_position is None or step < self.first:
             return None

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 from titan_core.api import DocumentPlace, SavedPosition, UserError
 from titan_data.books.documents import Note, UsedDocument, used_documents
 from titan_data.books.recorded_run import RecordedRun, Segment
+
+_LONG: Final = 1000
+"""Number of steps whose reading is worth a line."""
 
 
 def steps_of_document(run: RecordedRun, place: str, note: Note = lambda line: None) -> list[tuple[int, UsedDocument]]:
@@ -52,8 +55,6 @@ class _Scan:
     """What reading a logical shard has found."""
 
     uses: list[tuple[int, UsedDocument]] = field(default_factory=list)
-    read_before: bool = False
-    """Whether the document may have been read before the position from which the shard was read."""
     epoch: int = 0
     """Of the shard, after the last step that was read."""
     complete: bool = False
@@ -75,38 +76,46 @@ class _Search:
         """Return the steps that used the document."""
         found: list[tuple[int, UsedDocument]] = []
         for epoch in count() if self.last >= self.segment.first else ():
-            scan = self._scan_epoch(epoch)
+            scan = self._scan(epoch, self._begin(epoch))
             found += scan.uses
             if not scan.complete and scan.epoch < epoch:  # the run has not come as far
                 break
         return found
 
-    def _scan_epoch(self, epoch: int) -> _Scan:
-        upto = self.last - 1
-        while True:
-            after = self.segment.position(upto)
-            scan = self._scan(epoch, after)
-            if after is None or not scan.read_before:
-                return scan
-            upto = after.step - 1
+    def _begin(self, epoch: int) -> SavedPosition | None:
+        """Return the newest position at which the document was surely unread in ``epoch``; ``None``: the beginning."""
+        begin: SavedPosition | None = None
+        low, high = self.segment.first - 1, self.last - 1  # of steps after which there may be a newer one
+        while low < high:
+            middle = (low + high + 1) // 2
+            found = self.segment.position(middle)
+            if found is None or found.step <= low:
+                low = middle
+            elif self._may_be_read(epoch, found):
+                high = found.step - 1
+            else:
+                begin, low = found, middle
+        return begin
+
+    def _may_be_read(self, epoch: int, after: SavedPosition) -> bool:
+        """Return whether the document may have been read in ``epoch`` before ``after``. Restoring a position may read
+        documents again, and packing reads some in advance: what has been read is known after a sequence of the dataset."""
+        shard, position = self._position(self.document, epoch)
+        for _, rows in zip(range(after.step, self.last), self.segment.replay.read([shard], after), strict=False):
+            if self.dataset in rows.datasets:
+                now, current = self.segment.replay.reached(self.dataset, shard)
+                return (now, self._position(current, now)[1] if current is not None else -1) >= (epoch, position)
+        return True
 
     def _scan(self, epoch: int, after: SavedPosition | None) -> _Scan:
         """Read the shard that has the document in ``epoch``, until all of the document has been used."""
-        replay, shards = self.segment.replay, self.segment.job.data.plan.logical_shards
-        shard, position = self._position(self.document, epoch)
-        begin = self.segment.first - 1 if after is None else after.step
-        scan, used, may_be_late = _Scan(), 0, after is not None
+        shard, _ = self._position(self.document, epoch)
+        begin, scan, used = self.segment.first - 1 if after is None else after.step, _Scan(), 0
         dataset = self.segment.job.data.datasets[self.dataset].name
-        for step, rows in zip(range(begin + 1, self.last + 1), replay.read([shard], after), strict=False):
-            if step == begin + 2:
-                self.note(f"epoch {epoch + 1}: reading a logical shard (of {shards}) from step {begin + 1} on")
-            scan.epoch, current = replay.reached(self.dataset, shard)
-            if may_be_late and self.dataset in rows.datasets:
-                here = scan.epoch, self._position(current, scan.epoch)[1] if current is not None else -1
-                if here >= (epoch, position):
-                    scan.read_before = True
-                    return scan
-                may_be_late = False
+        for step, rows in zip(range(begin + 1, self.last + 1), self.segment.replay.read([shard], after), strict=False):
+            if step == begin + _LONG:
+                self.note(f"epoch {epoch + 1}: reading the data of a logical shard from step {begin + 1} on")
+            scan.epoch, _ = self.segment.replay.reached(self.dataset, shard)
             for use in used_documents(self.segment, rows, [shard]):
                 if use.dataset == dataset and use.epoch == epoch and use.place == self.document.text:
                     scan.uses.append((step, use))
@@ -114,7 +123,6 @@ class _Search:
                     if used == use.of:
                         scan.complete = True
                         return scan
-        scan.read_before = may_be_late
         return scan
 
     def _position(self, document: DocumentPlace, epoch: int) -> tuple[int, int]:
