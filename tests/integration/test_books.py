@@ -6,6 +6,8 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +21,18 @@ import pytest
 from benchmarks.chaos.session import SEQUENCES
 from benchmarks.chaos.trail import trajectory
 from harness import resuming
+from harness.fake_hub import folders_for_the_hub
 from harness.gloo_pool import GlooPool
 from harness.hand_read import byte_ids, documents_of, inputs_of, printed, rows_by_hand, text_at
 from harness.jobs import TINY, run_recipe
 from harness.recorded_jobs import Recorded
 from titan_core.api import hookimpl
+from titan_core.cli.invocation import Invocation
 from titan_core.cli.main import main
+from titan_core.plugins.registry import Components
+from titan_data.books.documents import UsedDocument, documents_of_step
+from titan_data.books.recorded_run import RecordedRun, open_run
+from titan_data.books.steps import steps_of_document
 
 LENGTH = 33
 MIXTURE = (
@@ -96,6 +104,11 @@ def train(steps: int, more: dict[str, object], fails_in: tuple[int, ...] = ()) -
     return seen
 
 
+def opened_run(folder: Path) -> RecordedRun:
+    """Return a run as the commands open it."""
+    return open_run(Invocation(Namespace(), Components.from_installed()), str(folder))
+
+
 PACKINGS = ("concatenate", "best_fit")
 
 
@@ -148,33 +161,49 @@ def test_two_hundred_steps_of_a_job_that_was_killed(in_tmp: Path, capsys: pytest
     expected, problems = trajectory(job.attempts, SEQUENCES)
     assert problems == [] and len(expected) == steps and len(job.attempts) == 4
     run, uses = in_tmp / "job/run", []
-    for step in chance.sample(range(1, steps + 1), 200):
-        documents = documents_of(capsys, run, step)
+    opened = opened_run(run)
+    for number, step in enumerate(chance.sample(range(1, steps + 1), 200)):
+        documents = [vars(one) for one in documents_of_step(opened, step)]
+        if number < 5:
+            assert documents == documents_of(capsys, run, step)
         uses += [(step, one) for one in documents]
         rows = rows_by_hand(documents, LENGTH, lambda place: byte_ids(text_at(place)))
         assert {number: digest_of(row) for number, row in enumerate(rows)} == expected[step], step
     assert {use["epoch"] for _, use in uses} >= {0, 1, 2}
     for step, used in chance.sample(uses, 20):
-        found = printed(capsys, "data", "where", run, used["place"])["uses"]
-        assert {"step": step, **used} in found
+        assert (step, UsedDocument(**used)) in steps_of_document(opened, used["place"])
 
 
-def test_where_is_the_inverse_of_step(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """For every document, wherever the checkpoints are, and with skipped records between them."""
+@pytest.mark.parametrize(
+    ("packing", "shuffle"), [("best_fit", "none"), pytest.param("concatenate", "documents", marks=pytest.mark.full)]
+)
+def test_where_is_the_inverse_of_step(packing: str, shuffle: str, in_tmp: Path) -> None:
+    """For every document, wherever the checkpoints are, while logical shards are in different epochs."""
     write_data(in_tmp)
-    steps = 30
-    train(steps, {"data.packing": "best_fit", "checkpoint.keep_latest_k": 0, "checkpoint.interval": 4})
-    uses: dict[str, list[tuple[int, int, int, int, int]]] = defaultdict(list)
+    steps = 70
+    train(
+        steps, {"data.packing": packing, "data.shuffle": shuffle, "checkpoint.keep_latest_k": 0, "checkpoint.interval": 12}
+    )
+    opened = opened_run(in_tmp / "run")
+    uses: dict[str | None, list[tuple[int, UsedDocument]]] = defaultdict(list)
     for step in range(1, steps + 1):
-        for one in documents_of(capsys, in_tmp / "run", step):
-            uses[one["place"]].append((step, one["row"], one["first_token"], one["tokens"], one["epoch"]))
+        for one in documents_of_step(opened, step):
+            uses[one.place].append((step, one))
+    last: dict[int, int] = {}
+    for one in (one for found in uses.values() for _, one in found if one.dataset == "rows"):
+        last[one.shard] = max(last.get(one.shard, 0), one.epoch)
+    assert shuffle != "none" or max(last.values()) > min(last.values()) + 1
     places = [f"lines/a.jsonl:{number}" for number in (1, 2, 3, 6, *range(13, 26))]
     places += [f"rows.parquet, row {number}" for number in range(18)]
     assert len(uses.keys() & set(places)) > 25
     for place in places:
-        found = printed(capsys, "data", "where", "run", place)["uses"]
-        here = [(use["step"], use["row"], use["first_token"], use["tokens"], use["epoch"]) for use in found]
-        assert sorted(here) == sorted(uses[place]), place
+        found = steps_of_document(opened, place)
+        assert sorted(found, key=in_order) == sorted(uses[place], key=in_order), place
+
+
+def in_order(use: tuple[int, UsedDocument]) -> tuple[int, ...]:
+    step, used = use
+    return step, used.row, used.epoch, used.first_token
 
 
 def books(folder: str, settings: dict[str, object]) -> None:
@@ -272,3 +301,21 @@ def test_the_batch_is_that_of_the_runs_ranks(gloo: GlooPool, in_tmp: Path, capsy
     gloo.run(2, books, str(in_tmp), {**settings, "checkpoint.interval": 2})
     for step in (1, 3):
         assert {one["row"] for one in documents_of(capsys, in_tmp / "run", step)} == set(range(6))
+
+
+@folders_for_the_hub()
+def test_a_stream_of_the_hub_has_steps_and_no_where(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_data(in_tmp)
+    (in_tmp / "lines/a.jsonl").unlink()
+    settings = {"data.mixture": '[{dataset = "hub", dataset_path = "lines", name = "web"}]', "data.shuffle_buffer": 3}
+    seen = train(12, settings)
+    step = documents_of(capsys, in_tmp / "run", 11)  # after a checkpoint
+
+    def record_of(place: str) -> int:
+        number = re.fullmatch(r"dataset 'lines', record ([0-9]+) of its shard", place)
+        assert number is not None
+        return int(number[1])  # one file, of which each shard counts all records
+
+    rows = rows_by_hand(step, LENGTH, lambda place: byte_ids(text(29 + record_of(place))))
+    assert inputs_of(rows) == [seen[11][number] for number in range(len(rows))]
+    assert "cannot be inverted" in error_of(capsys, "data", "where", "run", step[0]["place"])

@@ -41,13 +41,31 @@ class Replay:
 
     def read(self, shards: Iterable[int], after: SavedPosition | None = None) -> Iterator[StepRows]:
         """See :class:`~titan_core.api.data.replay.DataReplay`."""
+        group = self._group(shards, after)
+        while (rows := group.read()) is not None:
+            yield rows
+
+    def last_epoch(self, dataset: int, step: int, after: SavedPosition | None = None) -> int:
+        """See :class:`~titan_core.api.data.replay.DataReplay`."""
+        shards = range(self._spec.plan.logical_shards)
+        group = self._group(shards, after)
+        for _ in range(step - (0 if after is None else after.step)):
+            if group.read() is None:
+                break
+        # Streams that were restored, and not read since, have not read again the documents that they pack together.
+        alone = [replace(one, weight=float(number == dataset)) for number, one in enumerate(self._spec.datasets)]
+        ahead = ShardGroup(replace(self._spec, datasets=tuple(alone)), self._followed, self._tokenizer, shards)
+        ahead.load_positions(computed(group.positions()))
+        ahead.read()
+        return max(epoch for epoch, _ in self._followed[dataset].newest.values())
+
+    def _group(self, shards: Iterable[int], after: SavedPosition | None) -> ShardGroup:
         self._followed = [_Followed(source) for source in self.sources]
         group = ShardGroup(self._spec, self._followed, self._tokenizer, shards, traced=True)
         if after is not None:
             self.require_same(after)
             self._load(group, after)
-        while (rows := group.read()) is not None:
-            yield rows
+        return group
 
     def _load(self, group: ShardGroup, saved: SavedPosition) -> None:
         """

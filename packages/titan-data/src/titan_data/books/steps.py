@@ -7,8 +7,8 @@ newest checkpoint at which the document had not been read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 from titan_core.api import DocumentPlace, SavedPosition, UserError
@@ -50,17 +50,6 @@ def steps_of_document(run: RecordedRun, place: str, note: Note = lambda line: No
     return sorted(found, key=lambda use: (use[0], use[1].row))
 
 
-@dataclass
-class _Scan:
-    """What reading a logical shard has found."""
-
-    uses: list[tuple[int, UsedDocument]] = field(default_factory=list)
-    epoch: int = 0
-    """Of the shard, after the last step that was read."""
-    complete: bool = False
-    """Whether the whole document was found, so that no further step was read."""
-
-
 @dataclass(frozen=True)
 class _Search:
     """The search for a document of a dataset."""
@@ -74,13 +63,11 @@ class _Search:
 
     def uses(self) -> list[tuple[int, UsedDocument]]:
         """Return the steps that used the document."""
-        found: list[tuple[int, UsedDocument]] = []
-        for epoch in count() if self.last >= self.segment.first else ():
-            scan = self._scan(epoch, self._begin(epoch))
-            found += scan.uses
-            if not scan.complete and scan.epoch < epoch:  # the run has not come as far
-                break
-        return found
+        if self.last < self.segment.first:
+            return []
+        # Logical shards, each with other lengths of documents, may be in different epochs.
+        epochs = self.segment.replay.last_epoch(self.dataset, self.last, self.segment.position(self.last))
+        return [use for epoch in range(epochs + 1) for use in self._scan(epoch, self._begin(epoch))]
 
     def _begin(self, epoch: int) -> SavedPosition | None:
         """Return the newest position at which the document was surely unread in ``epoch``; ``None``: the beginning."""
@@ -107,23 +94,20 @@ class _Search:
                 return (now, self._position(current, now)[1] if current is not None else -1) >= (epoch, position)
         return True
 
-    def _scan(self, epoch: int, after: SavedPosition | None) -> _Scan:
-        """Read the shard that has the document in ``epoch``, until all of the document has been used."""
+    def _scan(self, epoch: int, after: SavedPosition | None) -> Iterator[tuple[int, UsedDocument]]:
+        """Yield the uses of the document in ``epoch``, from ``after`` on."""
         shard, _ = self._position(self.document, epoch)
-        begin, scan, used = self.segment.first - 1 if after is None else after.step, _Scan(), 0
+        begin, used = self.segment.first - 1 if after is None else after.step, 0
         dataset = self.segment.job.data.datasets[self.dataset].name
         for step, rows in zip(range(begin + 1, self.last + 1), self.segment.replay.read([shard], after), strict=False):
             if step == begin + _LONG:
                 self.note(f"epoch {epoch + 1}: reading the data of a logical shard from step {begin + 1} on")
-            scan.epoch, _ = self.segment.replay.reached(self.dataset, shard)
             for use in used_documents(self.segment, rows, [shard]):
                 if use.dataset == dataset and use.epoch == epoch and use.place == self.document.text:
-                    scan.uses.append((step, use))
+                    yield step, use
                     used += use.tokens
                     if used == use.of:
-                        scan.complete = True
-                        return scan
-        return scan
+                        return
 
     def _position(self, document: DocumentPlace, epoch: int) -> tuple[int, int]:
         """Return the logical shard that reads ``document`` in ``epoch``, and its position there."""

@@ -43,6 +43,17 @@ class DataReplay(Protocol):
             UserError: the data cannot be read, or is not that which was read before the position was saved.
         """
 
+    def last_epoch(self, dataset: int, step: int, after: SavedPosition | None = None) -> int:
+        """Return the newest epoch of which any logical shard has read documents up to ``step``, or reads some for its next
+        sequence of the dataset.
+
+        Args:
+            after: where to begin to read, at most ``step`` steps from the first; ``None``: with the first step.
+
+        Raises:
+            UserError: see :meth:`read`.
+        """
+
     def reached(self, dataset: int, shard: int) -> tuple[int, DocumentPlace | None]:
         """Return the epoch of a logical shard in the last :meth:`read`, and the last document that its source has returned;
         ``None`` if none of that epoch, or if the source does not say."""
