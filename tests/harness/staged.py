@@ -42,13 +42,13 @@ device = "cpu"
 
 [[data.mixture]]
 name = "web"
-dataset = "text"
+dataset = "json"
 dataset_path = "web.jsonl"
 weight = 3.0
 
 [[data.mixture]]
 name = "code"
-dataset = "text"
+dataset = "json"
 dataset_path = "code.jsonl"
 
 [[stages]]
@@ -75,12 +75,12 @@ min_lr_factor = 0.2
 
 [[stages.data.mixture]]
 name = "books"
-dataset = "text"
+dataset = "json"
 dataset_path = "books.jsonl"
 
 [[stages.data.mixture]]
 name = "web"
-dataset = "text"
+dataset = "json"
 dataset_path = "web.jsonl"
 """
 SOURCES = ("web", "code", "books")

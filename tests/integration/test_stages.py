@@ -41,8 +41,8 @@ BY_HAND = [
         "training.global_batch_size": 8,
         "model.args.rope_theta": 50000.0,
         "lr_scheduler.min_lr_factor": 0.2,
-        "data.mixture": '[{name = "books", dataset = "text", dataset_path = "books.jsonl"}, '
-        '{name = "web", dataset = "text", dataset_path = "web.jsonl"}]',
+        "data.mixture": '[{name = "books", dataset = "json", dataset_path = "books.jsonl"}, '
+        '{name = "web", dataset = "json", dataset_path = "web.jsonl"}]',
     },
 ]
 
@@ -160,8 +160,8 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     "weights": ("rope_theta = 50000.0", "n_layers = 3", "all stages train the same weights"),
     "batch": ("local_batch_size = 1\nglobal", "local_batch_size = 3\nglobal", "stage 'long': .*must be a multiple"),
     "data": ('path = "books.jsonl"', 'path = "book.jsonl"', "stage 'anneal': .*book.jsonl"),
-    "one name": ('name = "books"\ndataset = "text"\ndataset_path = "books.jsonl"',
-                 'name = "code"\ndataset = "text"\ndataset_path = "books.jsonl"', "keeps its position by its name"),
+    "one name": ('name = "books"\ndataset = "json"\ndataset_path = "books.jsonl"',
+                 'name = "code"\ndataset = "json"\ndataset_path = "books.jsonl"', "keeps its position by its name"),
     "table": ("[[stages]]\nname = \"long\"", "[stages]\nname = \"long\"", "array of tables|cannot|stages"),
 }  # fmt: skip
 

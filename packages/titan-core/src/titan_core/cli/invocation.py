@@ -18,6 +18,7 @@ from titan_core.cli.stored_models import InstalledModels
 from titan_core.config.load import load_config
 from titan_core.job.assemble import pick_model
 from titan_core.job.elastic import load_job
+from titan_core.job.stages import job_of_stage
 from titan_core.plugins.registry import Components
 
 if TYPE_CHECKING:
@@ -78,6 +79,10 @@ class Invocation:
         from titan_core.data.streams import open_sources
 
         return Replay(job.data, open_sources(job.data), job.text_tokenizer)
+
+    def stages(self, job: AssembledJob) -> list[AssembledJob]:
+        """See :meth:`titan_core.api.CommandContext.stages`."""
+        return [job_of_stage(job, number) for number in range(max(1, len(job.stages)))]
 
     def job(self, world_size: int | None = None, more: Sequence[Override] = (), missing_ok: bool = False) -> AssembledJob:
         """See :meth:`titan_core.api.CommandContext.job`."""

@@ -28,7 +28,7 @@ class Replay:
 
     def require_same(self, saved: SavedPosition) -> None:
         """See :class:`~titan_core.api.data.replay.DataReplay`."""
-        refused, _ = stream_changes(self._spec, saved.state["stream_of"], self._stream, ())
+        refused, _ = stream_changes(self._spec, saved.state["stream_of"], self._stream, saved.changed)
         content = {change.key for change in refused if change.key.endswith(".content")}
         # A changed content says more than the number of its documents.
         problems = [one.problem for one in refused if f"{one.key.rpartition('.')[0]}.content" not in content - {one.key}]
@@ -48,16 +48,25 @@ class Replay:
     def last_epoch(self, dataset: int, step: int, after: SavedPosition | None = None) -> int:
         """See :class:`~titan_core.api.data.replay.DataReplay`."""
         shards = range(self._spec.plan.logical_shards)
-        group = self._group(shards, after)
-        for _ in range(step - (0 if after is None else after.step)):
-            if group.read() is None:
-                break
+        group = self._read_up_to(step, after)
         # Streams that were restored, and not read since, have not read again the documents that they pack together.
         alone = [replace(one, weight=float(number == dataset)) for number, one in enumerate(self._spec.datasets)]
         ahead = ShardGroup(replace(self._spec, datasets=tuple(alone)), self._followed, self._tokenizer, shards)
         ahead.load_positions(computed(group.positions()))
         ahead.read()
         return max(epoch for epoch, _ in self._followed[dataset].newest.values())
+
+    def position_after(self, step: int, after: SavedPosition | None = None) -> SavedPosition:
+        """See :class:`~titan_core.api.data.replay.DataReplay`."""
+        positions = self._read_up_to(step, after).positions()
+        return SavedPosition(step, {"stream_of": self._stream, "shards": computed(positions)})
+
+    def _read_up_to(self, step: int, after: SavedPosition | None) -> ShardGroup:
+        group = self._group(range(self._spec.plan.logical_shards), after)
+        for _ in range(step - (0 if after is None else after.step)):
+            if group.read() is None:
+                break
+        return group
 
     def _group(self, shards: Iterable[int], after: SavedPosition | None) -> ShardGroup:
         self._followed = [_Followed(source) for source in self.sources]

@@ -19,7 +19,7 @@ from titan_core.runlog.spent import CAUSES, SpentTime
 from titan_core.toolkit.json_lines import LineFile
 from titan_core.toolkit.launching import Began
 from titan_core.toolkit.processes import pid_namespace
-from titan_core.toolkit.runs.files import EVENTS
+from titan_core.toolkit.runs.files import CONFIG, EVENTS, digest_of
 
 
 class EventLog:
@@ -31,7 +31,8 @@ class EventLog:
       declares them, or ``None``), ``recipe``
       (:func:`~titan_core.runlog.other_runs.recipe_of`), ``processes`` (by rank: ``host``, ``pid`` and ``pid_namespace``,
       :func:`~titan_core.toolkit.processes.pid_namespace`),
-      ``began`` and ``launched`` (when the attempt did, and its launcher: :class:`~titan_core.toolkit.launching.Began`), and
+      ``config`` (:func:`~titan_core.toolkit.runs.files.digest_of` the attempt's), ``began`` and ``launched`` (when the
+      attempt did, and its launcher: :class:`~titan_core.toolkit.launching.Began`), and
       ``stage``, its name, if the run has several;
     * ``branch``: ``parent``, the directory of the run that this one continues after ``step``, relative to this one's; before
       all others, and written by the command that branches;
@@ -58,6 +59,8 @@ class EventLog:
         self._spent = spent
         self._own = self._sums = dict.fromkeys(CAUSES, 0.0)  # of this rank and of all, when they were last summed
         self._file = LineFile(folder / EVENTS) if world.rank == 0 else None
+        config = folder / CONFIG
+        self._config = digest_of(config) if self._file is not None and config.exists() else ""
 
     @hookimpl(tryfirst=True)
     def titan_train_start(self, run: Run) -> None:
@@ -75,6 +78,7 @@ class EventLog:
             active_parameters=run.job.model.num_active_params,
             recipe=recipe_of(run.job),
             processes=self._processes,
+            config=self._config,
             began=self._spent.began.attempt,
             launched=self._spent.began.launcher,
             **({"stage": run.job.stages[run.job.stage].name} if run.job.stages else {}),

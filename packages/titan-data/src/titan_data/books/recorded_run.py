@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 from titan_core.api import Checkpoint, CommandContext, SavedPosition, UserError
 from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_core.toolkit.reading import DataReplay
-from titan_core.toolkit.runs.files import CONFIG
+from titan_core.toolkit.runs.files import CONFIG, PREVIOUS, digest_of
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.sections import MOST_STEPS
+
+CHANGES: Final = ("data.mixture", "dataset.*.weight")
+"""What may differ between the streams of two segments, beside the batch and the length of sequences."""
 
 
 @dataclass(frozen=True)
@@ -23,27 +27,40 @@ class Segment:
     replay: DataReplay
     first: int = 1
     """Number of its first step."""
-    _found: dict[int, SavedPosition | None] = field(default_factory=dict, repr=False, compare=False)
+    last: int = MOST_STEPS
+    """Number of its last step."""
+    before: Segment | None = None
+
+    @cached_property
+    def begin(self) -> SavedPosition | None:
+        """The position in the data before the first step; ``None``: the beginning of the data.
+
+        Raises:
+            UserError: the data of an earlier segment has changed.
+        """
+        if self.before is None:
+            return None
+        step = self.first - 1
+        return replace(self.before.replay.position_after(step, self.before.position(step)), changed=CHANGES)
 
     def position(self, step: int) -> SavedPosition | None:
-        """Return the newest position in the data that a checkpoint of the segment holds, after at most ``step`` steps.
+        """Return the newest position in the data that is known without reading the segment, after at most ``step`` steps:
+        from a checkpoint of the segment, or :attr:`begin`.
 
         Raises:
             UserError: it belongs to other data.
         """
-        if step not in self._found:
-            self._found[step] = self._find(step)
-        return self._found[step]
-
-    def _find(self, step: int) -> SavedPosition | None:
-        checkpoint = self.job.checkpoint
-        if not isinstance(checkpoint, Checkpoint) or checkpoint.find_position is None or step < self.first:
+        checkpoint, begin = self.job.checkpoint, self.first - 1
+        step = min(step, self.last)
+        if step < begin:
             return None
-        found = checkpoint.find_position.load()(checkpoint.context(self.job), step)
-        if found is None or found.step < self.first:
-            return None
-        self.replay.require_same(found)
-        return found
+        if isinstance(checkpoint, Checkpoint) and checkpoint.find_position is not None:
+            found = checkpoint.find_position.load()(checkpoint.context(self.job), step)
+            if found is not None and found.step >= max(1, begin):
+                found = replace(found, changed=CHANGES) if self.before is not None and found.step == begin else found
+                self.replay.require_same(found)
+                return found
+        return self.begin
 
 
 @dataclass(frozen=True)
@@ -77,9 +94,48 @@ def open_run(context: CommandContext, folder: str) -> RecordedRun:
     if not RunLog.read_config(path):
         why = f"has no {CONFIG}"
         raise UserError.one(f"run {folder!r}", why, "pass a run's directory (job.dump_folder)")
-    context.arguments.recipe = str(path / CONFIG)
-    # The size of the global batch may follow from the number of ranks.
-    starts = [event for event in RunLog.read_events(path) if event["event"] == "start"]
-    ranks = starts[-1]["world_size"] if starts else None
-    job = context.job(ranks, [Override("job.dump_folder", str(path))])
-    return RecordedRun(path, [Segment(job, context.replay(job))])
+    segments: list[Segment] = []
+    for begun, config, ranks in _configs(path):
+        context.arguments.recipe = str(config)
+        job = context.job(ranks, [Override("job.dump_folder", str(path))])
+        for stage in context.stages(job):
+            first = max(begun, stage.first_step) + 1
+            if first <= stage.end_step:
+                _append(segments, stage, first, context)
+    return RecordedRun(path, segments)
+
+
+def _append(segments: list[Segment], job: AssembledJob, first: int, context: CommandContext) -> None:
+    """Let ``job`` train the steps from ``first`` on, those of later segments too: its attempt began after theirs."""
+    while segments and segments[-1].first >= first:
+        segments.pop()
+    if segments and _stream_of(job) == _stream_of(segments[-1].job):
+        segments[-1] = replace(segments[-1], last=MOST_STEPS)
+        return
+    before = None
+    if segments:
+        before = segments[-1] = replace(segments[-1], last=first - 1)
+    segments.append(Segment(job, context.replay(job), first, MOST_STEPS, before))
+
+
+def _configs(path: Path) -> list[tuple[int, Path, int | None]]:
+    """Return the config of each attempt that was not a repetition of the one before it, with the step after which it began
+    and its number of ranks, from which the size of the global batch may follow."""
+    kept = [path / CONFIG, *(path / PREVIOUS).glob(f"*/{CONFIG}")]
+    files = {digest_of(file): file for file in reversed(kept)}
+    found: list[tuple[int, Path, int | None]] = []
+    for event in (event for event in RunLog.read_events(path) if event["event"] == "start"):
+        config = files.get(event.get("config", ""), path / CONFIG)
+        if event["step"] == 0:
+            found.clear()
+        if not found or found[-1][1:] != (config, event["world_size"]):
+            found.append((event["step"], config, event["world_size"]))
+    return found or [(0, path / CONFIG, None)]
+
+
+def _stream_of(job: AssembledJob) -> tuple[object, ...]:
+    """Return what the stream of ``job`` depends on, wherever its config was."""
+    spec, plan = job.data, job.data.plan
+    datasets = tuple((one.name, one.weight, replace(one.context, where="", split_key="")) for one in spec.datasets)
+    order = spec.seed, spec.shuffle, spec.shuffle_buffer, spec.packing_window
+    return datasets, order, plan.global_size, plan.logical_shards, plan.seq_len

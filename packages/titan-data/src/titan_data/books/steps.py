@@ -40,7 +40,7 @@ def steps_of_document(run: RecordedRun, place: str, note: Note = lambda line: No
             document = source.find(place, segment.job.data.plan.logical_shards)
             if document is not None:
                 known = True
-                found += _Search(segment, number, document, run.last, note).uses()
+                found += _Search(segment, number, document, min(run.last, segment.last), note).uses()
     if not known and streams:
         why = f"the order of dataset {', '.join(map(repr, streams))} cannot be inverted to the steps that used a document"
         raise UserError.one(repr(place), why, "look for the document in `titan data step RUN N`")
@@ -58,7 +58,7 @@ class _Search:
     dataset: int
     document: DocumentPlace
     last: int
-    """Number of the last step of the run."""
+    """Number of the last step of the run, or of the segment."""
     note: Note
 
     def uses(self) -> list[tuple[int, UsedDocument]]:
@@ -70,8 +70,9 @@ class _Search:
         return [use for epoch in range(epochs + 1) for use in self._scan(epoch, self._begin(epoch))]
 
     def _begin(self, epoch: int) -> SavedPosition | None:
-        """Return the newest position at which the document was surely unread in ``epoch``; ``None``: the beginning."""
-        begin: SavedPosition | None = None
+        """Return the newest position at which the document was surely unread in ``epoch``, or where the segment begins;
+        ``None``: the beginning of the data."""
+        begin = self.segment.begin
         low, high = self.segment.first - 1, self.last - 1  # of steps after which there may be a newer one
         while low < high:
             middle = (low + high + 1) // 2

@@ -80,6 +80,13 @@ class CommandContext(Protocol):
             UserError: a dataset cannot be opened.
         """
 
+    def stages(self, job: AssembledJob) -> list[AssembledJob]:
+        """Return the jobs of all stages of the run that begins with ``job``: ``[job]`` if it has only one.
+
+        Raises:
+            UserError: this machine lacks a file that a stage needs.
+        """
+
     def job(self, world_size: int | None = None, more: Sequence[Override] = (), missing_ok: bool = False) -> AssembledJob:
         """Return the job that :meth:`config` assembles to, on ``world_size`` ranks (default: the smallest possible number).
 

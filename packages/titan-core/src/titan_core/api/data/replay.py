@@ -17,6 +17,8 @@ class SavedPosition:
     """Number of steps before it."""
     state: Mapping[str, Any]
     """The result of :meth:`~titan_core.api.checkpoint.store.DataPosition.state_dict`, with the shards of all ranks."""
+    changed: tuple[str, ...] = ()
+    """Patterns of the differences from the stream to which it belongs that the run has recorded: its mixture has changed."""
 
 
 class DataReplay(Protocol):
@@ -49,6 +51,16 @@ class DataReplay(Protocol):
 
         Args:
             after: where to begin to read, at most ``step`` steps from the first; ``None``: with the first step.
+
+        Raises:
+            UserError: see :meth:`read`.
+        """
+
+    def position_after(self, step: int, after: SavedPosition | None = None) -> SavedPosition:
+        """Return the position after ``step``.
+
+        Args:
+            after: see :meth:`last_epoch`.
 
         Raises:
             UserError: see :meth:`read`.

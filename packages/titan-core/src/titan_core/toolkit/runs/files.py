@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
+from titan_core.api.config.run_folder import PREVIOUS as PREVIOUS
+
 CONFIG = "config.toml"
 
 
@@ -21,3 +26,8 @@ DEBUG = "debug"
 
 LOGS = "logs"
 """Folder for the files of metric loggers, and for the log of each rank (:mod:`titan_core.loop.outcome`)."""
+
+
+def digest_of(config: Path) -> str:
+    """Return a digest of a config that a run has written. The start event has that of its attempt's."""
+    return hashlib.sha256(config.read_bytes()).hexdigest()[:16]
