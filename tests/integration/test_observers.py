@@ -40,6 +40,8 @@ OBSERVED: dict[str, object] = {
 NOT_HERE = {
     "memory_snapshots": "records the allocations of GPUs",
     "wandb": "starts a service of its own",
+    "mlflow": "needs a server: tests/report/test_mlflow.py",
+    "webhook": "needs a server: tests/report/test_webhook.py",
     "progress": "needs the launcher",
     "recovery": "needs a restart by the launcher",
     "stragglers": "compares several ranks",

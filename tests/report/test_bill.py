@@ -11,9 +11,10 @@ import pytest
 from harness.made_runs import BEGAN, end, start, write_lines, write_run
 from titan_core.api import UserError
 from titan_core.toolkit.runs.run_log import RunLog
-from titan_report.bill import Bill, bill_note, bill_of, bill_table, goodput_line, with_earlier
+from titan_report.bill import CAUSES, Bill, bill_note, bill_of, bill_table, goodput_line, with_earlier
 from titan_report.followed_run import FollowedRun
 from titan_report.page import page
+from titan_report.palette import OF_CAUSES
 
 
 def begun(step: int, at: float, began: float, launched: float, **more: Any) -> dict[str, Any]:
@@ -166,6 +167,7 @@ def test_the_page_has_the_table_and_the_picture(tmp_path: Path) -> None:
     assert all(bar["y"] == ["attempt 1", "attempt 2", "attempt 3"] for bar in bars)
     assert next(bar["x"] for bar in bars if bar["name"] == "restart") == pytest.approx([0, 16 / 3600, 5 / 3600])
     assert "bill-1" not in figures
+    assert len(set(OF_CAUSES.values())) == len(OF_CAUSES) and list(OF_CAUSES) == list(CAUSES)
 
 
 @pytest.mark.parametrize("seconds", [None, 3, {"steps": "1"}, {"steps": -1.0}, {"steps": True}, {"steps": 1e300}])

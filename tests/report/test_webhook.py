@@ -71,6 +71,8 @@ def test_the_end_of_a_run(in_tmp: Path) -> None:
         "host": socket.gethostname(),
     }.items() <= (body.items())
     assert body["loss"] == pytest.approx(record.losses[-1]) and abs(body["time"] - time.time()) < 600
+    alone = run_recipe("tiny", {**TINY, "job.dump_folder": "alone"})
+    assert alone.losses == record.losses and alone.grad_norms == record.grad_norms
     assert body["text"] == f"run, step 4 of 4: {record.reason}, loss {record.losses[-1]:.4f}"
 
 

@@ -18,7 +18,7 @@ from titan_report.shown import UNKNOWN, Table, duration
 NOT_RECORDED = "not recorded"
 CAUSES: Mapping[str, str] = {
     "steps": "steps that count, from the forward pass to the update",
-    "lost": "steps that a later attempt trained again, and what came after the last output before a kill",
+    "lost": "steps that a later attempt trained again, and the last moments of an attempt that was killed",
     "start": "of the first attempt, until its first step: imports, ranks that meet, the model, its weights",
     "restart": "of a later attempt, likewise; the launcher's also from the failure on",
     "compile": "the first step of each attempt of a job that compiles",

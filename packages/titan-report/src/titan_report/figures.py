@@ -11,7 +11,7 @@ from typing import Any
 from titan_report.bill import Bill
 from titan_report.charts import Chart, Curve
 from titan_report.expert_map import ExpertMap
-from titan_report.palette import colour_of, dash_of, round_of, tint_of
+from titan_report.palette import OF_CAUSES, colour_of, dash_of, round_of, tint_of
 from titan_report.shown import clock
 from titan_report.timeline import Kind, Moment, Timeline
 
@@ -86,15 +86,14 @@ def timeline_figure(timeline: Timeline) -> Figure:
 def bill_figure(bill: Bill, run: int) -> Figure:
     """Return the figure of a bill: a stacked bar for each attempt, the first one on top, in hours of all ranks."""
     names = [f"attempt {number}" for number in range(1, len(bill.attempts) + 1)]
-    causes = list(bill.seconds)
     bars = [
         {
             "type": "bar", "orientation": "h", "name": cause, "meta": {"run": run}, "y": names,
             "x": [attempt.seconds.get(cause, 0.0) / 3600 for attempt in bill.attempts],
-            "marker": {"color": f"@run-{colour_of(run)}/{tint_of(number, len(causes)):.2f}", "line": {"width": 0}},
+            "marker": {"color": "@{}/{:.2f}".format(*OF_CAUSES[cause]), "line": {"width": 0}},
             "hovertemplate": f"{cause}: %{{x:.3~g}} h<extra></extra>",
         }
-        for number, cause in enumerate(causes)
+        for cause in bill.seconds
     ]  # fmt: skip
     font = {"size": 11, "color": "@muted"}
     layout = _layout(

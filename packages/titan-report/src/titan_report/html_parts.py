@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from titan_report.axes import Positions
@@ -58,12 +58,15 @@ def chart_card(chart: Chart, names: Sequence[str], wide: bool) -> str:
     )
 
 
-def parts_key(run: int, labels: Sequence[str]) -> str:
-    """Return the key of stacked parts, in tints of the colour of run number ``run``."""
+def stack_key(parts: Mapping[str, tuple[str, float]]) -> str:
+    """Return the key of stacked parts.
+
+    Args:
+        parts: variable of the style and opacity, by label.
+    """
     swatches = (
-        f'<li><i class="swatch" style="background: var(--run-{colour_of(run)}); '
-        f'opacity: {tint_of(number, len(labels)):.2f}"></i>{_escape(label)}</li>'
-        for number, label in enumerate(labels)
+        f'<li><i class="swatch" style="background: var(--{variable}); opacity: {opacity:.2f}"></i>{_escape(label)}</li>'
+        for label, (variable, opacity) in parts.items()
     )
     return f'<ul class="key">{"".join(swatches)}</ul>'
 
@@ -131,7 +134,8 @@ def json_for_script(value: Any) -> str:
 def _key(chart: Chart) -> str:
     """Return the key of the curves; empty if they are all of one kind."""
     if chart.stacked:
-        return parts_key(chart.curves[0].run, [curve.label for curve in chart.curves])
+        run, of = colour_of(chart.curves[0].run), len(chart.curves)
+        return stack_key({curve.label: (f"run-{run}", tint_of(number, of)) for number, curve in enumerate(chart.curves)})
     kinds = {curve.label: curve.style for curve in reversed(chart.curves)}
     if len(kinds) < 2:
         return ""

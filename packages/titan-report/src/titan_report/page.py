@@ -20,6 +20,7 @@ from titan_report.charts import line_charts
 from titan_report.config_differences import config_differences, version_differences
 from titan_report.expert_map import expert_maps
 from titan_report.figures import Figure, bill_figure, chart_figure, expert_figure, timeline_figure
+from titan_report.palette import OF_CAUSES
 from titan_report.shown import Table, clock, distinct_names, time_zone
 from titan_report.stacks import stacks
 from titan_report.summary import summary
@@ -102,7 +103,7 @@ def _bills(runs: Sequence[RunLog], names: Sequence[str], figures: dict[str, Figu
             identity = f"bill-{number}"
             figures[identity] = bill_figure(bill, number)
             height = 80 + 26 * min(len(bill.attempts), 20)
-            shown += parts.parts_key(number, list(bill.seconds))
+            shown += parts.stack_key({cause: OF_CAUSES[cause] for cause in bill.seconds})
             shown += f'<div class="chart" style="height: {height}px" id="{identity}"></div>'
             shown += parts.table(bill_table(bill), ())
         cards.append(f'<div class="of-timeline" data-of-run="{number}">{heading}{shown}</div>')
