@@ -29,7 +29,7 @@ MUTANTS = (
     Mutant("inverted-windows-begin-at-the-first", ORDERS, "return window * self._window + int(", "return int(", (TRACED,)),
     Mutant("changed-data-is-read", REPLAY, "            self.require_same(after)\n", "", (BOOKS + "::test_changed_data_is_refused",), equivalent="Segment.position() compares it before"),
     Mutant("changed-data-is-listed", RUN, "        self.replay.require_same(found)\n", "", (BOOKS + "::test_changed_data_is_refused",)),
-    Mutant("changed-data-before-a-checkpoint-is-listed", DOCUMENTS, "        segment.position(MOST_STEPS)  # raises", "        # raises", (BOOKS + "::test_changed_data_is_refused",), equivalent="the command asks for the last step of the run, which reads the newest position"),
+    Mutant("changed-data-before-a-checkpoint-is-listed", DOCUMENTS, "        segment.position(MOST_STEPS)  # raises", "        pass  # raises", (BOOKS + "::test_changed_data_is_refused",), equivalent="the command asks for the last step of the run, which reads the newest position"),
     Mutant("changed-batches-are-read", REPLAY, "    if taken - {saved.step * sequences}:", "    if not taken:", (BOOKS + "::test_mistakes_are_one_error",)),
     Mutant("the-step-before", DOCUMENTS, "islice(steps, step - begin - 1, None)", "islice(steps, max(step - begin - 2, 0), None)", (STEP,)),
     Mutant("rows-of-other-shards", DOCUMENTS, "row=shard * per_shard + at", "row=within * per_shard + at", ("tests/data/test_used_documents.py",)),
