@@ -23,6 +23,7 @@ from benchmarks.mutants import (
     parallel,
     report,
     simulate,
+    stages,
     torchtitan,
 )
 from benchmarks.mutants.mutant import Mutant
@@ -32,5 +33,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *ft.MUTANTS, *inference.MUTANTS, *models_hf.MUTANTS,
     *models_llama.MUTANTS, *models_qwen3.MUTANTS, *optim.MUTANTS,
     *debug.MUTANTS, *torchtitan.MUTANTS, *completion.MUTANTS, *cluster.MUTANTS, *launch.MUTANTS,
-    *report.MUTANTS, *datasets.MUTANTS, *simulate.MUTANTS,
+    *report.MUTANTS, *datasets.MUTANTS, *simulate.MUTANTS, *stages.MUTANTS,
 )  # fmt: skip

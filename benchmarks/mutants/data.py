@@ -32,7 +32,7 @@ MUTANTS = (
     Mutant("cut-documents-uncounted", TOKENS, "self.cut += len(piece) < len(self._document)", "self.cut += len(piece) > len(self._document)", (PACKING,)),
     Mutant("other-weights-accepted", "core/data/streams.py", '            f"dataset.{number}.weight": dataset.weight,\n', "", (IDENTITY,)),
     Mutant("other-seeds-accepted", "core/data/streams.py", '        "training.seed": spec.seed,\n', "", (IDENTITY,)),
-    Mutant("other-numbers-of-shards-accepted", "core/data/streams.py", '        "data.logical_shards": spec.plan.logical_shards,\n', "", (IDENTITY,)),
+    Mutant("other-numbers-of-shards-accepted", "core/data/streams.py", '        SHARDS: spec.plan.logical_shards,\n', "", (IDENTITY,)),
     Mutant("targets-of-the-next-document", LOADER, "    targets[documents[:, 1:] != documents[:, :-1]] = IGNORE", "    targets[documents[:, 1:] < documents[:, :-1]] = IGNORE", (ORACLE,)),
     Mutant("targets-shifted-by-nothing", LOADER, "rows[:, 1:].astype(numpy.int64)", "rows[:, :-1].astype(numpy.int64)", (ORACLE,)),
     Mutant("positions-do-not-begin-anew", LOADER, "positions = numpy.arange(width) - starts", "positions = numpy.arange(width) - 0 * starts", (BATCHES + "::test_document_mask_separates_documents",)),

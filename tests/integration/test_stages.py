@@ -4,6 +4,8 @@ on, and to jobs that are started by hand with the values of each stage."""
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +187,40 @@ def test_a_first_stage_alone_needs_no_checkpoints(gloo: GlooPool, tmp_path: Path
     write_recipe(tmp_path)
     settings: dict[str, Any] = {"checkpoint.enable": "false", "training.stop_at_step": 4}
     assert gloo.run(1, run_staged, str(tmp_path), settings)[0].losses == whole[1].losses[:4]
+
+
+class Terminates:
+    """Receives SIGTERM in a step."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    @hookimpl
+    def titan_before_update(self, update: Any) -> None:
+        if update.step == self._step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_request_in_the_last_step_of_a_stage_stops_the_run(
+    gloo: GlooPool, tmp_path: Path, whole: tuple[Path, RunRecord]
+) -> None:
+    """No step follows in which ranks would exchange it, and the next stage does not know it."""
+    write_recipe(tmp_path)
+    stopped = gloo.run(2, run_staged, str(tmp_path), {}, (Terminates(4),))[0]
+    assert stopped.reason.startswith("SIGTERM") and len(stopped.losses) == 4
+    require_equal([stopped, gloo.run(2, run_staged, str(tmp_path), {})[0]], whole[1])
+
+
+@pytest.mark.parametrize(
+    ("stop", "old", "new", "key"),
+    [(4, "lr = 2e-3", "lr = 1e-3", "optimizer.lr"), (6, "seq_len = 64", "seq_len = 80", "training.seq_len")],
+    ids=["where a stage begins", "within it"],
+)
+def test_a_change_that_no_stage_plans_is_refused(
+    gloo: GlooPool, tmp_path: Path, stop: int, old: str, new: str, key: str
+) -> None:
+    write_recipe(tmp_path)
+    gloo.run(1, run_staged, str(tmp_path), {"training.stop_at_step": stop})
+    (tmp_path / "staged.toml").write_text(RECIPE.replace(old, new))
+    with pytest.raises(RuntimeError, match=f"{key} .*restore the saved value"):
+        gloo.run(1, run_staged, str(tmp_path), {})

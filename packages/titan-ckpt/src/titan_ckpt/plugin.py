@@ -25,6 +25,7 @@ def titan_checkpoints() -> list[Checkpoint]:
             build=Ref("titan_ckpt.store:Store"),
             check=Ref("titan_ckpt.config:check"),
             find_model=Ref("titan_ckpt.stored_model:find"),
+            set_aside=Ref("titan_ckpt.save.aside:set_aside"),
             resumes_after=Ref("titan_ckpt.resume.newest:resumes_after"),
             find_position=Ref("titan_ckpt.data_positions:find_position"),
         )

@@ -156,6 +156,14 @@ def titan_commands() -> list[Command]:
             overrides=True,
         ),
         Command(
+            name="run rewind",
+            group="train",
+            summary="go back to an earlier step of a run, and leave out documents from there on",
+            arguments=Ref("titan_data.cli.run_rewind:arguments"),
+            run=Ref("titan_data.cli.run_rewind:run"),
+            overrides=True,
+        ),
+        Command(
             name="data tokenize",
             group="data and models",
             summary="tokenise a recipe's dataset once and write it to disk",

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from titan_core.api import ALL_KEYS, AnyPath, Section, Steps
+from titan_core.api import ALL_KEYS, AnyPath, Count, Section, Steps
 
 
 class SampleSection(Section):
@@ -37,10 +37,10 @@ class EvaluationSection(Section):
     """Names of the tasks to run before the first step and at intervals."""
     freq: Steps = Field(default=1000, ge=0)
     """Run tasks every this many steps; 0: only before the first step and at the end."""
-    limit: int | None = Field(default=None, ge=1)
+    limit: Count | None = Field(default=None, ge=1)
     """Questions of each of these tasks. Default: all."""
-    final_tasks: list[str] | None = None
-    """Names of the tasks to run at the end of the run, with all of their questions. Default: tasks, within the limit."""
+    final_tasks: list[str] = Field(default_factory=list)
+    """Names of the tasks to run at the end of the run, with all of their questions. None: tasks, within the limit."""
     num_fewshot: int | None = Field(default=None, ge=0, le=1000)
     """Examples before each question. Default: as each task says."""
     include_path: AnyPath | None = None

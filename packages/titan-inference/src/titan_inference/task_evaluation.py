@@ -44,7 +44,7 @@ class TaskEvaluation:
         self._answers, self._run = AnswersInTraining(run), run
         section, mistake = self._section, None
         if run.world.rank == 0:
-            names = dict.fromkeys([*section.tasks, *(section.final_tasks or ())])
+            names = dict.fromkeys([*section.tasks, *section.final_tasks])
             try:
                 with phase("looking the tasks up"):
                     self._manager = tasks_of(names, section.include_path, self._where, "evaluation.include_path")
@@ -66,7 +66,7 @@ class TaskEvaluation:
         """Run the final tasks, if the run has trained all that it was to train."""
         if self._run is None or end.failed or not (end.completed or end.data_ended):
             return
-        if self._section.final_tasks is not None:
+        if self._section.final_tasks:
             self._evaluate(end.step, self._section.final_tasks, None)
         elif self._evaluated != end.step:
             self._evaluate(end.step, self._section.tasks, self._section.limit)

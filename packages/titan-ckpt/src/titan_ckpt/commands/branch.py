@@ -76,7 +76,7 @@ def run(context: CommandContext) -> int:
             copy.remove_all()
             fix = "branch off another step (`titan checkpoint list`), or let the run keep more (checkpoint.keep_latest_k)"
             raise UserError.one(str(source), f"was removed or changed while it was copied: {error}", fix) from None
-        (partial / CONFIG).write_text(tomli_w.dumps(redact(job.config.as_dict())), encoding="utf-8")
+        (partial / CONFIG).write_text(tomli_w.dumps(redact(job.run_config.tables())), encoding="utf-8")
         log = LineFile(partial / EVENTS)
         origin = os.path.relpath(parent.resolve(), target.resolve())
         log.append({"event": "branch", "time": time.time(), "step": step, "parent": origin})

@@ -7,7 +7,6 @@ from pydantic import BaseModel
 from titan_core.api import Config, Registry
 from titan_core.api._secrets import redact
 from titan_core.api._shown import show
-from titan_core.config.stages import KEY as STAGES
 from titan_core.toolkit.fields import MODEL_ARGS, choices_at, choices_of, field_docs, model_families, type_name
 
 
@@ -18,8 +17,7 @@ def to_toml(config: Config) -> str:
     """
     import tomli_w  # needed only here, and every command imports this module
 
-    stages = {STAGES: [dict(stage.table) for stage in config.stages]} if config.stages else {}
-    return tomli_w.dumps(redact({**config.as_dict(), **stages}))
+    return tomli_w.dumps(redact(config.tables()))
 
 
 def describe_keys(registry: Registry, section: str, key: str | None = None, width: int = 100) -> list[str]:

@@ -139,7 +139,7 @@ class DataLoader:
         if refused:
             raise refused_changes(refused, allowed)
         for change in accepted:
-            chosen = change.aspect in (MIXTURE, "weight")  # rather than found in the data
+            chosen = change.aspect in (MIXTURE, "weight", "excluded")  # rather than found in the data
             log.log(logging.INFO if chosen else logging.WARNING, "changed since the checkpoint: %s", change.text)
         self.close()
         # Check now, rather than fail in the thread or process that reads.

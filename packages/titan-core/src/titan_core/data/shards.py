@@ -12,6 +12,7 @@ from titan_core.api import DocumentSource, TextTokenizer
 from titan_core.api.data.dataset import DatasetSpec, State, StepRows, StreamSpec
 from titan_core.data.best_fit import BestFitStream
 from titan_core.data.buffered_shuffle import ShuffledStream
+from titan_core.data.excluding import excluding
 from titan_core.data.extras import rows_of
 from titan_core.data.mixture import Mixture
 from titan_core.data.tokens import TokenStream
@@ -192,7 +193,10 @@ def _shuffled(spec: StreamSpec, sources: Sequence[DocumentSource], traced: bool)
     """Return ``sources``, which now check where they stand, with streams shuffled through a buffer, if configured. Other
     sources already shuffle each epoch."""
     size, seed = spec.shuffle_buffer, spec.seed
-    witnessed = [WitnessedSource(source, dataset.name) for dataset, source in zip(spec.datasets, sources, strict=True)]
+    witnessed = [
+        WitnessedSource(excluding(source, dataset.name, spec.excluded), dataset.name)
+        for dataset, source in zip(spec.datasets, sources, strict=True)
+    ]
     return [
         ShuffledStream(source, size, seed, traced) if size and source.num_documents is None else source
         for source in witnessed

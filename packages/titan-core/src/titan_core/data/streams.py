@@ -9,6 +9,7 @@ from typing import Any
 from titan_core.api import DocumentSource, Problem, RefusedChange, TextTokenizer, UserError, matches
 from titan_core.api._secrets import redact_text
 from titan_core.api.data.dataset import StreamSpec
+from titan_core.data.excluding import excluding_problems
 
 MIXTURE, SHARDS = "data.mixture", "data.logical_shards"
 _DOCUMENTS_OF = ("dataset", "split", "text_field", "format", "documents", "content", "order")
@@ -51,6 +52,7 @@ def stream_identity(spec: StreamSpec, sources: Sequence[DocumentSource], tokeniz
             f"dataset.{number}.documents": source.num_documents,
             f"dataset.{number}.content": content,
             f"dataset.{number}.order": getattr(source, "order", None),
+            f"dataset.{number}.excluded": sorted(spec.excluded.get(dataset.name, ())) or None,
         }
     return identity
 
@@ -78,6 +80,10 @@ def stream_changes(
         if dataset and dataset not in names:
             continue  # the list of datasets differs
         name = f"dataset.{dataset}.{aspect}" if dataset else str(key)
+        if aspect == "excluded" and set(old or ()) < set(value or ()):
+            text = f"{name}: {len(value) - len(old or ())} documents more are passed over"
+            accepted.append(AcceptedChange(numbers[dataset], aspect, text))
+            continue
         fixed = key == SHARDS
         if not fixed and matches(name, allowed):
             number = numbers[dataset] if dataset else None
@@ -88,6 +94,10 @@ def stream_changes(
             differs = [part for part in ("files", "bytes", "sample") if old.get(part) != value.get(part)]
             changes = ", ".join(f"{part} {old.get(part)} -> {value.get(part)}" for part in differs)
             why = f"differs from the data that the run was trained on ({changes}), so the saved position is meaningless"
+        elif aspect == "excluded":
+            why = (
+                f"{len(set(old or ()) - set(value or ())):,} documents were passed over, and are not any more (data.exclude)"
+            )
         elif aspect == "order":
             where = f"{where} = {value!r}"
             why = (
@@ -171,6 +181,7 @@ def open_sources(spec: StreamSpec) -> list[DocumentSource]:
         for dataset, source in zip(spec.datasets, sources, strict=True)
         if spec.shuffle != "documents" and f"{spec.shuffle}, version" not in (getattr(source, "order", None) or "")
     ]
+    problems += excluding_problems(zip(spec.datasets, sources, strict=True), spec.excluded)
     if problems:
         raise UserError(*problems)
     return sources

@@ -140,6 +140,7 @@ def assemble(
         text_tokenizer = MissingTokenizer(definition.layout.vocab_size, without_tokenizer)
     assert model and args and datasets and tokenizer and objective and optimizer and lr_schedule
     stream = plan_stream(config, tokenizer, batch, datasets)
+    passed = sum(len(stream.excluded.get(dataset.name, ())) for dataset in datasets)
     assembled = AssembledJob(
         **vars(job),
         registry=registry,
@@ -147,7 +148,7 @@ def assemble(
         model_args=args,
         transforms=tuple(sorted(active, key=lambda transform: (transform.phase, transform.name))),
         data=stream,
-        validation=replace(stream, datasets=validation, on_end="once") if validation else None,
+        validation=replace(stream, datasets=validation, on_end="once", excluded={}) if validation else None,
         tokenizer=tokenizer,
         text_tokenizer=text_tokenizer,
         objective=objective,
@@ -158,6 +159,7 @@ def assemble(
         notes=(
             *config.notes,
             *unused_keys(config, registry, lr_schedule),
+            *([f"{passed:,} documents are passed over (data.exclude)"] if passed else []),
             *(pretrained_notes(stored, definition, text_tokenizer) if stored is not None else ()),
             *map(note_of, missing),
         ),

@@ -21,6 +21,7 @@ from titan_core.api import (
 from titan_core.api.config.sections import DataSection, MixtureEntry, ModelSection, TrainingSection, ValidationSection
 from titan_core.api.data.dataset import DatasetSpec, FormatSpec, ReadPolicy, StreamSpec
 from titan_core.api.data.tokenizer import TokenizerSpec
+from titan_core.job.excluded import excluded_in
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.record_format import format_of
 
@@ -124,6 +125,7 @@ def plan_stream(config: Config, tokenizer: Tokenizer, batch: BatchPlan, datasets
         data.shuffle,
         data.shuffle_buffer,
         data.packing_window if data.packing == "best_fit" else 0,
+        excluded_in(config),
     )
 
 

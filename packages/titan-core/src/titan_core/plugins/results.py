@@ -515,6 +515,7 @@ RETURNS: Final[dict[str, Check]] = {
     "Checkpoint.check": _problems,
     "Checkpoint.find_model": _stored,
     "Checkpoint.resumes_after": _from(0),
+    "Checkpoint.set_aside": _list_of(str),
     "Checkpoint.find_position": _a(SavedPosition, none=True),
     "StoredModel.load": _anything,
     "Command.arguments": _anything,

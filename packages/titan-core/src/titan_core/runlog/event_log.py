@@ -36,6 +36,8 @@ class EventLog:
       ``stage``, its name, if the run has several;
     * ``branch``: ``parent``, the directory of the run that this one continues after ``step``, relative to this one's; before
       all others, and written by the command that branches;
+    * ``rewind``: to ``step``; ``documents``, the number of those that are passed over from there on; written by the command
+      that rewinds;
     * ``spent``: ``seconds`` (by cause, the sum of all ranks since ``began``: :mod:`titan_core.runlog.spent`);
     * ``checkpoint``: ``path``;
     * ``sample``: ``prompt``, ``text`` (:class:`~titan_core.api.observe.events.Sample`);

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from titan_core.api import UserError
 from titan_core.toolkit.reading import StepRows, UsedTokens
@@ -41,27 +40,44 @@ class UsedDocument:
 def documents_of_step(run: RecordedRun, step: int, note: Note = lambda line: None) -> list[UsedDocument]:
     """Return what the global batch of ``step`` consists of, in order: for each sequence its documents. The same on any mesh.
 
-    The data is read from the newest checkpoint before the step, or from the beginning.
-
     Args:
         step: number of the step, from 1.
 
     Raises:
-        UserError: the run's data or its settings have changed, or the data ended before the step.
+        UserError: see :func:`documents_of_steps`.
     """
-    segment = run.segment_of(step)
-    after = segment.position(step - 1)
-    if after is None:
-        segment.position(MOST_STEPS)  # raises if the data has changed since any checkpoint
-    begin = segment.first - 1 if after is None else after.step
-    if step - begin > 1:
-        origin = "the beginning: no checkpoint is older" if after is None else f"the checkpoint of step {begin}"
-        note(f"reading {step - begin} steps of data, from {origin}")
-    steps = segment.replay.read(range(segment.job.data.plan.logical_shards), after)
-    rows = next(islice(steps, step - begin - 1, None), None)
-    if rows is None or rows.ended:
-        raise UserError.one(f"step {step}", "the data ends before it", "name an earlier step")
-    return list(used_documents(segment, rows))
+    ((_, documents),) = documents_of_steps(run, step, step, note)
+    return documents
+
+
+def documents_of_steps(
+    run: RecordedRun, first: int, last: int, note: Note = lambda line: None
+) -> Iterator[tuple[int, list[UsedDocument]]]:
+    """Yield the steps ``first`` to ``last`` with what their global batches consist of.
+
+    The data is read from the newest checkpoint before the first step, or from the beginning.
+
+    Raises:
+        UserError: the run's data or its settings have changed, or the data ended before the last step.
+    """
+    while first <= last:
+        segment = run.segment_of(first)
+        after = segment.position(first - 1)
+        if after is None:
+            segment.position(MOST_STEPS)  # raises if the data has changed since any checkpoint
+        begin = segment.first - 1 if after is None else after.step
+        if first - begin > 1:
+            origin = "the beginning: no checkpoint is older" if after is None else f"the checkpoint of step {begin}"
+            note(f"reading {first - begin} steps of data, from {origin}")
+        steps = segment.replay.read(range(segment.job.data.plan.logical_shards), after)
+        end = min(last, segment.last)
+        for step in range(begin + 1, end + 1):
+            rows = next(steps, None)
+            if rows is None or rows.ended:
+                raise UserError.one(f"step {step}", "the data ends before it", "name an earlier step")
+            if step >= first:
+                yield step, list(used_documents(segment, rows))
+        first = end + 1
 
 
 def used_documents(segment: Segment, rows: StepRows, shards: Sequence[int] | None = None) -> Iterator[UsedDocument]:

@@ -174,3 +174,6 @@ class Checkpoint(Component):
     find_position: Ref[Callable[[JobContext[Any], int], SavedPosition | None]] | None = None
     """(context, step) -> the position in the data in the run's newest complete checkpoint of at most ``step`` steps;
     ``None`` if there is none. Must not import torch."""
+    set_aside: Ref[Callable[[JobContext[Any], int], Sequence[str]]] | None = None
+    """(context, step) -> the new places of the checkpoints of later steps, which it moves to where no start of the job looks
+    for them. Must not import torch."""

@@ -82,6 +82,11 @@ class Config:
             values.setdefault(cls.section, {}).update(section.model_dump(exclude_none=True))
         return values
 
+    def tables(self) -> dict[str, Any]:
+        """Return :meth:`as_dict` and the stages, as in TOML."""
+        stages = {"stages": [dict(stage.table) for stage in self.stages]} if self.stages else {}
+        return {**self.as_dict(), **stages}
+
     def _is_overridden(self, key: str) -> bool:
         whole = key.partition("[")[0]  # a list entry has the origin of its list
         return any(whole == overridden or overridden.startswith(whole + ".") for overridden in self.overridden)

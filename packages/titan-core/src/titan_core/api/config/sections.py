@@ -170,7 +170,7 @@ class DataSection(Section):
     # Keys that determine the token stream are compared when the positions in it are restored.
     may_change: ClassVar[tuple[str, ...]] = (
         "text_field", "format", "mixture", "on_end", "logical_shards", "shuffle", "shuffle_buffer", "packing",
-        "packing_window", "num_workers", "prefetch", "on_corrupt", "retries", "retry_seconds",
+        "packing_window", "exclude", "num_workers", "prefetch", "on_corrupt", "retries", "retry_seconds",
     )  # fmt: skip
 
     text_field: str = Field(default="text", min_length=1)
@@ -202,6 +202,9 @@ class DataSection(Section):
     packing_window: Documents = Field(default=1024, gt=0)
     """Number of documents of a logical shard that "best_fit" packs together. Each shard keeps up to twice as many in memory;
     fewer need more padding."""
+    exclude: AnyPath | None = None
+    """File of documents that are passed over, one {"dataset": NAME, "index": N} a line, with indices as `titan data step
+    --json` prints them. Default: excluded.jsonl in the run's directory, if it exists: `titan run rewind` writes it."""
     num_workers: Processes = Field(default=0, ge=0)
     """Processes per rank that read and tokenise; 0 uses a background thread."""
     prefetch: FewSteps = Field(default=2, ge=1)

@@ -267,6 +267,8 @@ class StreamSpec:
     """Number of documents in the shuffle buffer of a streamed dataset."""
     packing_window: int = 0
     """Number of documents that are packed together by best fit; 0: documents are concatenated and cut into sequences."""
+    excluded: Mapping[str, frozenset[int]] = field(default_factory=dict, hash=False)
+    """Indices of documents that are passed over, by dataset."""
 
     @property
     def extras(self) -> dict[str, ExtraField]:

@@ -20,6 +20,10 @@ EVENTS = "events.jsonl"
 """The events of all attempts at the run (:mod:`titan_core.runlog.event_log`)."""
 
 
+EXCLUDED = "excluded.jsonl"
+"""The documents that the run passes over (``data.exclude``)."""
+
+
 DEBUG = "debug"
 """Folder for the output of debug plugins: traces, dumps, statistics."""
 

@@ -16,6 +16,7 @@ _LAST_TIME = 253402300800.0
 _REQUIRED_BY_EVENT: Mapping[str, Mapping[str, str]] = {
     "start": {"steps": "whole number", "world_size": "whole number"},
     "branch": {"parent": "string"},
+    "rewind": {"documents": "whole number"},
     "spent": {"seconds": "mapping of numbers"},
     "checkpoint": {"path": "string"},
     "sample": {"prompt": "string", "text": "string"},
