@@ -16,6 +16,7 @@ from harness.loaders import close, loaders_of, merged, plan
 from titan_core.api import UserError
 from titan_core.api.data.dataset import DatasetSpec, State, StreamSpec
 from titan_core.data.loader import DataLoader
+from titan_core.data.mixture import Mixture
 from titan_core.data.shards import ShardGroup
 from titan_core.data.streams import open_sources
 
@@ -119,14 +120,21 @@ def test_a_position_saved_after_a_change_is_that_of_the_stream_that_changed(wind
         assert parts == whole
 
 
-def test_a_mixture_keeps_its_shares_where_the_batch_changes() -> None:
-    """The numbers of sequences continue: over all segments, each source has its share."""
-    found: Tokens = defaultdict(list)
-    state = None
+def test_sequences_are_numbered_on_where_the_batch_changes() -> None:
+    """The dataset of each sequence is that of its number in the run."""
+    state, taken = None, 0
+    mixture = Mixture([1.0, 3.0], seed=0)
     for segment in specs([(A, replace(B, weight=3.0))], [(4, 7), (6, 7), (2, 7)]):
-        state = read(segment, 10, state, found)
-    rows = {name: sum(len(found[name, shard]) for shard in range(SHARDS)) / 8 for name in ("a", "b")}
-    assert rows["a"] + rows["b"] == 120 and abs(rows["a"] - 30) <= 2
+        loader = loader_of(segment, state)
+        group = ShardGroup(segment, open_sources(segment), BYTE, range(SHARDS))
+        group.load_positions(loader.state_dict()["shards"])
+        close([loader])
+        for _ in range(10):
+            rows = group.read()
+            size = segment.plan.global_size
+            assert rows is not None and rows.datasets == [mixture.dataset_of(taken + row) for row in range(size)]
+            taken += size
+        state = read(segment, 10, state, defaultdict(list))
 
 
 def test_changes_that_are_not_allowed_are_refused_by_name() -> None:

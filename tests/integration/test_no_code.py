@@ -73,6 +73,7 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-cluster/src/titan_cluster/rendering.py", "subprocess.run"): (1, CHILD),
     ("titan-launch/src/titan_launch/ranks/attempt.py", "subprocess.Popen"): (1, CHILD),
     ("titan-debug/src/titan_debug/doctor/software.py", "subprocess.Popen"): (1, CHILD),
+    ("titan-debug/src/titan_debug/numerics/rewinding.py", "subprocess.run"): (1, CHILD),
     ("titan-simulate/src/titan_simulate/engine/stub_libraries.py", "subprocess.run"): (1, CHILD),
     # Pickles
     ("titan-core/src/titan_core/api/parallel/world.py", "pickle.loads"): (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,9 @@ from harness.jobs import RunRecord
 from harness.meshes import TP
 from harness.quick import rows
 from harness.staged import RECIPE, run_staged, write_recipe
+from titan_core.api import UserError
 from titan_core.cli.main import main
+from titan_core.toolkit.runs.run_log import RunLog
 
 RUN = Path("outputs/staged")
 SETTINGS: dict[str, object] = {"checkpoint.interval": 4, "checkpoint.keep_latest_k": 0, "training.steps": 12}
@@ -66,6 +69,31 @@ def test_the_curve_is_that_of_a_run_without_the_documents(
         assert not used & {(one["dataset"], one["index"]) for one in map(json.loads, excluded.splitlines())}
 
 
+def test_a_document_in_use_stays(gloo: GlooPool, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that the run has begun by the step is finished, and the command names it."""
+    write_recipe(in_tmp, PLAIN)
+    for name in ("web", "code"):
+        lines = [json.dumps({"text": f"{index} " * 150}) for index in range(40)]
+        (in_tmp / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    whole = train(gloo, in_tmp, "one device")
+    (in_tmp / RUN / "excluded.jsonl").write_text(
+        "".join(json.dumps({"dataset": one["dataset"], "index": one["index"]}) + "\n" for one in documents(capsys, 4))
+    )
+    capsys.readouterr()
+    assert main(["run", "rewind", str(RUN), "--to", "4"]) == 0
+    again = train(gloo, in_tmp, "one device")
+    assert again.losses[0] == whole.losses[4]
+    assert main(["run", "rewind", str(RUN), "--to", "4", "--without-steps", "5"]) == 2
+    assert "earlier steps than 5 have begun all of" in capsys.readouterr().err
+
+
+def documents(capsys: pytest.CaptureFixture[str], step: int) -> list[dict[str, Any]]:
+    capsys.readouterr()
+    assert main(["data", "step", str(RUN), str(step), "--json"]) == 0
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["documents"]
+    return found
+
+
 def test_a_rewind_without_exclusions_repeats_the_steps(
     gloo: GlooPool, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,3 +143,58 @@ def test_an_exclusion_that_is_forgotten_is_refused(gloo: GlooPool, in_tmp: Path,
     (in_tmp / RUN / "excluded.jsonl").unlink()
     with pytest.raises(RuntimeError, match="documents were passed over, and are not any more"):
         train(gloo, in_tmp, "one device")
+
+
+STRANGE = "".join(chr(128 + 37 * index % 1800) for index in range(400))
+"""A text unlike all others."""
+SPIKES: dict[str, object] = {
+    "numerics.spike_action": "rewind",
+    "numerics.spike_window": 8,
+    "numerics.spike_sigma": 8.0,
+    "checkpoint.interval": 10,
+    "checkpoint.keep_latest_k": 0,
+    "training.steps": 38,
+    "optimizer.lr": 0.01,
+}
+
+
+def write_spike(folder: Path) -> None:
+    """Write data with a few documents unlike all others."""
+    write_recipe(folder, PLAIN)
+    for name in ("web", "code"):
+        lines = [json.dumps({"text": f"abc {index % 7} " * (3 + index % 5)}) for index in range(700)]
+        for number in range(100, 700, 150):
+            lines[number] = json.dumps({"text": f"{name} {number} {STRANGE}"})
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("mesh", rows(MESHES, ["FSDP 2"]))
+def test_a_job_goes_back_from_a_spike(gloo: GlooPool, in_tmp: Path, mesh: str) -> None:
+    """In the same processes. From there on it is a run that passed over the documents from its first step."""
+    write_spike(in_tmp)
+    record = train(gloo, in_tmp, mesh, SPIKES)
+    rewinds = [event for event in RunLog.read_events(in_tmp / RUN) if event["event"] == "rewind"]
+    assert rewinds and record.reason == "all steps are done"
+    excluded = (in_tmp / RUN / "excluded.jsonl").read_text()
+    assert sum(event["documents"] for event in rewinds) == len(excluded.splitlines())
+    other = in_tmp / "fresh"
+    other.mkdir()
+    write_spike(other)
+    (other / "excluded.jsonl").write_text(excluded)
+    ranks, degrees = MESHES[mesh]
+    more = {**SPIKES, **degrees, "data.exclude": "excluded.jsonl", "numerics.spike_action": "warn"}
+    fresh = gloo.run(ranks, run_staged, str(other), more)[0]
+    last = rewinds[-1]["step"]
+    assert record.losses[-(38 - last) :] == pytest.approx(fresh.losses[last:], rel=1e-6)
+
+
+def test_after_so_many_spikes_the_run_stops(gloo: GlooPool, in_tmp: Path) -> None:
+    write_spike(in_tmp)
+    with pytest.raises(RuntimeError, match="has gone back 1 times already"):
+        train(gloo, in_tmp, "one device", {**SPIKES, "numerics.spike_rewinds": 1, "training.steps": 60})
+
+
+def test_rewinding_without_checkpoints_is_refused(in_tmp: Path) -> None:
+    write_spike(in_tmp)
+    with pytest.raises(UserError, match="goes back to a checkpoint, and this job saves none"):
+        run_staged(str(in_tmp), {**SPIKES, "checkpoint.enable": "false"})

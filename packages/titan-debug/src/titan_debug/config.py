@@ -87,8 +87,11 @@ class NumericsSection(Section):
     output is not finite. Until then this costs nothing, unless training.on_nan is "warn" or "ignore": the host then waits
     for a GPU's gradient norm in each step, because the update of a bad step would destroy the weights that show the
     cause."""
-    spike_action: Literal["off", "warn", "skip", "stop"] = "warn"
-    """What to do if the loss is far above the preceding losses: log a warning, skip the step's update, or stop the run."""
+    spike_action: Literal["off", "warn", "skip", "rewind", "stop"] = "warn"
+    """What to do if the loss is far above the preceding losses: log a warning; skip the step's update; go back to the newest
+    checkpoint, further each time, and pass over the documents of the step, like `titan run rewind`; or stop the run."""
+    spike_rewinds: Count = Field(default=3, ge=1)
+    """Number of spikes after which the run goes back; the next one stops it."""
     spike_sigma: Factor = Field(default=6.0, gt=0.0)
     """Number of standard deviations above the mean from which a loss is a spike."""
     spike_window: Count = Field(default=128, ge=8)

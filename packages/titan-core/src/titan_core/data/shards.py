@@ -12,7 +12,6 @@ from titan_core.api import DocumentSource, TextTokenizer
 from titan_core.api.data.dataset import DatasetSpec, State, StepRows, StreamSpec
 from titan_core.data.best_fit import BestFitStream
 from titan_core.data.buffered_shuffle import ShuffledStream
-from titan_core.data.excluding import excluding
 from titan_core.data.extras import rows_of
 from titan_core.data.mixture import Mixture
 from titan_core.data.tokens import TokenStream
@@ -170,7 +169,20 @@ def _stream(
 ) -> TokenStream:
     """Return the sequences of logical shard ``index`` of a dataset."""
     count, origins = spec.plan.logical_shards, (dataset.build.origin, spec.tokenizer.origin)
-    arguments = (source, tokenizer, index, count, spec.on_end, dataset.name, reader, origins, dataset.extras, traced)
+    excluded = spec.excluded.get(dataset.name, frozenset[int]())
+    arguments = (
+        source,
+        tokenizer,
+        index,
+        count,
+        spec.on_end,
+        dataset.name,
+        reader,
+        origins,
+        dataset.extras,
+        traced,
+        excluded,
+    )
     if not spec.packing_window:
         return TokenStream(*arguments)
     return BestFitStream(*arguments, window=spec.packing_window, key=(spec.seed, index, count))
@@ -193,10 +205,7 @@ def _shuffled(spec: StreamSpec, sources: Sequence[DocumentSource], traced: bool)
     """Return ``sources``, which now check where they stand, with streams shuffled through a buffer, if configured. Other
     sources already shuffle each epoch."""
     size, seed = spec.shuffle_buffer, spec.seed
-    witnessed = [
-        WitnessedSource(excluding(source, dataset.name, spec.excluded), dataset.name)
-        for dataset, source in zip(spec.datasets, sources, strict=True)
-    ]
+    witnessed = [WitnessedSource(source, dataset.name) for dataset, source in zip(spec.datasets, sources, strict=True)]
     return [
         ShuffledStream(source, size, seed, traced) if size and source.num_documents is None else source
         for source in witnessed

@@ -45,14 +45,16 @@ class TokenStream:
         origins: tuple[CodeOrigin | None, CodeOrigin | None] = (None, None),
         extras: Mapping[str, ExtraField] | None = None,
         traced: bool = False,
+        excluded: frozenset[int] = frozenset(),
     ) -> None:
         """
         Args:
             origins: the plugins of the source and of the tokenizer, for errors.
             extras: the extra tensors that the documents fill.
+            excluded: indices of documents that are passed over.
             traced: whether windows have :attr:`~titan_core.data.window.Window.used`.
         """
-        self._traced = traced
+        self._traced, self._excluded = traced, excluded
         self._fields = extras or {}
         self._alone = not all(extra.sequence for extra in self._fields.values())  # each document in a sequence of its own
         self._source = source
@@ -129,7 +131,7 @@ class TokenStream:
         if not state["used"] and state["digest"] is None:
             return  # nothing has been read yet
         accepted = state["digest"] == ACCEPTED
-        if not self._next_document():
+        if not self._next_document(again=True):
             if accepted:
                 return
             raise self._displaced(state, "the data ends before it")
@@ -179,13 +181,19 @@ class TokenStream:
         """Read the next document with tokens, or begin the next epoch; return ``False`` if the data has ended."""
         return self._next_document() or self._begin_next_epoch()
 
-    def _next_document(self) -> bool:
-        """Read the next document with tokens; return ``False`` at the end of the epoch."""
+    def _next_document(self, again: bool = False) -> bool:
+        """Read the next document with tokens; return ``False`` at the end of the epoch.
+
+        Args:
+            again: whether it is the one that was in use when the position was saved, and stays even if it is excluded.
+        """
         while True:
             state = self._shard.state_dict()
             document = self._reader.next(self._shard)
             if document is None:
                 return False
+            if self._excluded and not again and (place := place_of(self._shard)) and place.index in self._excluded:
+                continue
             tokens, weights, extras = self._tokens_of(document, state)
             if len(tokens) and not numpy.array_equal(tokens, self._nothing):
                 break

@@ -83,6 +83,16 @@ def job_of_stage(job: AssembledJob, number: int, missing_ok: bool = False) -> As
     return replace(of_stage, stages=job.stages, stage=number)
 
 
+def assembled_again(job: AssembledJob) -> AssembledJob:
+    """Return ``job``, the first stage of a run, with what has changed in the run's directory (``data.exclude``).
+
+    Raises:
+        UserError: the job is no longer valid.
+    """
+    assert isinstance(job.registry, Components)
+    return with_stages(assemble(job.run_config, job.registry, job.mesh.world_size), job.registry, missing_ok=False)
+
+
 def _assembled(job: AssembledJob, config: Config, registry: Components, missing_ok: bool) -> list[AssembledJob]:
     return [_of_stage(stage.config, stage.name, job, registry, missing_ok) for stage in config.stages]
 

@@ -41,7 +41,7 @@ def stages_to_train(job: AssembledJob) -> Iterator[AssembledJob]:
 def continues(job: AssembledJob, end: RunEnd) -> bool:
     """Whether the next stage follows the one that ``end`` describes."""
     stop = job.section(TrainingSection).stop_at_step
-    ended = end.interrupted or end.preempted or end.data_ended or end.failed
+    ended = end.interrupted or end.preempted or end.data_ended or end.failed or end.restarts
     return not ended and end.step == job.end_step < min(job.steps, job.steps if stop is None else stop)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -31,6 +31,7 @@ from titan_core.api.parallel.microbatch import AuxiliaryLosses, MetricSums
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.loader import StepData, data_loader
 from titan_core.data.opened import OpenedData
+from titan_core.job.stages import assembled_again
 from titan_core.loop.build import (
     build_checkpoint_store,
     build_lr_scheduler,
@@ -93,12 +94,15 @@ def train(
         UserError: a mistake that only the hardware, the data or the other ranks reveal.
     """
     given = list(observers)
-    for stage in stages_to_train(job):
-        end = _train(stage, given, next_commands, SpentTime(began))
-        if not continues(stage, end):
-            break
-        began = None  # the next stage begins now
-    return end
+    while True:
+        for stage in stages_to_train(job):
+            end = _train(stage, given, next_commands, SpentTime(began))
+            began = None  # what follows begins now
+            if not continues(stage, end):
+                break
+        if not end.restarts:
+            return end
+        job = assembled_again(job)
 
 
 def _train(job: AssembledJob, observers: Iterable[object], next_commands: bool, spent: SpentTime) -> RunEnd:
@@ -136,12 +140,19 @@ def _train(job: AssembledJob, observers: Iterable[object], next_commands: bool, 
             trainer = Trainer(job, world, data, lifecycle, directory, interruption, spent)
             stack.callback(trainer.close)
             end = trainer.run()
+            if trainer.prepare_restart is not None:
+                trainer.close()
+                world.on_first_rank(trainer.prepare_restart)
         except BaseException as error:
             step = trainer.state.step if trainer is not None else 0
             lifecycle.failed(RunEnd(step, False, type(error).__name__, error=error, dump_folder=job.dump_folder))
             raise
         lifecycle.train_end(end)
-        if next_commands and world.rank == 0 and not (end.interrupted or end.preempted or continues(job, end)):
+        if (
+            next_commands
+            and world.rank == 0
+            and not (end.interrupted or end.preempted or end.restarts or continues(job, end))
+        ):
             arguments = user_command()[1]
             command = None if arguments is None else tuple(arguments)
             print_next_commands(lifecycle.next_commands(job, end, command))
@@ -203,6 +214,7 @@ class Trainer:
         self.validation: Validation | None = None
         self.last_report: StepReport | None = None
         self.last_validation: ValidationReport | None = None
+        self.prepare_restart: Callable[[], None] | None = None
         if job.validation is not None:
             self.validation = Validation(
                 job, job.validation, data.validation, world, parts, self.run_step, self.interruption.stop
@@ -229,6 +241,8 @@ class Trainer:
         self.spent.change("steps")
         while more and state.step < self.last_step:
             more = self.step()
+        if self.prepare_restart is not None:
+            return RunEnd(state.step, False, "starts again", restarts=True, dump_folder=self.job.dump_folder)
         if before < state.step < self.last_step or self.last_step == 0:
             self.save(last=True)
         self.validate(last=state.step > before and not self.stage_ends)
@@ -263,6 +277,7 @@ class Trainer:
             compute=self._compute,
             log=self.lifecycle.metrics,
             validate=self._validate,
+            restart=self._restart,
             show=self.lifecycle.sample,
         )
 
@@ -302,6 +317,8 @@ class Trainer:
             return True
         self.last_report = report
         self.lifecycle.step_end(report)
+        if self.prepare_restart is not None:
+            return False
         self.save(last=number == self.last_step)
         self.validate()
         return True
@@ -428,6 +445,10 @@ class Trainer:
         with self.spent.on("evaluation"), evaluation(self.state.parts):
             yield
         self.metrics.exclude(time.perf_counter() - started)
+
+    def _restart(self, prepare: Callable[[], None]) -> None:
+        """See :attr:`titan_core.api.Run.restart`."""
+        self.prepare_restart = prepare
 
     def _compute(self, batches: Sequence[Batch], objective: ObjectiveFunction) -> None:
         """See :attr:`titan_core.api.Run.compute`."""

@@ -13,7 +13,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -178,6 +178,12 @@ def lock_for_ranks(folder: str) -> Iterator[None]:
             yield
         finally:
             del os.environ[LOCKED]
+
+
+def unless_locked(folder: str) -> AbstractContextManager[object]:
+    """Lock a run directory, unless a process that started this one has locked it for it."""
+    locked = os.environ.get(LOCKED) == str(Path(folder).resolve())
+    return nullcontext() if locked else FolderLock(Path(folder), f"run {folder!r}")
 
 
 def report_lines(outcomes: Iterable[Outcome]) -> Iterator[str]:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.arguments import step_count
-from titan_core.toolkit.folder_lock import FolderLock
-from titan_core.toolkit.launching import shell_command
+from titan_core.toolkit.launching import shell_command, unless_locked
 from titan_core.toolkit.runs.files import CONFIG
 from titan_data.cli.data_step import note
 
@@ -44,7 +43,7 @@ def run(context: CommandContext) -> int:
 
     given = context.arguments
     steps = sorted({step for text in given.without_steps for step in _steps(text, given.to)})
-    with FolderLock(Path(given.run), f"run {given.run!r}"):
+    with unless_locked(given.run):
         opened = open_run(context, given.run)
         found, begun = documents_in_steps(opened, given.to, steps, note)
         if steps and not found:

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,9 @@ from torch import Tensor
 from titan_core.api import DeferredReports, Finding, JobContext, PendingUpdate, Run, StepReport, hookimpl
 from titan_core.toolkit.device import HostCopy
 from titan_core.toolkit.errors import NumericsStop
+from titan_core.toolkit.jobs import AssembledJob
 from titan_debug.config import NumericsSection
+from titan_debug.numerics.rewinding import require_rewinding, rewind, rewinds_of
 
 log = logging.getLogger(__name__)
 
@@ -103,11 +106,21 @@ class LossSpikes(DeferredReports):
     def __init__(self, context: JobContext[NumericsSection]) -> None:
         section = context.section
         super().__init__()
-        self._action: Literal["warn", "skip", "stop"] = section.spike_action  # type: ignore[assignment]  # inactive if "off"
+        self._action: Literal["warn", "skip", "rewind", "stop"] = section.spike_action  # type: ignore[assignment]  # inactive if "off"
         self._detector = SpikeDetector(section.spike_window, section.spike_sigma)
         self._on_device = DeviceSpikeDetector(section.spike_window, section.spike_sigma)  # if updates are skipped
         self._verdicts: deque[HostCopy] = deque()
         self._run: Run | None = None
+        self._most_rewinds = section.spike_rewinds
+
+    @hookimpl
+    def titan_job_assembled(self, job: AssembledJob) -> None:
+        """
+        Raises:
+            UserError: the job cannot go back from a spike.
+        """
+        if self._action == "rewind":
+            require_rewinding(job)
 
     @hookimpl
     def titan_save_state(self) -> dict[str, list[float]]:
@@ -125,6 +138,7 @@ class LossSpikes(DeferredReports):
     def titan_train_start(self, run: Run) -> None:
         """Keep the run for findings."""
         self._run = run
+        self._rewinds = len(run.world.on_first_rank(lambda: rewinds_of(run.dump_folder))) if self._action == "rewind" else 0
 
     @hookimpl
     def titan_before_update(self, update: PendingUpdate) -> Tensor | None:
@@ -150,6 +164,14 @@ class LossSpikes(DeferredReports):
         if message is None:
             return
         self._report(report.step, message)
+        run = self._run
+        if self._action == "rewind" and run is not None:
+            if self._rewinds == self._most_rewinds:
+                raise LossSpikeError(
+                    f"step {report.step}: {message}; stopped because the run has gone back {self._rewinds} times already "
+                    "(numerics.spike_rewinds). Lower optimizer.lr, or rewind further by `titan run rewind`"
+                )
+            run.restart(partial(rewind, run.job, report.step))
         if self._action == "stop":
             raise LossSpikeError(
                 f'step {report.step}: {message}; stopped because numerics.spike_action = "stop". Resume from an older '

@@ -74,6 +74,10 @@ class Run:
     a report of that name, which must not be empty. ``None`` if the job does not validate or a rank must stop. For
     ``titan_validation_end`` of a report without name and dataset; all ranks must call it together, and put the weights
     back."""
+    restart: Callable[[Callable[[], None]], None]
+    """Ends the attempt after the present step, without a checkpoint of it. Once all files are closed, rank 0 calls the
+    function, and the run starts again in the same processes, from the newest checkpoint that there is then. For
+    ``titan_step_end``; all ranks must call it at the same step."""
     show: Callable[[Sample], None]
     """Reports a text that the model wrote: fires the hook ``titan_sample`` on this rank. Call it on rank 0 only."""
 
@@ -199,6 +203,8 @@ class RunEnd:
     """Whether a person interrupted the run (Ctrl-C), after a complete step."""
     data_ended: bool = False
     """Whether the data ended before the last step."""
+    restarts: bool = False
+    """Whether the run starts again in the same processes (:attr:`Run.restart`)."""
     loss: float | None = None
     """Loss of the last step; ``None`` if this attempt took no step, or failed."""
     validation_loss: float | None = None
