@@ -35,7 +35,9 @@ def build(context: OptimizerContext[MuonSection]) -> Muon:
         others.append(group.as_dict(*OTHERS))
     # Of torch's implementations of AdamW, the fused one can skip a step on the device.
     chosen = SkippableMuon if shared.implementation in ("auto", "fused") else Muon
-    return chosen(nonempty(matrices), nonempty(others), context.section, shared)
+    hidden = nonempty(matrices)
+    # A rank whose pipeline stages are frozen has no parameter to train, and an optimizer needs a group.
+    return chosen(hidden, nonempty(others) or ([] if hidden else others[:1]), context.section, shared)
 
 
 def nonempty(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -34,8 +34,9 @@ def build(context: OptimizerContext[MuonSection]) -> Muon:
         groups.append({**group.as_dict(), "params": chosen, "lr": rate, "muon": True})
     # Of torch's implementations of AdamW, the fused one can skip a step on the device.
     kind = SkippableMuon if shared.implementation in ("auto", "fused") else Muon
-    # On a pipeline stage, some groups may have no parameters.
-    return kind([group for group in groups if group["params"]], found, context.section, shared, context.device)
+    # On a pipeline stage, some groups may have no parameters, and none may have some.
+    filled = [group for group in groups if group["params"]] or groups[:1]
+    return kind(filled, found, context.section, shared, context.device)
 
 
 class LocalAdamW(OnLocalShards, torch.optim.AdamW):

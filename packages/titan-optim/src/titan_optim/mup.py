@@ -58,7 +58,7 @@ def _split(group: ParamGroup, rules: WidthRules) -> Iterator[tuple[float, ParamG
     found: dict[float, list[Any]] = defaultdict(list)
     for parameter in group.parameters:
         found[rules.rule(parameter.name, parameter.shape).lr].append(parameter)
-    for factor, parameters in found.items():
+    for factor, parameters in found.items() or [(1.0, group.parameters)]:  # a rank may have nothing to train
         yield factor, ParamGroup(group.lr * factor, group.weight_decay / factor, parameters)
 
 

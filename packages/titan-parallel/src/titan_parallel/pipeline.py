@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import (
     PipelineScheduleMulti,
@@ -192,4 +192,14 @@ def _stage(part: ModelPart, names: tuple[str, ...]) -> ModelPart:
     slots = {slot: {name: part.slots[slot][name] for name in names} for slot, names in present.items()}
     # after_evaluation and weights_changed call the modules of the original. titan_core.model.part_guard refuses a transform
     # that sets them before the pipeline is cut.
+    if layout.embedding[0] in names and not any(parameter.requires_grad for parameter in module.parameters()):
+        module.register_forward_hook(_require_grad)
     return replace(stage, slots=slots)
+
+
+def _require_grad(module: nn.Module, arguments: Any, output: Any) -> Any:
+    """Make the output of a first stage that is frozen require gradients. Others do because their inputs do, and schedules
+    expect it: where an input requires none, those that divide the backward pass silently skip gradients of weights."""
+    if isinstance(output, Tensor) and torch.is_grad_enabled() and not output.requires_grad:
+        return output.detach().requires_grad_()
+    return output

@@ -44,6 +44,11 @@ class Changes:
         """Whether the learning rates follow another schedule than before."""
         return any(matches(change.key, _RATES) for change in self.config)
 
+    @property
+    def frozen(self) -> bool:
+        """Whether other parameters are frozen than before."""
+        return any(change.key == "training.freeze" for change in self.config)
+
     def accepts_group_value(self, key: str) -> bool:
         """Whether parameter groups may have another value of ``key`` than before."""
         if any(change.key.startswith("optimizer.") and change.decisive for change in self.config):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +81,7 @@ def load_checkpoint(
     if not weights_only:
         allowed = [*context.section.allow_changed, *context.job.planned_changes(manifest.step)]
         changes = _require_same_training(context, manifest, allowed)
-        optimizer = _plan_optimizer(context, found, manifest, attempt.excluded)
+        optimizer = _plan_optimizer(context, found, manifest, attempt.excluded, changes)
         tensors |= with_replica_prefix(optimizer.tensors, world)
     else:
         require_same_model(context.job, manifest.about, context.section.allow_changed, partial=bool(attempt.excluded))
@@ -133,7 +133,7 @@ def _require_same_training(
 
 
 def _plan_optimizer(
-    context: CheckpointContext[CheckpointSection], found: Entry, manifest: Manifest, excluded: list[str]
+    context: CheckpointContext[CheckpointSection], found: Entry, manifest: Manifest, excluded: list[str], changes: Changes
 ) -> OptimizerPlan:
     """Create the optimizer's state, and plan where to load each saved value.
 
@@ -146,7 +146,9 @@ def _plan_optimizer(
     try:
         same_mesh = manifest.state["mesh"] == dict(world.plan.degrees)
         with damaged("the optimizer"):
-            plan = plan_restore(state.parts, state.optimizer, saved, manifest.tensors, excluded, same_mesh)
+            plan = plan_restore(
+                state.parts, state.optimizer, saved, manifest.tensors, excluded, same_mesh, unfreezes=changes.frozen
+            )
     except Unsaveable as error:
         mistake = UserError.one(error.name, error.why)
     except ValueError as error:
@@ -160,7 +162,23 @@ def _plan_optimizer(
     if problems:
         state.optimizer.state.clear()
         raise _another_optimizer(found.folder, problems)
+    if changes.frozen:
+        _log_frozen(context, plan, saved["parameters"])
     return plan
+
+
+def _log_frozen(context: CheckpointContext[CheckpointSection], plan: OptimizerPlan, saved: Collection[str]) -> None:
+    """Log how many parameters are no longer frozen, and how many are now. Collective: a rank may have only some of them."""
+    parts = context.state.parts
+    frozen = [name for tensor, name in parameter_names(parts).items() if not tensor.requires_grad and name in saved]
+    found = context.world.gather((sorted(plan.fresh), frozen))
+    fresh, gone = ({name for of_rank in found for name in of_rank[which]} for which in (0, 1))
+    log.info(
+        "training.freeze has changed: %d parameters are no longer frozen and start with fresh optimizer state; the state of "
+        "%d that are frozen now is dropped",
+        len(fresh),
+        len(gone),
+    )
 
 
 def _apply(

@@ -32,6 +32,8 @@ class OptimizerPlan:
     """State that belongs to no parameter (:attr:`~titan_ckpt.contents.optimizer_state.OptimizerState.own`)."""
     excluded: set[str] = field(default_factory=set)
     """Names of parameters whose state is not restored."""
+    fresh: set[str] = field(default_factory=set)
+    """Those of them that were not trained before, and have no state in the checkpoint."""
     problems: list[str] = field(default_factory=list)
     """Reasons why the state cannot be loaded."""
 
@@ -63,6 +65,7 @@ def plan_restore(
     stored: Mapping[str, StoredTensor],
     excluded: Collection[str],
     same_mesh: bool,
+    unfreezes: bool = False,
 ) -> OptimizerPlan:
     """Assign every saved value a place in the optimizer, whose state must exist already (:func:`initialise_state`).
 
@@ -71,6 +74,7 @@ def plan_restore(
         stored: tensors of the checkpoint.
         excluded: patterns of names not to load.
         same_mesh: whether the state was saved on the current mesh.
+        unfreezes: whether parameters may be trained now that were not before: they start with fresh state.
 
     Raises:
         Unsaveable: the optimizer's present state could not be saved either.
@@ -83,6 +87,9 @@ def plan_restore(
         if name not in saved["parameters"]:
             if _is_excluded(f"{OPTIMIZER}.{name}", [], excluded):
                 plan.excluded.add(name)
+            elif unfreezes:
+                plan.excluded.add(name)
+                plan.fresh.add(name)
             else:
                 plan.problems.append(f"{OPTIMIZER}.{name} is not in the checkpoint")
             continue
@@ -148,10 +155,12 @@ def restore_groups(
 def restore_rates(
     optimizer: Optimizer, names: Mapping[nn.Parameter, str], saved: Mapping[str, Any], excluded: Collection[str]
 ) -> None:
-    """Set each group's learning rate to the saved one, scaled if the config's initial learning rate changed."""
+    """Set each group's learning rate to the saved one, scaled if the config's initial learning rate changed. A group without
+    restored parameters gets the rate of the others, in proportion: a schedule has one factor for all."""
+    others = [group["now"] for group in saved["groups"] if decode(group["now"].get("initial_lr"))]
     for group in optimizer.param_groups:
         wanted = [names[parameter] for parameter in group["params"] if names[parameter] not in excluded]
-        sources = _unique(saved["groups"][saved["group_of"][name]]["now"] for name in wanted)
+        sources = _unique(saved["groups"][saved["group_of"][name]]["now"] for name in wanted) if wanted else others[:1]
         if len(sources) != 1:
             continue
         rate, first = decode(sources[0]["lr"]), decode(sources[0].get("initial_lr"))

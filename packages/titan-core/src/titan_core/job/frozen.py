@@ -30,7 +30,7 @@ def frozen_config(config: Config, changes: Mapping[str, Any], registry: Componen
         raw = replace(raw, tables={**raw.tables, ModelSection.section: own})
         config = resolve(raw, [TypedOverride(key, value) for key, value in changes.items()], registry)
     # Patterns match parameters of the trained model.
-    return config.changed({"optimizer.param_groups": None})
+    return config.changed({"optimizer.param_groups": None, "training.freeze": []})
 
 
 def require_frozen(job: AssembledJob, frozen: AssembledJob) -> AssembledJob:

@@ -35,7 +35,7 @@ class MissingGradients:
         )
         # An error, because ranks other than the first log only errors.
         log.error(
-            "%s; freeze them in the model if that is intended, else compare with one device by `titan verify`", message
+            "%s; freeze them (training.freeze) if that is intended, else compare with one device by `titan verify`", message
         )
         with same_generators():
             self._lifecycle.finding(Finding("no gradient", message, step))

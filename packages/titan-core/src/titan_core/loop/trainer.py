@@ -56,6 +56,7 @@ from titan_core.loop.timeouts import CollectiveTimeouts
 from titan_core.loop.validation import Validation
 from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts, build_whole
+from titan_core.model.freeze import require_trained
 from titan_core.model.preserved import evaluation, other_objective, repeat_backward, repeat_forward
 from titan_core.model.size import size_of
 from titan_core.optim.lr_schedule import advance
@@ -186,6 +187,7 @@ class Trainer:
         self.loader = data_loader(job, data.training, world.data_rank, pin=world.device.type == "cuda")
         with phase("building the model"):
             whole = build_whole(job)
+            require_trained(whole)
             self.size = size_of(whole, job)
             parts = build_parts(job, world.mesh, world.device, whole, world)
         self.run_alone = build_step_runner(job, world, parts)

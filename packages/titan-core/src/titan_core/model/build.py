@@ -22,6 +22,7 @@ from titan_core.api import (
 )
 from titan_core.api.config.sections import ObjectiveSection, TrainingSection
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.model.freeze import freeze, let_gradients_begin
 from titan_core.model.layout_check import check_layout
 from titan_core.model.layout_trial import try_model
 from titan_core.model.loss_head import attach
@@ -32,15 +33,16 @@ from titan_core.model.streams import begin_streams
 
 
 def build_whole(job: AssembledJob) -> nn.Module:
-    """Return the whole model of ``job`` on the meta device, without weights.
+    """Return the whole model of ``job`` on the meta device, without weights. Its frozen parameters require no gradient.
 
     Raises:
-        UserError: the model contradicts its layout.
+        UserError: the model contradicts its layout, or ``training.freeze`` does not fit it.
     """
     definition = job.model
     with torch.device("meta"):
         model = cast(nn.Module, definition.build())
     check_layout(model, definition.layout, job.model_name)
+    freeze(model, job)
     return model
 
 
@@ -71,6 +73,7 @@ def build_parts(
     for part in parts:
         if loss_in_head:
             attach(part, job.config.section(ObjectiveSection).chunk_tokens)
+        let_gradients_begin(part)
         materialise(part, device, job.config.section(TrainingSection).seed)
         begin_streams(part.module, device)
         part.module.train()

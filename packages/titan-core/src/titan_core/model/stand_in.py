@@ -91,7 +91,7 @@ def _structure(block: nn.Module, path: str, layout: ModelLayout) -> Any:
             layout.mixer(f"{path}.{name}"),
             tuple(layout.rule(".".join(filter(None, (path, name, key)))) for key in _parameters(module)),
             tuple((key, _plain(value)) for key, value in sorted(vars(module).items()) if not key.startswith("_")),
-            tuple((key, parameter.shape, parameter.dtype) for key, parameter in _parameters(module).items()),
+            tuple((key, one.shape, one.dtype, one.requires_grad) for key, one in _parameters(module).items()),
             tuple((key, buffer.shape, buffer.dtype) for key, buffer in _buffers(module).items()),
             number_of_hooks(module),
         )

@@ -108,6 +108,9 @@ class TrainingSection(Section):
     MIN:MAX` sets it."""
     max_norm: GradientNorm = Field(default=1.0, ge=0.0)
     """Clip gradients to this global norm; 0 disables clipping."""
+    freeze: list[str] = Field(default_factory=list)
+    """Parameters that keep their values: patterns of their names, as in optimizer.param_groups. They have no gradient, no
+    optimizer state and no weight decay."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seeds the initial weights and the order of the data."""
     deterministic: bool = False

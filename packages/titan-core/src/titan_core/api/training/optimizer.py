@@ -16,7 +16,6 @@ from titan_core.api.model.layout import ModelLayout
 from titan_core.api.model.patterns import matches
 from titan_core.api.parallel.model_part import ModelPart
 from titan_core.api.plugins.contexts import JobContext, S, TrainingContext
-from titan_core.api.plugins.errors import UserError
 
 
 class ParameterRole(StrEnum):
@@ -96,10 +95,8 @@ def param_groups(parameters: Iterable[TrainedParameter], section: OptimizerSecti
     settings. Without ``section.param_groups``, vectors form a group without weight decay: pulling towards zero is not
     neutral for a gain and does not regularise a bias.
 
-    Groups without parameters are omitted (on a pipeline stage, some may be empty).
-
-    Raises:
-        UserError: there is no parameter to train.
+    Groups without parameters are omitted (on a pipeline stage, some may be empty). A rank whose stages are frozen has one
+    group, without parameters.
     """
     specs = section.param_groups or []
     rest = ParamGroup(section.lr, section.weight_decay)
@@ -113,10 +110,7 @@ def param_groups(parameters: Iterable[TrainedParameter], section: OptimizerSecti
         is_undecayed = section.param_groups is None and parameter.role is ParameterRole.VECTOR
         next(chosen, undecayed if is_undecayed else rest).parameters.append(parameter)
     # The group without a pattern comes first: the first group's learning rate is the one reported.
-    filled = [group for group in (rest, *groups, undecayed) if group.parameters]
-    if not filled:
-        raise UserError.one("model", "has no parameter to train", "fix the model plugin")
-    return filled
+    return [group for group in (rest, *groups, undecayed) if group.parameters] or [rest]
 
 
 @runtime_checkable
@@ -139,7 +133,8 @@ class OptimizerContext(TrainingContext[S]):
 
     groups: Sequence[ParamGroup]
     """The parameters to train, grouped by learning rate and weight decay according to ``[optimizer]``. An optimizer may
-    split the groups further by role, with :meth:`ParamGroup.as_dict`."""
+    split the groups further by role, with :meth:`ParamGroup.as_dict`. One group has no parameters on a rank that has none to
+    train, and torch's optimizers need at least one group."""
 
 
 @dataclass(frozen=True, kw_only=True)
