@@ -20,6 +20,7 @@ from titan_core.api import MeshPlan, ModelPart, OptimizerSection, ParamGroup, Us
 from titan_core.api.config.sections import LRSchedulerSection, ParamGroupSpec
 from titan_core.api.training.optimizer import param_groups, trained_parameters
 from titan_core.loop.grad_norm import clip_gradients, global_norm, local_gradients
+from titan_core.model.freeze import require_trained
 from titan_core.model.next_token import NextToken
 from titan_core.optim.adam import build_adam, build_adamw
 from titan_core.optim.lr_schedule import build_wsd, wsd_factor
@@ -263,7 +264,15 @@ def part_of(module: nn.Module) -> ModelPart:
 def test_a_model_without_parameters_to_train_is_refused() -> None:
     frozen = SmallGPT().requires_grad_(False)
     with pytest.raises(UserError, match="no parameter to train"):
-        param_groups(trained_parameters([part_of(frozen)]), OptimizerSection())
+        require_trained(frozen)
+
+
+def test_a_rank_without_parameters_to_train_has_one_empty_group() -> None:
+    """Torch's optimizers refuse to have none."""
+    frozen = trained_parameters([part_of(SmallGPT().requires_grad_(False))])
+    (group,) = param_groups(frozen, OptimizerSection(lr=0.5, param_groups=[ParamGroupSpec(pattern="*")]))
+    assert (group.parameters, group.lr) == ([], 0.5)
+    torch.optim.AdamW([group.as_dict()]).step()
 
 
 def test_frozen_parameters_are_omitted() -> None:

@@ -64,8 +64,9 @@ def estimated(
         ({}, 8),
         ({"activation_checkpoint.mode": "full", "parallelism.tensor_parallel_degree": 2}, 8),
         ({"parallelism.pipeline_parallel_degree": 2, "activation_checkpoint.mode": "selective"}, 4),
+        ({"training.freeze": '["tok_embeddings.*", "layers.[0123].*"]'}, 8),
     ],
-    ids=["fsdp", "tp and full recomputation", "pp"],
+    ids=["fsdp", "tp and full recomputation", "pp", "frozen blocks"],
 )
 def test_a_few_blocks_give_the_memory_of_all(fake_cuda: FakeCuda, settings: dict[str, object], world_size: int) -> None:
     few = fake_cuda.call(estimated, {**JOB, **settings}, world_size)

@@ -135,6 +135,9 @@ def test_training_on_a_mesh_is_that_on_one_device(gloo: GlooPool, tmp_path: Path
 FROZEN_STAGES = (
     RECIPE.partition("[[stages]]")[0]
     + """
+[averages]
+kind = "exponential"
+
 [[stages]]
 name = "frozen"
 at_step = 4

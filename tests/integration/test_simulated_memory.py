@@ -66,6 +66,14 @@ def test_parameters_gradients_and_adam_take_as_many_bytes_as_by_hand(
     assert all(step.garbage == 0 for step in found.steps), "tensors in reference cycles"
 
 
+def test_frozen_parameters_have_no_gradient_and_no_state(fake_cuda: FakeCuda) -> None:
+    found = fake_cuda.train("llama3_debug", {**LLAMA, "training.freeze": '["tok_embeddings.*"]'}, world_size=8, strict=False)
+    trained = WHOLE - EMBEDDING
+    assert found.resident[Owner.PARAMETERS] == 4 * WHOLE // 8
+    assert found.resident[Owner.OPTIMIZER] == 8 * trained // 8 + 4 * (PARAMETERS - 1)
+    assert found.steps[-1].phase("norm").peak.owners[Owner.GRADIENTS] == 4 * trained // 8
+
+
 @pytest.mark.full
 def test_bf16_parameters_are_gathered_in_half_the_bytes(fake_cuda: FakeCuda) -> None:
     gathered = {}

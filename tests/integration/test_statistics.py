@@ -70,6 +70,20 @@ def test_counts_are_those_of_one_device(
 
 @pytest.mark.parametrize(
     ("ranks", "overrides"),
+    [case(1, {MODE: "full"}, quick=True), case(2, {TP: 2}), case(2, {PP: 2, SCHEDULE: "ZBVZeroBubble"})],
+)
+def test_modules_before_the_first_trained_parameter_count(
+    gloo: GlooPool, one_device: RunRecord, tmp_path: Path, ranks: int, overrides: dict[str, object]
+) -> None:
+    frozen = {"training.freeze": '["embedding.*", "blocks.[01].*"]'}
+    for record in gloo.run(ranks, train, str(tmp_path), {**frozen, **overrides}):
+        assert record.statistics[0] == one_device.statistics[0]
+        for step in record.statistics:
+            assert [sum(layer) for layer in (*step["inside"], *step["outside"])] == [POSITIONS] * 8
+
+
+@pytest.mark.parametrize(
+    ("ranks", "overrides"),
     [
         case(1, {}, quick=True),
         case(2, {TP: 2}),

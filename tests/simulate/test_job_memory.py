@@ -35,6 +35,16 @@ def test_a_frozen_model_has_weights_only() -> None:
     assert (both.gradients, both.optimizer_state) == (alone.gradients, alone.optimizer_state)
 
 
+@pytest.mark.parametrize("tied", ["true", "false"])
+def test_frozen_parameters_have_weights_only(tied: str) -> None:
+    settings = {"model.args": f"{{tie_embeddings = {tied}}}", "training.freeze": '["output.weight", "layers.*norm.weight"]'}
+    job = make_job("tiny", settings)
+    found, layout = least_state(job), job.model.layout
+    frozen = layout.dim * (layout.vocab_size + 2 * layout.num_blocks)
+    assert found.parameters == 4 * job.model.num_params
+    assert (found.gradients, found.optimizer_state) == (found.parameters - 4 * frozen, 2 * (found.parameters - 4 * frozen))
+
+
 def test_the_state_of_an_unknown_optimizer_counts_as_nothing() -> None:
     job = make_job("tiny", {})
     assert least_state(replace(job, optimizer=replace(job.optimizer, costs=None))).optimizer_state == 0

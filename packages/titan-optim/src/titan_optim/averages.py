@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from titan_core.api import ModelPart, Run, StepReport, TrainingContext, ValidationReport, hookimpl
+from titan_core.api import Job, ModelPart, Run, StepReport, TrainingContext, ValidationReport, hookimpl, matches
+from titan_core.toolkit.jobs import AssembledJob
+from titan_core.toolkit.sections import TrainingSection
 from titan_optim.config import AVERAGED, AveragesSection
 
 PREFIX = "averaged_weights"
@@ -23,12 +25,13 @@ STATES = f"{PREFIX}.states"
 
 
 class AveragedWeights:
-    """Averages what training changes: parameters that are not frozen, and persistent floating-point buffers, such as the
-    biases that balance experts. An average has the shards of its tensor, in fp32 if the tensor's type is narrower."""
+    """Averages what training changes: parameters that some stage of the run trains, and persistent floating-point buffers,
+    such as the biases that balance experts. An average has the shards of its tensor, in fp32 if the tensor's type is
+    narrower."""
 
     def __init__(self, parts: Sequence[ModelPart], context: TrainingContext[AveragesSection]) -> None:
         self._section, self._parts = context.section, parts
-        self._tensors = dict(named for part in parts for named in averaged_tensors(part))
+        self._tensors = dict(named for part in parts for named in averaged_tensors(part, context.job))
         # A weight's average means nothing before the first state, whose weight is 1.
         self._averages = {name: _zeros_like(tensor) for name, tensor in self._tensors.items()}
         self._states = torch.zeros((), dtype=torch.int64, device=context.device)
@@ -94,9 +97,15 @@ class AveragedWeights:
                 recompute()
 
 
-def averaged_tensors(part: ModelPart) -> Iterator[tuple[str, Tensor]]:
-    """Yield what is averaged of a part by fully qualified name; a shared parameter once."""
-    yield from ((name, parameter) for name, parameter in part.named_parameters() if parameter.requires_grad)
+def averaged_tensors(part: ModelPart, job: Job) -> Iterator[tuple[str, Tensor]]:
+    """Yield what is averaged of a part by fully qualified name; a shared parameter once. The same in all stages of a run."""
+    now = job.section(TrainingSection).freeze
+    stages = job.stages if isinstance(job, AssembledJob) else ()
+    others = [stage.config.section(TrainingSection).freeze for stage in stages]
+    for name, parameter in part.named_parameters():
+        thaws = matches(name, now) and not all(matches(name, patterns) for patterns in others)
+        if parameter.requires_grad or thaws:
+            yield name, parameter
     kept = part.module.state_dict().keys()
     yield from ((name, one) for name, one in part.module.named_buffers() if name in kept and one.is_floating_point())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from titan_core.api import Config, ModelPart, Problem, UserError, matches
 from titan_core.api.config.sections import TrainingSection
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.stages import in_stage
+
+log = logging.getLogger(__name__)
 
 KEY = "training.freeze"
 
@@ -28,8 +31,12 @@ def freeze(model: nn.Module, job: AssembledJob) -> None:
             raise in_stage(UserError(*problems), stage.name)
     if problems := list(_problems(model, job.config)):
         raise UserError(*problems)
-    for parameter in _matched(model, job.config.section(TrainingSection).freeze):
+    frozen = {id(one): one for one in _matched(model, job.config.section(TrainingSection).freeze)}
+    for parameter in frozen.values():
         parameter.requires_grad_(False)
+    if frozen:
+        elements, of_all = (sum(one.numel() for one in some) for some in (frozen.values(), model.parameters()))
+        log.info("%s: %s of %s parameters keep their values", KEY, f"{elements:,}", f"{of_all:,}")
 
 
 def require_trained(model: nn.Module) -> None:

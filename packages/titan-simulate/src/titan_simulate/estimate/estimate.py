@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from titan_simulate.engine.simulate import Train
 from titan_simulate.engine.stub_libraries import Device
 from titan_simulate.estimate.assumptions import assumptions_of
 from titan_simulate.estimate.figures import ONCE, figures_of
+from titan_simulate.estimate.frozen import frozen_parameters
 from titan_simulate.estimate.imbalance import busiest
 from titan_simulate.estimate.pipeline import Order, PipelineTime, Stage, run, stage_times
 from titan_simulate.estimate.reserved import memory_need
@@ -128,7 +129,7 @@ def estimate(
     microbatches = None if pipeline is None else pipeline.microbatches
     size = job.mesh.world_size
     ranks = [0] if pipeline is None else [0, size - 1]
-    period = _period(job.model.layout)
+    period = _period(job.model.layout, frozen_parameters(job))
     of_optimizer = costs_of_optimizer(job.optimizer, job) or ADAMW
     alike = of_optimizer.blocks_alike and all(one.blocks_alike for one in costs) and (period == 1 or pipeline is None)
     # Whole periods are added to what is simulated.
@@ -158,8 +159,9 @@ def estimate(
     return _combined(job, pipeline, found, machine, few, more, imbalance)
 
 
-def _period(layout: ModelLayout) -> int:
-    """Return after how many blocks their costs and attention repeat, such as 6 if each sixth has no window."""
+def _period(layout: ModelLayout, frozen: Collection[str]) -> int:
+    """Return after how many blocks their costs, attention and frozen parameters repeat, such as 6 if each sixth has no
+    window."""
     depth = layout.blocks.count(".") + 2
     kinds: list[list[object]] = []
     for index in range(layout.num_blocks):
@@ -169,7 +171,8 @@ def _period(layout: ModelLayout) -> int:
             for pattern, mixer in layout.mixers.items()
             if matches(name, [".".join(pattern.split(".")[:depth])])
         ]
-        kinds.append([*mixers, *(round(cost, 9) for cost in layout.block_costs[index : index + 1])])
+        fixed = sorted(one.removeprefix(name) for one in frozen if one.startswith(f"{name}."))
+        kinds.append([fixed, *mixers, *(round(cost, 9) for cost in layout.block_costs[index : index + 1])])
     return next((n for n in range(1, layout.num_blocks) if kinds[n:] == kinds[:-n]), layout.num_blocks)
 
 
