@@ -21,6 +21,9 @@ MERGE = "tests/ckpt/test_merge.py"
 BRANCH, COPY, BRANCH_TESTS = "ckpt/commands/branch.py", "ckpt/format/copying.py", ("tests/ckpt/test_branch.py",)
 ON_PHASES = ("tests/integration/test_branched_phases.py",)
 
+RESTORE = "ckpt/resume/optimizer_restore.py"
+FROZEN = ("tests/integration/test_freeze.py::test_a_resume_with_other_frozen_parameters_must_be_allowed",)
+
 MUTANTS = (
     Mutant("branch-refuses-its-own-changes", BRANCH, "*config.section(CheckpointSection).allow_changed, *allowed, *of_model", "*config.section(CheckpointSection).allow_changed", BRANCH_TESTS),
     Mutant("branch-stops-where-the-run-did", BRANCH, "if stop is not None and stop <= step and", "if False and", BRANCH_TESTS),
@@ -85,4 +88,8 @@ MUTANTS = (
     Mutant("rows-left-unclaimed", "ckpt/foreign/checks.py", "if shared and len(claimed) < (block := sources[0].block):", "if False:", (ARRANGED,)),
     Mutant("whole-stack-read", "ckpt/foreign/arrangement.py", "(rows.diff() > _GAP)", "(rows.diff() > 10**9)", (ARRANGED,)),
     Mutant("rows-in-file-order", "ckpt/foreign/arrangement.py", "found[order.argsort()]", "found", (ARRANGED,)),
+    Mutant("unfrozen-parameters-refused", RESTORE, "elif unfreezes:", "elif False:", FROZEN),
+    Mutant("missing-state-taken-for-unfrozen", "ckpt/resume/comparing.py", 'change.key == "training.freeze"', "True", ("tests/integration/test_changed_jobs.py", "tests/ckpt/test_optimizer_state.py")),
+    Mutant("unfrozen-groups-at-the-first-rate", RESTORE, "for name in wanted) if wanted else others[:1]", "for name in wanted)", ("tests/integration/test_freeze.py::test_a_group_that_is_no_longer_frozen_has_the_rate_of_the_schedule",)),
+    Mutant("frozen-parameters-not-counted", "ckpt/resume/loading.py", "if not tensor.requires_grad and name in saved]", "if name in saved]", FROZEN),
 )  # fmt: skip

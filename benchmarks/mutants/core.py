@@ -36,6 +36,7 @@ LOOKAHEAD, WORLD, GUARD = "core/loop/lookahead.py", "core/api/parallel/world.py"
 ADAM, SCHEDULE, GROUPS = "core/optim/adam.py", "core/optim/lr_schedule.py", "core/api/training/optimizer.py"
 ATTENTION, PART = "core/api/model/attention.py", "core/api/parallel/model_part.py"
 VARIANTS = "tests/core/test_attention_options.py"
+FREEZE, FREEZE_TESTS = "core/model/freeze.py", "tests/integration/test_freeze.py"
 MASK, BLOCKS = "core/api/model/attention_mask.py", "tests/core/test_attention_mask.py"
 
 MOVED, EXPERTS = "core/api/model/experts.py", "tests/core/test_experts.py"
@@ -237,4 +238,13 @@ MUTANTS = (
     Mutant("a-view-multiplies-the-world", "core/api/parallel/mesh.py", "return math.prod(self.degrees.values())", "return math.prod([*self.degrees.values(), *self.view_degrees.values()])", (VIEWS + "::test_a_view_does_not_multiply_the_world",)),
     Mutant("copies-are-summed-over", "core/api/parallel/mesh.py", 'return self.divides in ("batch", "sequence") and not self.diverges', 'return self.divides in ("batch", "sequence")', (VIEWS + "::test_impossible_views_are_refused",)),
     Mutant("batch-of-the-wrong-dimension", "core/api/parallel/mesh.py", 'MeshDim("cp", "parallelism.context_parallel_degree", "sequence")', 'MeshDim("cp", "parallelism.context_parallel_degree", "batch")', (MODEL,)),
+    # -- frozen parameters
+    Mutant("nothing-frozen", FREEZE, "parameter.requires_grad_(False)", "pass", (FREEZE_TESTS + "::test_training_is_that_of_a_loop_in_torch",)),
+    Mutant("frozen-by-a-pattern-without-a-match", FREEZE, "if not any(matches(name, [pattern]) for name in names):", "if False:", (FREEZE_TESTS + "::test_a_mistake_is_one_clear_error",)),
+    Mutant("everything-frozen", FREEZE, "if frozen and all(", "if False and all(", (FREEZE_TESTS + "::test_a_mistake_is_one_clear_error",)),
+    Mutant("later-stages-freeze-unchecked", FREEZE, "for stage in job.stages:", "for stage in job.stages[:1]:", (FREEZE_TESTS + "::test_a_mistake_in_a_later_stage_is_found_before_the_first_step",)),
+    Mutant("models-without-anything-to-train", FREEZE, "if not any(parameter.requires_grad for parameter in model.parameters()):", "if False:", (OPTIM,)),
+    Mutant("frozen-modules-count-nothing", FREEZE, "module.register_forward_hook(_require_grad)", "pass", ("tests/integration/test_statistics.py::test_modules_before_the_first_trained_parameter_count",)),
+    Mutant("ranks-without-groups", GROUPS, "if group.parameters] or [rest]", "if group.parameters]", (OPTIM,)),
+    Mutant("frozen-blocks-are-like-others", "core/model/stand_in.py", "one.dtype, one.requires_grad)", "one.dtype)", (FREEZE_TESTS + "::test_blocks_that_are_frozen_are_of_a_kind_of_their_own",)),
 )  # fmt: skip

@@ -14,6 +14,8 @@ AVERAGES = "optim/averages.py"
 MUP, MUP_RULES, MUP_TESTS = "optim/mup.py", "optim/mup_rules.py", ("tests/optim/test_mup.py",)
 PHASES, PHASES_CONFIG, PHASES_TESTS = "optim/lr_phases.py", "optim/lr_phases_config.py", ("tests/optim/test_lr_phases.py",)
 
+NOTHING = ("tests/integration/test_freeze.py::test_a_rank_without_parameters_to_train_builds_any_optimizer",)
+
 MUTANTS = (
     Mutant("averages-begin-at-zero", AVERAGES, "torch.where(states > 1, 1 - self._section.decay, 1.0)", "1 - self._section.decay * states.new_ones(())", (AVERAGES_TESTS,)),
     Mutant("averages-of-every-step", AVERAGES, " or after % self._section.freq", "", (AVERAGES_TESTS,)),
@@ -64,4 +66,7 @@ MUTANTS = (
     Mutant("mup-reports-a-narrow-rate", MUP, "key=lambda pair: pair[0] != 1.0", "key=lambda pair: pair[0]", MUP_TESTS),
     Mutant("mup-of-tied-weights", "optim/mup_check.py", "    if tied:\n", "    if False:\n", MUP_TESTS),
     Mutant("mup-check-compares-nothing", "optim/mup_check_command.py", "(after[name] - before).abs()", "after[name].abs()", MUP_TESTS),
+    Mutant("averages-of-this-stage-only", AVERAGES, "if parameter.requires_grad or thaws:", "if parameter.requires_grad:", ("tests/integration/test_freeze.py::test_stages_that_freeze_and_unfreeze_resume_on_other_meshes",)),
+    Mutant("muon-without-groups", MUON, ' or groups[:1]', "", NOTHING),
+    Mutant("mup-without-groups", MUP, " or [(1.0, group.parameters)]", "", NOTHING),
 )  # fmt: skip

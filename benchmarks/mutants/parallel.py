@@ -60,4 +60,5 @@ MUTANTS = (
     Mutant("every-nth-block-from-the-last", "parallel/activation_checkpoint.py", "elif number % int(section.selective_ac_option) == 0:", "elif (number + 1) % int(section.selective_ac_option) == 0:", (RECOMPUTED,)),
     Mutant("every-second-block-whatever-n", "parallel/activation_checkpoint.py", "elif number % int(section.selective_ac_option) == 0:", "elif number % 2 == 0:", (RECOMPUTED,)),
     Mutant("the-first-matmul-kept", "parallel/activation_checkpoint.py", "keep = keep or matmuls % 2 == 1", "keep = keep or matmuls % 2 == 0", (RECOMPUTED,)),
+    Mutant("frozen-first-stages-end-the-graph", "parallel/pipeline.py", "module.register_forward_hook(_require_grad)", "pass", ("tests/integration/test_freeze.py::test_training_on_a_mesh_is_that_on_one_device",)),
 )  # fmt: skip

@@ -19,9 +19,11 @@ from harness.meshes import CP, DR, FAST, HEADS, PP, SCHEDULE, TP, run_in
 from harness.quick import rows
 from harness.staged import RECIPE, run_staged, write_recipe
 from harness.tiny_model import angles
-from titan_core.api import UserError, matches
+from titan_core.api import UserError, hookimpl, matches
 from titan_core.data.loader import data_loader
 from titan_core.data.opened import OpenedData
+from titan_core.model.build import build_whole
+from titan_core.model.stand_in import first_alike
 
 FREEZE = "training.freeze"
 BEGIN = ["tok_embeddings.*", "layers.[012].*"]
@@ -132,6 +134,22 @@ def test_training_on_a_mesh_is_that_on_one_device(gloo: GlooPool, tmp_path: Path
     assert seen == one.final.keys()
 
 
+OPTIMIZERS: dict[str, dict[str, object]] = {
+    "Muon": {"optimizer.name": "Muon"},
+    "MuAdamW": {"optimizer.name": "MuAdamW", "mup.base": "{dim = 24, n_heads = 2, n_kv_heads = 1, ffn_dim = 50}"},
+    "AdamWBF16": {"optimizer.name": "AdamWBF16"},
+}
+
+
+@pytest.mark.parametrize("name", rows(OPTIMIZERS, ["Muon"]))
+def test_a_rank_without_parameters_to_train_builds_any_optimizer(gloo: GlooPool, tmp_path: Path, name: str) -> None:
+    settings = {**FAST, **OPTIMIZERS[name], FREEZE: json.dumps(END), "training.steps": 3, "checkpoint.enable": "true"}
+    (one,) = gloo.run(1, run_in, str(tmp_path), {**settings, "job.dump_folder": "one"})
+    for record in gloo.run(2, run_in, str(tmp_path), {**settings, PP: 2, "job.dump_folder": "two"}):
+        assert record.losses == pytest.approx(one.losses, rel=1e-5)
+        require_frozen(record, END)
+
+
 FROZEN_STAGES = (
     RECIPE.partition("[[stages]]")[0]
     + """
@@ -240,6 +258,32 @@ def test_a_resume_with_other_frozen_parameters_must_be_allowed(gloo: GlooPool, t
     assert sum(says in message for message in messages[0]) == 1
 
 
+def test_a_group_that_is_no_longer_frozen_has_the_rate_of_the_schedule(gloo: GlooPool, tmp_path: Path) -> None:
+    write_recipe(tmp_path, RECIPE.partition("[[stages]]")[0])
+    groups: dict[str, object] = {"optimizer.param_groups": '[{pattern = "tok_embeddings.*", lr_scale = 0.5}]'}
+    gloo.run(1, run_staged, str(tmp_path), {**groups, FREEZE: '["tok_embeddings.*"]', "training.stop_at_step": 2})
+    rates = gloo.run(1, rates_of, str(tmp_path), {**groups, "checkpoint.allow_changed": f'["{FREEZE}"]'})[0]
+    assert len(rates) == 10
+    assert [halved for _, halved in rates] == pytest.approx([rate / 2 for rate, _ in rates], rel=1e-12)
+
+
+def rates_of(folder: str, settings: dict[str, object]) -> list[list[float]]:
+    """Train, and return the learning rates of the groups in each step."""
+    found: list[list[float]] = []
+
+    class Keep:
+        @hookimpl
+        def titan_train_start(self, run: Any) -> None:
+            self._groups = run.state.optimizer.param_groups
+
+        @hookimpl
+        def titan_gradients_complete(self) -> None:
+            found.append([float(group["lr"]) for group in self._groups])
+
+    run_staged(folder, settings, (Keep(),))
+    return found
+
+
 def logged(folder: str, settings: dict[str, object]) -> list[str]:
     """Train, and return what is logged."""
     found: list[str] = []
@@ -282,3 +326,11 @@ def test_a_mistake_in_a_later_stage_is_found_before_the_first_step(in_tmp: Path)
     with pytest.raises(UserError, match=r"stage 'thawed': .*layers\.7.*matches no parameter"):
         run_staged(str(in_tmp), {})
     assert not list(in_tmp.glob("outputs/*/checkpoints/*"))
+
+
+def test_blocks_that_are_frozen_are_of_a_kind_of_their_own() -> None:
+    """Trials and small copies of a model have one block of each kind."""
+    job = make_job("tiny", {**FAST, FREEZE: '["layers.[01].*.wq.weight", "layers.3.*"]'})
+    model = build_whole(job)
+    kinds = {"layers.0": "layers.0", "layers.1": "layers.0", "layers.2": "layers.2", "layers.3": "layers.3"}
+    assert first_alike(model, job.model.layout) == kinds

@@ -20,6 +20,8 @@ ZERO = torch.zeros(())
 REPORT = StepReport(1, ZERO, ZERO[None], ZERO, 1e-3, num_targets=1, epoch=0, data_seconds=0.0)
 VALIDATION = ValidationReport(4, 1.0, 1, 1, 0.1)
 WEIGHT = "tok_embeddings.weight"
+JOB = SimpleNamespace(section=lambda kind: kind())
+"""A job whose sections have their defaults."""
 
 
 @pytest.fixture
@@ -36,7 +38,8 @@ def part() -> ModelPart:
 
 
 def averages_of(part: ModelPart, **settings: Any) -> AveragedWeights:
-    context: Any = SimpleNamespace(section=AveragesSection(kind="exponential", decay=0.75, **settings), device=CPU)
+    job = SimpleNamespace(section=lambda kind: kind())
+    context: Any = SimpleNamespace(section=AveragesSection(kind="exponential", decay=0.75, **settings), device=CPU, job=job)
     return AveragedWeights([part], context)
 
 
@@ -73,7 +76,7 @@ def test_an_average_begins_with_the_first_state_and_takes_every_second(part: Mod
 
 
 def test_a_mean_weighs_all_states_alike(part: ModelPart) -> None:
-    context: Any = SimpleNamespace(section=AveragesSection(kind="mean"), device=CPU)
+    context: Any = SimpleNamespace(section=AveragesSection(kind="mean"), device=CPU, job=JOB)
     averages = AveragedWeights([part], context)
     for number in range(1, 6):
         step(averages, part, number)
