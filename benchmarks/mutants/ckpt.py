@@ -20,12 +20,16 @@ MERGE = "tests/ckpt/test_merge.py"
 
 BRANCH, COPY, BRANCH_TESTS = "ckpt/commands/branch.py", "ckpt/format/copying.py", ("tests/ckpt/test_branch.py",)
 ON_PHASES = ("tests/integration/test_branched_phases.py",)
+STAGED = ("tests/integration/test_branched_stages.py",)
 
 RESTORE = "ckpt/resume/optimizer_restore.py"
 FROZEN = ("tests/integration/test_freeze.py::test_a_resume_with_other_frozen_parameters_must_be_allowed",)
 
 MUTANTS = (
     Mutant("branch-refuses-its-own-changes", BRANCH, "*config.section(CheckpointSection).allow_changed, *allowed, *of_model", "*config.section(CheckpointSection).allow_changed", BRANCH_TESTS),
+    Mutant("branch-without-stages", BRANCH, "redact(job.run_config.tables())", "redact(job.run_config.as_dict())", STAGED),
+    Mutant("branch-refuses-its-mixture", BRANCH, 'if of_data else []', 'if False else []', STAGED),
+    Mutant("arguments-logged-twice", "ckpt/resume/comparing.py", "if not (by_argument and", "if not (False and", STAGED),
     Mutant("branch-stops-where-the-run-did", BRANCH, "if stop is not None and stop <= step and", "if False and", BRANCH_TESTS),
     Mutant("branch-of-nothing-to-train", BRANCH, "if value is not None and value <= step:", "if False:", BRANCH_TESTS),
     Mutant("branch-of-weights", BRANCH, "    if found.manifest.model_only:", "    if False:", BRANCH_TESTS),

@@ -17,6 +17,7 @@ GUESS, GROUPS = "simulate/plan/arithmetic.py", "simulate/plan/groups.py"
 TIMES, NEED = "simulate/estimate/pipeline.py", "simulate/estimate/reserved.py"
 
 MUTANTS = (
+    Mutant("planned-without-stages", "simulate/cli/plan.py", "} if config.stages else {}", "} if False else {}", ("tests/integration/test_plan.py",)),
     Mutant("experts-sent-over-all-cards-of-a-node", GROUPS, "far = (self.ranks - self.together) / self.ranks * size / self.hop", "far = (self.ranks - self.together) / self.ranks * size / self.bandwidth", (PLANNED,)),
     Mutant("experts-all-equally-busy", GUESS, "self._imbalance = arithmetic.imbalance if divides else 1.0", "self._imbalance = 1.0", (PLANNED,)),
     Mutant("experts-of-full-tiles", GUESS, "padded = max(rates.tile_rows / rows, 1 + rates.tile_rows / (2 * rows))", "padded = 1.0", (PLANNED,)),

@@ -21,6 +21,7 @@ from harness.jobs import make_job
 from harness.letters import BYTE, letters, stream
 from titan_core.api import BatchPlan, CorruptRecord, DatasetContext, Ref, ShuffledDocuments, TextTokenizer, UserError
 from titan_core.api.data.dataset import DatasetSpec, ReadPolicy
+from titan_core.cli.main import main
 from titan_core.data.loader import DataLoader
 from titan_core.data.tokens import TokenStream
 from titan_core.toolkit.reading import DocumentReader
@@ -91,6 +92,18 @@ def test_an_interrupted_tokenisation_resumes(tmp_path: Path) -> None:
     assert {file.name: file.read_bytes() for file in made.iterdir()} == {
         file.name: file.read_bytes() for file in (tmp_path / "whole").iterdir()
     }
+
+
+def test_each_dataset_of_a_mixture_has_a_folder(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    letters = '{{dataset = "letters", dataset_path = "{}", name = "{}"}}'
+    mixture = f"[{letters.format('5,9', 'one')}, {letters.format('7', 'two')}]"
+    assert main(["data", "tokenize", "tiny", "--data.mixture", mixture, "--output", "tokens", "--parts", "1"]) == 0
+    *written, hint = capsys.readouterr().out.splitlines()
+    assert [line.rpartition(" in ")[2] for line in written] == ["tokens/one", "tokens/two"]
+    assert hint.endswith("to its folder in each entry of data.mixture")
+    entry = '{{dataset = "tokenized", dataset_path = "tokens/{0}", name = "{0}"}}'
+    mixture = f"[{entry.format('one')}, {entry.format('two')}]"
+    assert [one.name for one in make_job("tiny", {"data.mixture": mixture}).data.datasets] == ["one", "two"]
 
 
 @pytest.mark.full

@@ -179,6 +179,13 @@ def test_the_written_recipe_passes_config_check(tmp_path: Path, capsys: pytest.C
         write_recipe(file, config, "titan plan", "fast")
 
 
+def test_the_written_recipe_has_the_stages(tmp_path: Path) -> None:
+    config, _ = load_config("llama3_debug_stages", [], Components.from_installed())
+    write_recipe(tmp_path / "planned.toml", config, "titan plan", "fast")
+    planned, _ = load_config(str(tmp_path / "planned.toml"), [], Components.from_installed())
+    assert [stage.table for stage in planned.stages] == [stage.table for stage in config.stages] != []
+
+
 def test_every_switch_of_a_parallelism_is_varied_and_each_candidate_is_a_valid_job() -> None:
     planner = _Planner("llama3_debug", 8, SMALL)
     degrees = {f"parallelism.{name}_parallel_degree": 2 for name in ("pipeline", "tensor", "context")}

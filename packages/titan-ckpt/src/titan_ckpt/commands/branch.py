@@ -132,7 +132,9 @@ def _allowed(config: Config, manifest: Manifest) -> list[str]:
     of_model = [
         key if key != _ARGS else f"{_ARGS}.*" for key in sorted(config.overridden) if f"{key}.".startswith(f"{_ARGS}.")
     ]
-    return list(dict.fromkeys([*config.section(CheckpointSection).allow_changed, *allowed, *of_model]))
+    of_data = any(key == "data.mixture" or key.startswith("training.dataset") for key in config.overridden)
+    data = ["data.mixture", "dataset.*.weight"] if of_data else []
+    return list(dict.fromkeys([*config.section(CheckpointSection).allow_changed, *allowed, *of_model, *data]))
 
 
 def _require_steps(config: Config, step: int) -> None:

@@ -81,8 +81,10 @@ def require_same_training(
     refused += [change for change in others if change.key not in known]
     if refused:
         raise refused_changes(refused, allowed)
+    by_argument = any(key.startswith(_ARGS) for key in changes)
     for change in changes.values():
-        log.info("changed since the checkpoint of step %d: %s", step, change)
+        if not (by_argument and change.key == "model.args"):  # the arguments that differ are named one by one
+            log.info("changed since the checkpoint of step %d: %s", step, change)
     if "training.steps" in changes:
         log.warning(
             "from now on the learning rate follows the schedule for %s steps", job.config.section(TrainingSection).steps

@@ -57,7 +57,8 @@ class Segment:
         if isinstance(checkpoint, Checkpoint) and checkpoint.find_position is not None:
             found = checkpoint.find_position.load()(checkpoint.context(self.job), step)
             if found is not None and found.step >= max(1, begin):
-                found = replace(found, changed=CHANGES) if self.before is not None and found.step == begin else found
+                # The checkpoint that it began with is of the segment before, or of the run that this one was branched off.
+                found = replace(found, changed=CHANGES) if found.step == begin else found
                 self.replay.require_same(found)
                 return found
         return self.begin

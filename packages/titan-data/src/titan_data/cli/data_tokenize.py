@@ -87,5 +87,8 @@ def run(context: CommandContext) -> int:
     for name, folder, tokens, corrupt in folders:
         skipped = f"; skipped {corrupt} corrupt records" if corrupt else ""
         print(f"{name}: {tokens:,} tokens in {folder}{skipped}")
-    print('to train on it, set training.dataset = "tokenized" and training.dataset_path to the folder')
+    if len(datasets) > 1:
+        print('to train on them, set dataset = "tokenized" and dataset_path to its folder in each entry of data.mixture')
+    else:
+        print('to train on it, set training.dataset = "tokenized" and training.dataset_path to the folder')
     return 0

@@ -136,12 +136,13 @@ def conclude(context: CommandContext, plan: Plan, machine: Machine) -> int:
 
 
 def write_recipe(path: Path, config: Config, command: str, summary: str) -> None:
-    """Write ``config`` to the new file ``path``: the keys that its recipe, the command line and the plan set.
+    """Write ``config`` to the new file ``path``: its stages, and the keys that the recipe, command line and plan set.
 
     Raises:
         UserError: the file exists, or cannot be written.
     """
-    text = f"# Planned by `{command}`\n# {summary}\n\n{tomli_w.dumps(redact(tables_of(config)))}"
+    stages = {"stages": [dict(stage.table) for stage in config.stages]} if config.stages else {}
+    text = f"# Planned by `{command}`\n# {summary}\n\n{tomli_w.dumps(redact({**tables_of(config), **stages}))}"
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

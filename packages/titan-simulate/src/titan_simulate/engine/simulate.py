@@ -69,7 +69,7 @@ def simulate(
         describe(device)
     job = with_simulated_weights(with_simulated_data(job))
     silent = tuple(observer for observer in job.observers if not observer.first_rank)
-    job = replace(job, checkpoint=None, observers=silent)
+    job = replace(job, checkpoint=None, observers=silent, stages=(), stage=0)  # one stage of a run is simulated
     job = with_optimizer_state(job) if resumed else job
     engine = _Engine(job, rank, observers, strict, checks_model)
     with simulating(engine), own_error(engine.waits):

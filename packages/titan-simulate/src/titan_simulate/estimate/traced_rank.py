@@ -66,7 +66,7 @@ def take(
     """
     logging.disable(logging.WARNING)  # what plugins notice about a run, such as an impossible MFU, is not true of this one
     with tempfile.TemporaryDirectory(prefix="titan-estimate-") as folder:
-        values = {**SETTINGS, "training.steps": "1", "job.dump_folder": folder, **settings}
+        values = {**SETTINGS, "training.stop_at_step": "1", "job.dump_folder": folder, **settings}
         job = job_of([Override(key, value) for key, value in values.items()])
         costs = list(costs_of(job.transforms, job))
         fused, fused_loss = any(one.fused for one in costs), any(one.fused_loss for one in costs)
