@@ -72,6 +72,7 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-core/src/titan_core/toolkit/runs/child_runs.py", "subprocess.Popen"): (1, CHILD),
     ("titan-cluster/src/titan_cluster/rendering.py", "subprocess.run"): (1, CHILD),
     ("titan-launch/src/titan_launch/ranks/attempt.py", "subprocess.Popen"): (1, CHILD),
+    ("titan-ckpt/src/titan_ckpt/save/export_process.py", "subprocess.Popen"): (1, CHILD),
     ("titan-debug/src/titan_debug/doctor/software.py", "subprocess.Popen"): (1, CHILD),
     ("titan-debug/src/titan_debug/numerics/rewinding.py", "subprocess.run"): (1, CHILD),
     ("titan-simulate/src/titan_simulate/engine/stub_libraries.py", "subprocess.run"): (1, CHILD),
@@ -101,7 +102,7 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
             ("foreign/load", 1),
             ("resume/optimizer_restore", 1),
             ("format/reader", 1),
-            ("save/saving", 1),
+            ("save/converting", 1),
         )
     },
     ("titan-debug/src/titan_debug/mfu.py", "getattr"): (1, DTYPE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -48,8 +49,15 @@ class CheckpointSection(Section):
     other key of that kind is refused; the error names the key."""
     last_save_model_only: bool = False
     """After the last step, save only the weights, in export_dtype. A run cannot resume from that checkpoint."""
+    export: Literal["hf"] | None = None
+    """Format to export the weights to in the background after each saved checkpoint: "hf", the folder that Hugging Face's
+    transformers loads, as from `titan checkpoint convert`."""
+    export_folder: AnyPath = "hf"
+    """Local folder of the exports (step-N): within job.dump_folder, or an absolute path."""
+    export_keep_latest_k: Count = Field(default=2, ge=0)
+    """Number of exports to keep; 0 keeps all. An export is removed only after a newer one is complete."""
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Data type of the weights that last_save_model_only saves."""
+    """Data type of the weights that export and last_save_model_only write."""
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> CheckpointSection:
@@ -67,8 +75,28 @@ class CheckpointSection(Section):
 
 
 def check(context: JobContext[CheckpointSection]) -> Iterator[Problem]:
-    """Check that the config names only one origin of the initial weights."""
+    """Check that the config names only one origin of the initial weights, and folders for exports that hold nothing else."""
     config = context.job.config
+    if context.section.export is not None and (why := _unfit_for_exports(context)):
+        yield config.problem("checkpoint.export_folder", why, 'name a folder for exports alone, such as "hf"')
     if context.section.initial_load_path is not None and config.section(ModelSection).from_pretrained is not None:
         why = "model.from_pretrained names the weights to start from, too"
         yield config.problem("checkpoint.initial_load_path", why, "remove one of them")
+
+
+def _unfit_for_exports(context: JobContext[CheckpointSection]) -> str:
+    """Return why ``checkpoint.export_folder`` cannot have the exports; empty if it can."""
+    from titan_ckpt.format.catalogue import checkpoint_folder
+
+    dump, section = Path(context.job.dump_folder), context.section
+    if "://" in section.export_folder:
+        return "is an address, but exports are written to a local folder"
+    exports = (dump / section.export_folder).resolve()
+    taken = {
+        "the run's directory": dump,
+        "the folder of its checkpoints": checkpoint_folder(str(dump), section.folder).local_path,
+    }
+    for what, path in taken.items():
+        if path is not None and path.resolve() == exports:
+            return f"is {what}, in which folders step-N are checkpoints"
+    return ""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.contents.plain_values import Unsaveable
 from titan_ckpt.contents.schedule_state import schedule_state
+from titan_ckpt.contents.tensors import model_tensors
 from titan_ckpt.format.catalogue import checkpoint_folder, step_folder
 from titan_ckpt.resume.restoring import restore
 from titan_ckpt.save.optimizer_trial import try_optimizer
 from titan_ckpt.save.saving import Saving, unsaveable
 from titan_core.api import CheckpointContext, UserError
 from titan_core.toolkit.sections import TrainingSection
+
+if TYPE_CHECKING:
+    from titan_ckpt.save.exports import Exports
 
 
 class Store:
@@ -21,7 +27,8 @@ class Store:
         self._section = context.section
         self._folder = checkpoint_folder(context.job.dump_folder, self._section.folder)
         self._require_writable()
-        self._saving = Saving(context, self._folder)
+        self._exports = self._open_exports()
+        self._saving = Saving(context, self._folder, self._exports)
         self._compared = False
 
     def restore(self) -> bool:
@@ -31,11 +38,13 @@ class Store:
         self._saving.newest, self._saving.inherited = restored.step, restored.inherited
         if restored.step is None and self._context.job.section(TrainingSection).stop_at_step != 0:
             self._require_saveable()
+        self._begin_exports(restored.step)
         return restored.step is not None
 
     def after_step(self, last: bool, requested: bool) -> None:
         """See :class:`~titan_core.api.CheckpointStore`."""
         self._saving.report_finished()
+        self._saving.advance_exports()
         if not self._compared:  # report differences after the first step, not hours later at the first checkpoint
             self._compared = True
             self._saving.require_equal_on_ranks()
@@ -61,7 +70,49 @@ class Store:
 
     def close(self) -> None:
         """See :class:`~titan_core.api.CheckpointStore`."""
-        self._saving.close()
+        try:
+            self._saving.close()
+        finally:
+            job = self._context.job
+            stop = job.section(TrainingSection).stop_at_step
+            self._saving.close_exports(self._context.state.step < min(job.end_step, job.end_step if stop is None else stop))
+
+    def _open_exports(self) -> Exports | None:
+        """Return the exports of the run's checkpoints, on rank 0 if there are any.
+
+        Raises:
+            UserError: their folder cannot be written; on every rank.
+        """
+        if self._section.export is None:
+            return None
+        from titan_ckpt.save.exports import Exports
+
+        found, mistake = None, None
+        if self._context.world.rank == 0:
+            try:
+                found = Exports(self._context)
+            except UserError as error:
+                mistake = error
+        self._context.world.raise_together(mistake)
+        return found
+
+    def _begin_exports(self, step: int | None) -> None:
+        """Check before the first step that checkpoints can be exported, and export the one that the run resumes from if it
+        is not.
+
+        Args:
+            step: step of that checkpoint.
+
+        Raises:
+            UserError: the checkpoints cannot be exported; on every rank.
+        """
+        if self._section.export is None:
+            return
+        from titan_ckpt.save.exports import require_exportable
+
+        require_exportable(self._context, model_tensors(self._context.state.parts), self._saving.about())
+        if self._exports is not None and step is not None:
+            self._exports.add_missing(step, step_folder(self._folder, step))
 
     def _require_saveable(self) -> None:
         """Check before the first step, not at the first checkpoint, that the whole state can be saved.

@@ -13,6 +13,7 @@ from titan_ckpt.foreign.hf_export import TOKENIZER_FIX, copy_tokenizer
 from titan_ckpt.foreign.importing import Foreign, import_weights, open_dcp_weights, open_foreign_weights
 from titan_ckpt.format.new_folder import new_folder, require_new
 from titan_core.api import CommandContext, Recipe, UserError
+from titan_core.toolkit.processes import end_with_parent
 
 _ONLY_FOR = {
     "to": ("titan",),
@@ -33,6 +34,7 @@ _SHOWN = {
 
 def run(context: CommandContext) -> int:
     """Convert to or from Titan's format, depending on the source."""
+    end_with_parent()  # a run that exports each checkpoint
     arguments = context.arguments
     source, target = Path(arguments.source), Path(arguments.target)
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -37,7 +38,7 @@ from titan_ckpt.format.chunks import read_whole, require_equal_weights
 from titan_ckpt.format.dtypes import FLOATS, dtype_name, to_dtype
 from titan_ckpt.format.stored import MODEL, Manifest, StoredTensor
 from titan_ckpt.stored_model import model_of
-from titan_core.api import ForeignTensor, Registry, UserError
+from titan_core.api import ForeignTensor, Model, Registry, UserError, WeightFormat
 from titan_core.toolkit.atomic_write import atomic_write
 
 FILE_BYTES = 5 * 10**9
@@ -66,13 +67,7 @@ def to_hf(
     manifest = found.manifest
     assert manifest is not None
     model, args = model_of(manifest, registry)
-    form = preferred(model, [form for form in formats_of(model, "safetensors") if form.from_args is not None])
-    if form is None:
-        raise UserError.one(
-            f"model {model.name!r}", "its plugin does not support export to Hugging Face format", "ask the plugin's author"
-        )
-    tensors = [tensor for tensor in declared_tensors(form, args, model.name) if not tensor.copy]
-    _require_all_exported(manifest, tensors, model.name, "Hugging Face", FLOATS)
+    form, tensors = hf_tensors(model, args, {name: tensor.dtype for name, tensor in manifest.tensors.items()})
     if inference:
         whole, args = args, args.model_copy(update=dict(model.training_only))
         if args == whole:
@@ -109,6 +104,25 @@ def to_hf(
     write_card(target, manifest)
 
 
+def hf_tensors(model: Model, args: BaseModel, stored: Mapping[str, str]) -> tuple[WeightFormat, Sequence[ForeignTensor]]:
+    """Return the format in which the model is exported to Hugging Face, and its tensors.
+
+    Args:
+        stored: dtype of each tensor of a checkpoint, by its name there.
+
+    Raises:
+        UserError: the model has no such format, or the format lacks one of the tensors.
+    """
+    form = preferred(model, [form for form in formats_of(model, "safetensors") if form.from_args is not None])
+    if form is None:
+        raise UserError.one(
+            f"model {model.name!r}", "its plugin does not support export to Hugging Face format", "ask the plugin's author"
+        )
+    tensors = [tensor for tensor in declared_tensors(form, args, model.name) if not tensor.copy]
+    _require_all_exported(stored, tensors, model.name, "Hugging Face", FLOATS)
+    return form, tensors
+
+
 def to_dcp(source: str, target: Path, registry: Registry, dtype: torch.dtype | None) -> None:
     """Convert a Titan checkpoint to a ``torch.distributed.checkpoint`` folder with the weights alone, under the names that
     TorchTitan uses for the model.
@@ -126,7 +140,7 @@ def to_dcp(source: str, target: Path, registry: Registry, dtype: torch.dtype | N
         tensors = [ForeignTensor(name, name) for name in own_names]
     else:
         tensors = [tensor for tensor in declared_tensors(form, args, model.name) if not tensor.copy]
-    _require_all_exported(manifest, tensors, model.name, "DCP")
+    _require_all_exported({name: tensor.dtype for name, tensor in manifest.tensors.items()}, tensors, model.name, "DCP")
     require_equal_weights(found.folder, manifest)
     sources, read = by_name(tensors), _reader(found)
     planned = {name: _planned(name, parameters, manifest, dtype) for name, parameters in sources.items()}
@@ -163,11 +177,12 @@ def _planned(name: str, sources: Sequence[ForeignTensor], manifest: Manifest, dt
 
 
 def _require_all_exported(
-    manifest: Manifest, tensors: Sequence[ForeignTensor], model: str, form: str, dtypes: Collection[str] = ()
+    stored: Mapping[str, str], tensors: Sequence[ForeignTensor], model: str, form: str, dtypes: Collection[str] = ()
 ) -> None:
     """Require an export to contain every tensor of the model.
 
     Args:
+        stored: dtype of each tensor of the checkpoint, by name.
         form: name of the format, for messages.
         dtypes: dtypes that the format can hold (default: all).
 
@@ -175,13 +190,13 @@ def _require_all_exported(
         UserError: the plugin declares no foreign tensor for one of them, or one has another dtype.
     """
     exported = {f"{MODEL}.{tensor.parameter}": tensor for tensor in tensors}
-    missing = [name for name in manifest.tensors if name.startswith(f"{MODEL}.") and name not in exported]
+    missing = [name for name in stored if name.startswith(f"{MODEL}.") and name not in exported]
     if missing:
         why = f"its plugin declares no {form} tensor for {', '.join(missing[:3])}, so the export would be incomplete"
         raise UserError.one(f"model {model!r}", why, "ask the plugin's author")
-    for name in sorted(exported.keys() & manifest.tensors.keys()):
-        if dtypes and not exported[name].buffer and manifest.tensors[name].dtype not in dtypes:
-            why = f"is stored as {manifest.tensors[name].dtype}, which is not a dtype of weights"
+    for name in sorted(exported.keys() & stored.keys()):
+        if dtypes and not exported[name].buffer and stored[name] not in dtypes:
+            why = f"is stored as {stored[name]}, which is not a dtype of weights"
             raise UserError.one(name.removeprefix(f"{MODEL}."), why, "is this a checkpoint of a training run?")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from pathlib import Path
 from titan_core.api import UserError
 from titan_core.toolkit.folder_lock import FolderLock
 
+PARTIAL = ".partial"
+"""Suffix of the name of a folder that is not complete."""
 _STEP = re.compile(r"step-[0-9]+")
 
 
@@ -32,23 +35,35 @@ def require_new(target: Path, checkpoint: bool) -> None:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Return a folder beside ``target``, which gets that name once the context exits without an error; otherwise it is
-    removed.
+    """Return a folder beside ``target``, which is made durable and gets that name once the context exits without an error;
+    otherwise it is removed.
 
     Raises:
         UserError: the folder cannot be written, or another process is writing it.
     """
     with FolderLock.beside(target, str(target)):
-        partial = target.with_name(target.name + ".partial")
+        partial = target.with_name(target.name + PARTIAL)
         shutil.rmtree(partial, ignore_errors=True)
         try:
             partial.mkdir(parents=True)
             yield partial
+            for path in (*(file for file in partial.rglob("*") if file.is_file()), partial):
+                _sync(path)
             if target.exists():
                 target.rmdir()
             partial.rename(target)
+            _sync(target.parent)
         except OSError as error:
             why = f"cannot be written: {error.strerror or error}"
             raise UserError.one(str(target), why, "make space, or choose another location") from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    """Make the contents of a file, or the entries of a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

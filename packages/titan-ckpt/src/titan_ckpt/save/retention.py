@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from titan_ckpt.format.catalogue import entry, step_folder, steps_in
 from titan_ckpt.format.folder import Folder
@@ -17,8 +17,11 @@ class Retention:
         self._folder, self._keep_latest, self._keep_every = folder, keep_latest, keep_every
         self._complete: set[int] = set()  # read each manifest once: a large model has a large one
 
-    def prune(self, newest: int) -> None:
-        """Apply the retention policy after the checkpoint of ``newest`` was saved, while no save is in progress.
+    def prune(self, newest: int, in_use: Collection[int] = ()) -> None:
+        """Apply the retention policy after the checkpoint of ``newest`` was saved, while no older one is being saved.
+
+        Args:
+            in_use: steps whose checkpoints are being read, and are removed another time.
 
         Raises:
             OSError: a file cannot be removed.
@@ -34,7 +37,8 @@ class Retention:
         older = (step for step in steps if step < max(complete, default=-1) and step not in self._complete)
         unwanted += [step for step in older if entry(folders[step], step).unfinished]
         for step in unwanted:
-            remove(self._folder, step)
+            if step not in in_use:
+                remove(self._folder, step)
 
 
 def to_remove(complete: Sequence[int], keep_latest: int, keep_every: int) -> list[int]:

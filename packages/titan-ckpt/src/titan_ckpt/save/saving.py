@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,20 +20,24 @@ from titan_ckpt.contents import state as plain
 from titan_ckpt.contents.optimizer_state import OptimizerState, group_values, parameter_names, state_of
 from titan_ckpt.contents.plain_values import Unsaveable
 from titan_ckpt.contents.replicas import MAKE_EQUAL, require_equal_on_ranks
-from titan_ckpt.contents.tensors import buffer_names, local, model_tensors, observer_tensors, with_replica_prefix
+from titan_ckpt.contents.tensors import buffer_names, model_tensors, observer_tensors, with_replica_prefix
 from titan_ckpt.format.catalogue import step_folder
 from titan_ckpt.format.collector import paused_collector
-from titan_ckpt.format.dtypes import overflows
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.writer import Writer
-from titan_ckpt.resume.comparing import resolved
-from titan_ckpt.resume.config_changes import decisive_keys
+from titan_ckpt.save.about import about_run
+from titan_ckpt.save.converting import in_export_dtype
 from titan_ckpt.save.retention import Retention, make_room
 from titan_ckpt.save.staging import Snapshot, Staging
-from titan_core.api import ChatTokenizer, CheckpointContext, TextTokenizer, UserError
+from titan_core.api import CheckpointContext, UserError
 from titan_core.toolkit.errors import caused_by_peer
 from titan_core.toolkit.sections import TrainingSection
 
+if TYPE_CHECKING:
+    from titan_ckpt.save.exports import Exports
+
+INTERRUPTED_SECONDS = 10.0
+"""How long a run that stops before its last step waits for an export. A launcher kills ranks that take long to stop."""
 LOST_SECONDS = 5.0
 """How long a rank that has lost another one waits for its background save. The save may be complete but for the manifest; if
 it needs the lost rank, it does not end before the timeout of its group, which is long."""
@@ -54,7 +58,14 @@ class _Pending:
 class Saving:
     """Saves a run's checkpoints in ``folder``. All ranks must call the same methods in the same order."""
 
-    def __init__(self, context: CheckpointContext[CheckpointSection], folder: Folder) -> None:
+    def __init__(
+        self, context: CheckpointContext[CheckpointSection], folder: Folder, exports: Exports | None = None
+    ) -> None:
+        """
+        Args:
+            exports: of the checkpoints, on rank 0 if there are any.
+        """
+        self._exports = exports
         self._context, self._section, self._folder = context, context.section, folder
         self._job, self._world, self._state = context.job, context.world, context.state
         self._asynchronous = self._section.async_mode != "disabled"
@@ -76,6 +87,10 @@ class Saving:
         except Unsaveable as error:
             raise unsaveable(error) from None
 
+    def about(self) -> dict[str, Any]:
+        """Return :attr:`~titan_ckpt.format.stored.Manifest.about` of the run's checkpoints."""
+        return {**self._state.origin, **self.inherited, **about_run(self._job, self._world)}
+
     def save(self, last: bool) -> None:
         """Save the state, in the background if the config says so and this is not the ``last`` save.
 
@@ -90,7 +105,7 @@ class Saving:
         # forward pass.
         unguarded = set(buffer_names(self._state.parts))
         if exported:
-            tensors = self._convert_for_export(tensors)
+            tensors = in_export_dtype(tensors, self._section.export_dtype, self._world)
         values: dict[str, Any] = {}
         if not weights_only:
             optimizer = self._optimizer_state()
@@ -106,7 +121,7 @@ class Saving:
         folder = step_folder(self._folder, step)
         # The step may have a folder already: from an interrupted save, or from before the run resumed from an older step.
         self._clear(step)
-        writer = Writer(folder, self._world.rank, step, self._about(), values)
+        writer = Writer(folder, self._world.rank, step, self.about(), values)
         if not self._asynchronous or last:
             try:
                 with paused_collector():  # a save in the background runs while training has switched collections off
@@ -120,25 +135,6 @@ class Saving:
         snapshot = self._staging.snapshot(with_replica_prefix(tensors, self._world))
         future = _in_background(lambda: self._save_in_background(snapshot, writer))
         self._pending = _Pending(step, snapshot, writer, future)
-
-    def _convert_for_export(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``tensors`` in ``checkpoint.export_dtype``, or unchanged if a value would overflow."""
-        dtype = getattr(torch, self._section.export_dtype)
-        exported = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-        overflowing = [
-            name
-            for name, tensor in exported.items()
-            if tensor.is_floating_point() and overflows(local(tensors[name]), local(tensor))
-        ]
-        on_all_ranks = sorted({name for names in self._world.gather(overflowing) for name in names})
-        if not on_all_ranks:
-            return exported
-        log.error(
-            "%s has values too large for checkpoint.export_dtype = %r: the weights are saved in their own dtype",
-            on_all_ranks[0],
-            self._section.export_dtype,
-        )
-        return tensors
 
     def require_equal_on_ranks(self) -> None:
         """Require buffers and all other replicated tensors to be equal on all ranks.
@@ -222,14 +218,36 @@ class Saving:
         folder = step_folder(self._folder, step)
         log.info("saved %s", folder)
         self._context.lifecycle.checkpoint_saved(step, str(folder))
+        if self._exports is not None:
+            self._exports.add(step, folder)
+        self._world.on_first_rank(self._prune)
 
-        def prune() -> None:
-            try:
-                self._retention.prune(step)
-            except OSError as error:
-                log.warning("old checkpoints in %s cannot be removed: %s", self._folder, error.strerror or error)
+    def _prune(self) -> None:
+        assert self.newest is not None
+        try:
+            self._retention.prune(self.newest, () if self._exports is None else self._exports.in_use)
+        except OSError as error:
+            log.warning("old checkpoints in %s cannot be removed: %s", self._folder, error.strerror or error)
 
-        self._world.on_first_rank(prune)
+    def advance_exports(self) -> None:
+        """Report the export that has ended, start the next one, and remove checkpoints that were kept for them."""
+        if self._exports is not None and self._exports.advance():
+            self._prune()
+
+    def close_exports(self, interrupted: bool) -> None:
+        """Wait for the exports, except after an error.
+
+        Args:
+            interrupted: whether the run stops before its last step, and must not take long.
+        """
+        if self._exports is None:
+            return
+        if sys.exception() is not None:
+            self._exports.abandon()
+            return
+        self._exports.wait(INTERRUPTED_SECONDS if interrupted else None)
+        if self.newest is not None:
+            self._prune()
 
     def _clear(self, step: int) -> None:
         """Remove or move aside an existing folder of ``step``. Logs a failure, after which the save fails too."""
@@ -237,6 +255,8 @@ class Saving:
         def clear() -> None:
             try:
                 aside = make_room(self._folder, step)
+                if self._exports is not None:
+                    self._exports.discard(step)
             except OSError as error:
                 log.warning("%s cannot be removed: %s", step_folder(self._folder, step), error.strerror or error)
             else:
@@ -279,22 +299,6 @@ class Saving:
         elif error := pending.future.exception():
             log.error("checkpoint of step %d could not be completed: %s", pending.step, error)
 
-    def _about(self) -> dict[str, Any]:
-        return {
-            **self._state.origin,
-            **self.inherited,
-            "model": self._job.name,
-            "model_name": self._job.model_name,
-            **resolved(self._job),
-            "decisive": decisive_keys(self._job.config),
-            "tokenizer": token_ids(self._job.text_tokenizer),
-            "mesh": {name: degree for name, degree in self._world.plan.degrees.items() if degree > 1},
-            "world_size": self._world.size,
-            "diverging_replicas": self._world.plan.diverging_replicas,
-            "torch": torch.__version__,
-            **self._job.identity(),
-        }
-
     def _make_staging(self) -> Staging:
         pinned = self._section.async_mode == "async_with_pinned_mem"
         if pinned and self._world.device.type != "cuda":
@@ -323,10 +327,3 @@ def unsaveable(error: Unsaveable) -> UserError:
     """Convert ``error`` to an error for the user."""
     why = f"{error.why}, so a resumed run could not restore it"
     return UserError.one(error.name, why, "keep state as plain values, DTensors, or tensors that are equal on all ranks")
-
-
-def token_ids(tokenizer: TextTokenizer) -> dict[str, list[int]]:
-    """Return the ids that ``tokenizer`` puts at the ``begin`` and ``end`` of a document, both empty if that is unclear, and
-    at the end of the assistant's turn in a chat (``turn_end``)."""
-    turn_end = [int(token) for token in tokenizer.turn_end_ids] if isinstance(tokenizer, ChatTokenizer) else []
-    return {"begin": tokenizer.begin_ids, "end": tokenizer.end_ids, "turn_end": turn_end}
