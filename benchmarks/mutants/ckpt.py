@@ -25,7 +25,18 @@ STAGED = ("tests/integration/test_branched_stages.py",)
 RESTORE = "ckpt/resume/optimizer_restore.py"
 FROZEN = ("tests/integration/test_freeze.py::test_a_resume_with_other_frozen_parameters_must_be_allowed",)
 
+EXPORTS, EXPORT_TESTS = "ckpt/save/exports.py", ("tests/ckpt/test_exports.py",)
+
 MUTANTS = (
+    Mutant("exports-all-kept", EXPORTS, "if step <= newest], self._keep_latest, 0)", "if step <= newest], 0, 0)", EXPORT_TESTS),
+    Mutant("exports-of-an-abandoned-part-counted", EXPORTS, "[step for step in steps if step <= newest]", "steps", EXPORT_TESTS),
+    Mutant("exports-leave-leftovers", EXPORTS, "            if _LEFTOVER.fullmatch(path.name):", "            if False:", EXPORT_TESTS),
+    Mutant("exports-of-a-finished-run-again", EXPORTS, "        if not self._target(step).exists():\n", "        if True:\n", EXPORT_TESTS),
+    Mutant("exports-queued-unprotected", EXPORTS, "running | {self._next[0]}", "running", EXPORT_TESTS),
+    Mutant("exporting-checkpoints-removed", "ckpt/save/retention.py", "            if step not in in_use:\n", "            if True:\n", EXPORT_TESTS),
+    Mutant("exports-outlive-the-run", "ckpt/foreign/convert.py", "    end_with_parent()  # a run", "    pass  # a run", EXPORT_TESTS),
+    Mutant("export-takes-itself-for-a-rank", "ckpt/save/export_process.py", "if name not in _OF_RANKS}", "}", EXPORT_TESTS),
+    Mutant("new-folders-not-durable", "ckpt/format/new_folder.py", "                _sync(path)\n", "                pass\n", EXPORT_TESTS),
     Mutant("branch-refuses-its-own-changes", BRANCH, "*config.section(CheckpointSection).allow_changed, *allowed, *of_model", "*config.section(CheckpointSection).allow_changed", BRANCH_TESTS),
     Mutant("branch-without-stages", BRANCH, "redact(job.run_config.tables())", "redact(job.run_config.as_dict())", STAGED),
     Mutant("branch-refuses-its-mixture", BRANCH, 'if of_data else []', 'if False else []', STAGED),
