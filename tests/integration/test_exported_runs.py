@@ -1,6 +1,6 @@
 """A run that exports each checkpoint (``checkpoint.export``): the folders are those of its steps, and whole after any kill.
 
-The quick run kills once. The long test kills twenty times, with two ranks:
+The full run kills once. The long test kills twenty times, with two ranks:
 ``uv run pytest -m long tests/integration/test_exported_runs.py``.
 """
 
@@ -80,6 +80,7 @@ def require_logits(folder: Path, expected: Tensor) -> None:
     assert tokenizer.decode(tokenizer("exported").input_ids, skip_special_tokens=True) == "exported"
 
 
+@pytest.mark.full
 def test_each_export_has_the_logits_of_its_step_and_the_last_are_kept(in_tmp: Path) -> None:
     """Also in a run that resumes, and after exports that were interrupted."""
     folder = in_tmp / "run/hf"
