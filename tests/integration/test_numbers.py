@@ -177,7 +177,7 @@ def test_no_key_accepts_text_that_no_file_can_contain(text: str, reason: str) ->
 
 PATHS = ["job.dump_folder", "model.tokenizer_path", "training.dataset_path", "data.mixture.dataset_path",
          "validation.dataset_path", "validation.sets.dataset_path", "metrics.save_tb_folder", "checkpoint.folder",
-         "checkpoint.initial_load_path", "checkpoint.export_folder", "evaluation.include_path", "data.exclude",
+         "checkpoint.initial_load_path", "checkpoint.export_folder", "evaluation.include_path",
          "parallelism.pipeline_parallel_schedule_csv", "profiling.save_traces_folder",
          "profiling.save_memory_snapshot_folder", "comm.save_traces_folder", "numerics.save_statistics_folder"]  # fmt: skip
 
