@@ -64,7 +64,8 @@ def train(folder: Path, packing: str) -> dict[int, dict[int, list[int]]]:
     return seen | attempt.steps
 
 
-@pytest.mark.parametrize("packing", ["concatenate", pytest.param("best_fit", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 def test_the_books_of_a_run_that_changes(in_tmp: Path, packing: str) -> None:
     write_recipe(in_tmp)
     seen = train(in_tmp, packing)

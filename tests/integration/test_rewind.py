@@ -69,6 +69,7 @@ def test_the_curve_is_that_of_a_run_without_the_documents(
         assert not used & {(one["dataset"], one["index"]) for one in map(json.loads, excluded.splitlines())}
 
 
+@pytest.mark.full
 def test_a_document_in_use_stays(gloo: GlooPool, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One that the run has begun by the step is finished, and the command names it."""
     write_recipe(in_tmp, PLAIN)
@@ -94,6 +95,7 @@ def documents(capsys: pytest.CaptureFixture[str], step: int) -> list[dict[str, A
     return found
 
 
+@pytest.mark.full
 def test_a_rewind_without_exclusions_repeats_the_steps(
     gloo: GlooPool, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,6 +137,7 @@ def test_mistakes_are_one_clear_error_and_change_nothing(
     assert sorted(str(path) for path in (in_tmp / RUN).rglob("*")) == before
 
 
+@pytest.mark.full
 def test_an_exclusion_that_is_forgotten_is_refused(gloo: GlooPool, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_recipe(in_tmp, PLAIN)
     train(gloo, in_tmp, "one device", {"training.stop_at_step": 8})
@@ -168,7 +171,7 @@ def write_spike(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
 
 
-@pytest.mark.parametrize("mesh", rows(MESHES, ["FSDP 2"]))
+@pytest.mark.parametrize("mesh", rows(MESHES, []))
 def test_a_job_goes_back_from_a_spike(gloo: GlooPool, in_tmp: Path, mesh: str) -> None:
     """In the same processes. From there on it is a run that passed over the documents from its first step."""
     write_spike(in_tmp)
@@ -188,6 +191,29 @@ def test_a_job_goes_back_from_a_spike(gloo: GlooPool, in_tmp: Path, mesh: str) -
     assert record.losses[-(38 - last) :] == pytest.approx(fresh.losses[last:], rel=1e-6)
 
 
+@pytest.mark.full
+def test_a_branch_passes_over_the_same_documents(gloo: GlooPool, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_recipe(in_tmp, PLAIN)
+    train(gloo, in_tmp, "one device", {"training.stop_at_step": 8})
+    rewound(capsys, "--to", "4", "--without-steps", "7")
+    whole = train(gloo, in_tmp, "one device")
+    assert main(["run", "branch", str(RUN), "--at", "8", "--to", "outputs/branch"]) == 0
+    (in_tmp / "staged.toml").write_text((in_tmp / "outputs/branch/config.toml").read_text())
+    assert gloo.run(1, run_staged, str(in_tmp), {})[0].losses == whole.losses[4:]
+
+
+@pytest.mark.full
+def test_a_start_again_continues_from_the_newest_checkpoint(gloo: GlooPool, in_tmp: Path) -> None:
+    """Not from ``checkpoint.load_step``, from which the job was started."""
+    write_spike(in_tmp)
+    train(gloo, in_tmp, "one device", {**SPIKES, "training.stop_at_step": 20})
+    record = train(gloo, in_tmp, "one device", {**SPIKES, "checkpoint.load_step": 10})
+    assert record.reason == "all steps are done"
+    starts = [event["step"] for event in RunLog.read_events(in_tmp / RUN) if event["event"] == "start"]
+    assert starts[:3] == [0, 10, 30]
+
+
+@pytest.mark.full
 def test_after_so_many_spikes_the_run_stops(gloo: GlooPool, in_tmp: Path) -> None:
     write_spike(in_tmp)
     with pytest.raises(RuntimeError, match="has gone back 1 times already"):

@@ -66,14 +66,14 @@ def require_equal(parts: list[RunRecord], whole: RunRecord) -> None:
         torch.testing.assert_close(tensor, whole.final[name], rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", rows(MESHES, ["FSDP 2", "CP 2"]))
+@pytest.mark.parametrize("name", rows(MESHES, ["FSDP 2"]))
 def test_stages_on_a_mesh(gloo: GlooPool, tmp_path: Path, whole: tuple[Path, RunRecord], name: str) -> None:
     write_recipe(tmp_path)
     ranks, mesh = MESHES[name]
     require_equal(gloo.run(ranks, run_staged, str(tmp_path), mesh)[:1], whole[1])
 
 
-@pytest.mark.parametrize("stops", [(2, 4, 6), (3, 8, 11)], ids=str)
+@pytest.mark.parametrize("stops", [(2, 4, 6), pytest.param((3, 8, 11), marks=pytest.mark.full)], ids=str)
 def test_stages_resume_on_another_mesh(
     gloo: GlooPool, tmp_path: Path, whole: tuple[Path, RunRecord], stops: tuple[int, ...]
 ) -> None:
@@ -87,6 +87,7 @@ def test_stages_resume_on_another_mesh(
     require_equal(parts, whole[1])
 
 
+@pytest.mark.full
 def test_a_failed_step_of_a_later_stage_is_trained_again(
     gloo: GlooPool, tmp_path: Path, whole: tuple[Path, RunRecord]
 ) -> None:
@@ -183,6 +184,7 @@ def test_stages_without_checkpoints_are_refused(in_tmp: Path) -> None:
         run_staged(str(in_tmp), {"checkpoint.enable": "false"})
 
 
+@pytest.mark.full
 def test_a_first_stage_alone_needs_no_checkpoints(gloo: GlooPool, tmp_path: Path, whole: tuple[Path, RunRecord]) -> None:
     write_recipe(tmp_path)
     settings: dict[str, Any] = {"checkpoint.enable": "false", "training.stop_at_step": 4}
@@ -201,6 +203,7 @@ class Terminates:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.full
 def test_a_request_in_the_last_step_of_a_stage_stops_the_run(
     gloo: GlooPool, tmp_path: Path, whole: tuple[Path, RunRecord]
 ) -> None:
@@ -211,6 +214,7 @@ def test_a_request_in_the_last_step_of_a_stage_stops_the_run(
     require_equal([stopped, gloo.run(2, run_staged, str(tmp_path), {})[0]], whole[1])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("stop", "old", "new", "key"),
     [(4, "lr = 2e-3", "lr = 1e-3", "optimizer.lr"), (6, "seq_len = 64", "seq_len = 80", "training.seq_len")],

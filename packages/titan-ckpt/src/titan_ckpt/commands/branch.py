@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +26,7 @@ from titan_core.toolkit.arguments import integer
 from titan_core.toolkit.jobs import Override
 from titan_core.toolkit.json_lines import LineFile
 from titan_core.toolkit.launching import shell_command
-from titan_core.toolkit.runs.files import CONFIG, EVENTS
+from titan_core.toolkit.runs.files import CONFIG, EVENTS, EXCLUDED
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.secrets import redact
 from titan_core.toolkit.sections import MOST_STEPS, TrainingSection
@@ -77,6 +78,8 @@ def run(context: CommandContext) -> int:
             fix = "branch off another step (`titan checkpoint list`), or let the run keep more (checkpoint.keep_latest_k)"
             raise UserError.one(str(source), f"was removed or changed while it was copied: {error}", fix) from None
         (partial / CONFIG).write_text(tomli_w.dumps(redact(job.run_config.tables())), encoding="utf-8")
+        if (parent / EXCLUDED).exists():  # documents that the run passes over
+            shutil.copy(parent / EXCLUDED, partial / EXCLUDED)
         log = LineFile(partial / EVENTS)
         origin = os.path.relpath(parent.resolve(), target.resolve())
         log.append({"event": "branch", "time": time.time(), "step": step, "parent": origin})

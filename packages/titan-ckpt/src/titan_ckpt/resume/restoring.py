@@ -49,7 +49,7 @@ def restore(
     """
     world = context.world
     wanted = context.section.load_step
-    if world.on_first_rank(restarted):
+    if world.on_first_rank(lambda: restarted(context.job)):
         wanted = -1  # keep the progress since load_step
     excluded = context.section.exclude_from_loading if wanted >= 0 else []
     if 0 <= wanted < context.job.first_step:  # an earlier stage has started from it

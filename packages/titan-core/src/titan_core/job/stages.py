@@ -75,22 +75,23 @@ def job_of_stage(job: AssembledJob, number: int, missing_ok: bool = False) -> As
     Raises:
         UserError: this machine lacks a file that the stage needs.
     """
-    if number == 0:
+    if number == 0 and job.stage == 0:
         return job
     stage = job.stages[number]
     assert isinstance(job.registry, Components)
     of_stage = _of_stage(stage.config, stage.name, job, job.registry, missing_ok)
-    return replace(of_stage, stages=job.stages, stage=number)
+    return replace(of_stage, stages=job.stages, stage=number, restarted=job.restarted)
 
 
 def assembled_again(job: AssembledJob) -> AssembledJob:
-    """Return ``job``, the first stage of a run, with what has changed in the run's directory (``data.exclude``).
+    """Return ``job`` as the first stage of the run, with what has changed in the run's directory (``data.exclude``).
 
     Raises:
         UserError: the job is no longer valid.
     """
     assert isinstance(job.registry, Components)
-    return with_stages(assemble(job.run_config, job.registry, job.mesh.world_size), job.registry, missing_ok=False)
+    again = with_stages(assemble(job.run_config, job.registry, job.mesh.world_size), job.registry, missing_ok=False)
+    return replace(again, restarted=True)
 
 
 def _assembled(job: AssembledJob, config: Config, registry: Components, missing_ok: bool) -> list[AssembledJob]:

@@ -64,6 +64,8 @@ class AssembledJob(Job):
     """All stages of a run that has several (``[[stages]]``); the job is that of one of them."""
     stage: int = 0
     """Number of the job's stage."""
+    restarted: bool = False
+    """Whether the run has started again in the same processes (:attr:`titan_core.api.Run.restart`)."""
     missing: tuple[Problem, ...] = ()
     """Files that the job needs and that are not on this machine. Always empty for a job that trains; others may have been
     assembled without these files (``missing_ok`` of :meth:`titan_core.api.CommandContext.job`)."""
