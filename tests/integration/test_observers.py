@@ -40,6 +40,7 @@ OBSERVED: dict[str, object] = {
 NOT_HERE = {
     "memory_snapshots": "records the allocations of GPUs",
     "wandb": "starts a service of its own",
+    "evaluation": "needs lm-eval: tests/integration/test_task_evaluation.py",
     "mlflow": "needs a server: tests/report/test_mlflow.py",
     "webhook": "needs a server: tests/report/test_webhook.py",
     "progress": "needs the launcher",

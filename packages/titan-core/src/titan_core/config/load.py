@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from titan_core.api.config.sections import JobSection, ModelSection, PluginsSect
 from titan_core.config.overrides import OVERRIDES, AnyOverride, TypedOverride, given_value, where_of, without_dashes
 from titan_core.config.pretrained import lay_under
 from titan_core.config.problems import problems_of
-from titan_core.config.stages import KEY as STAGES, hidden_overrides, read_stages
+from titan_core.config.stages import KEY as STAGES, copied, hidden_overrides, read_stages
 from titan_core.plugins.conflicts import KEY
 from titan_core.plugins.providers import provider
 from titan_core.plugins.registry import Components
@@ -150,7 +149,7 @@ def resolve(raw: RawConfig, overrides: Sequence[AnyOverride], registry: Componen
     by = OVERRIDES if typed or raw.overridden else COMMAND_LINE
     config = Config(raw.source, {}, overridden, overridden_by=by)  # for its ``where``
     stages = tables.pop(STAGES, [])
-    given = deepcopy(tables)
+    given = copied(tables)
 
     problems: list[Problem] = []
     pretrained: StoredModel | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Final
 
@@ -86,7 +85,7 @@ def read_stages(
         tables = merged(tables, changes)
         overridden = frozenset(key for key in config.overridden if key not in keys)
         try:
-            of_stage = resolve(deepcopy(tables), overridden)
+            of_stage = resolve(copied(tables), overridden)
         except UserError as error:
             raise in_stage(error, name) from None
         tokens = None if given.at_tokens is None else int(given.at_tokens)
@@ -107,6 +106,14 @@ def hidden_overrides(stages: Sequence[Stage], overridden: frozenset[str]) -> lis
         for key in _keys({name: value for name, value in stage.table.items() if isinstance(value, dict)})
         if key in overridden
     ]
+
+
+def copied(tables: Table) -> Table:
+    """Return a copy of tables, to which keys may be added, and arguments to their tables. They may be nested deeply."""
+    copy = {name: dict(table) if isinstance(table, dict) else table for name, table in tables.items()}
+    for table in (one for one in copy.values() if isinstance(one, dict)):
+        table |= {key: dict(value) for key, value in table.items() if isinstance(value, dict)}
+    return copy
 
 
 def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:

@@ -86,6 +86,12 @@ class Replay:
         except ValueError as error:
             where = f"the position in the data in the checkpoint of step {saved.step}"
             raise UserError.one(where, str(error), "verify the checkpoint (`titan checkpoint verify`)") from None
+        size = self._spec.plan.global_size
+        others = {position["global_size"] for position in positions.values()} - {size}
+        if others and not saved.changed:
+            where = f"the position in the data in the checkpoint of step {saved.step}"
+            why = f"is of batches of {others.pop()} sequences, and not of {size}: the batch has changed"
+            raise UserError.one(where, why, _FIX)
         group.load_positions(positions)
 
     def reached(self, dataset: int, shard: int) -> tuple[int, DocumentPlace | None]:

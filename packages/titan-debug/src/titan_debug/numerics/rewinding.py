@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from titan_core.api import Checkpoint, Command, UserError
 from titan_core.toolkit.jobs import AssembledJob
 from titan_core.toolkit.launching import LOCKED
+from titan_core.toolkit.processes import python
 from titan_core.toolkit.runs.run_log import RunLog
 
 log = logging.getLogger(__name__)
@@ -58,8 +58,9 @@ def rewind(job: AssembledJob, step: int) -> None:
         raise UserError(job.config.problem(_KEY, why, "lower checkpoint.interval, or set another action"))
     arguments = [*_COMMAND.split(), job.dump_folder, "--to", str(found.step), "--without-steps", str(step)]
     environment = {**os.environ, LOCKED: str(Path(job.dump_folder).resolve())}  # this process has the lock
-    command = [sys.executable, "-m", "titan_core", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        python("-m", "titan_core", *arguments), env=environment, capture_output=True, text=True, check=False
+    )
     for line in done.stdout.splitlines()[:-1]:  # without the command that continues the run
         log.warning("%s", line)
     if done.returncode:
