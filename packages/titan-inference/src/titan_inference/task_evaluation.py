@@ -86,9 +86,12 @@ class TaskEvaluation:
                 if run.world.rank > 0:
                     self._answers.serve()
                     return
-                for name in names:
-                    self._report(step, name, self._scores(step, name, limit))
-                self._answers.end()
+                try:
+                    for name in names:
+                        self._report(step, name, self._scores(step, name, limit))
+                finally:
+                    if not self._answers.failed:  # otherwise the other ranks have failed, too
+                        self._answers.end()
         finally:
             numpy.random.set_state(numbers)
 

@@ -13,9 +13,8 @@ from titan_core.api.data.dataset import DatasetSpec
 from titan_core.api.plugins.assembled_job import AssembledJob, RunStage
 from titan_core.config.stages import KEY, in_stage
 from titan_core.job.assemble import assemble
+from titan_core.job.batch_plan import SHARDS
 from titan_core.plugins.registry import Components
-
-SHARDS = "data.logical_shards"
 
 
 def with_stages(job: AssembledJob, registry: Components, missing_ok: bool) -> AssembledJob:
