@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import traceback
@@ -69,7 +70,7 @@ class GlooPool:
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
                 DISABLE_VARIABLE: os.environ.get(DISABLE_VARIABLE, ""),
             }
-            pipe.send_bytes(pickle.dumps((environment, function, arguments, keywords)))
+            pipe.send_bytes(pickle.dumps((environment, sys.path, function, arguments, keywords)))
         outcomes = self._outcomes(size)
         failures = [f"rank {rank}: {text}" for rank, (ok, text) in outcomes.items() if not ok]
         if failures:
@@ -207,7 +208,8 @@ def _answer(pipe: Connection, file: TextIO | None) -> None:
         except EOFError:
             return
         try:
-            environment, function, arguments, keywords = pickle.loads(message)
+            # The path is the caller's now, not that of the test that started this process, nor one that a call has left.
+            environment, sys.path[:], function, arguments, keywords = pickle.loads(message)
             os.environ.update(environment)
             answer = pickle.dumps((True, function(*arguments, **keywords)))
         except BaseException:  # noqa: BLE001 - the calling test must see any exception

@@ -147,3 +147,22 @@ def test_a_call_leaves_nothing_in_the_environment_of_a_pools_process() -> None:
         assert pool.run(1, os.getenv, "LOCAL_RANK") == ["0"]
     finally:
         pool.close()
+
+
+def path_and_leave(folder: str) -> list[str]:
+    """Return where this process looks for modules, and leave it with one folder more."""
+    before = list(sys.path)
+    sys.path.insert(0, folder)
+    return before
+
+
+def test_a_pools_process_has_the_import_path_of_its_caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not that of the test in which it was started: what only that test installs is no plugin of the next one."""
+    pool = GlooPool()
+    try:
+        with monkeypatch.context() as context:
+            context.syspath_prepend(str(tmp_path))
+            assert str(tmp_path) in pool.run(1, path_and_leave, str(tmp_path / "left"))[0]
+        assert pool.run(1, path_and_leave, "nowhere") == [sys.path]
+    finally:
+        pool.close()
