@@ -6,6 +6,7 @@ The full run kills once. The long test kills twenty times, with two ranks:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -124,6 +125,21 @@ def require_whole(folder: Path) -> int:
     return len(found)
 
 
+def being_written(folder: Path) -> set[tuple[str, int]]:
+    """Return the exports that are not complete, with the time of the last change of each."""
+    return {(path.name, int(path.stat().st_mtime_ns)) for path in folder.glob("step-*.partial")}
+
+
+def exporters(folder: Path) -> list[str]:
+    """Return the processes that export to the folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if str(folder.resolve()).encode() in path.read_bytes():
+                found.append(path.parent.name)
+    return found
+
+
 @pytest.mark.parametrize(
     ("ranks", "kills"), [pytest.param(1, 1, marks=pytest.mark.full), pytest.param(2, 20, marks=pytest.mark.long)]
 )
@@ -133,17 +149,22 @@ def test_kills_leave_whole_folders_only(in_tmp: Path, ranks: int, kills: int) ->
     folder.mkdir(parents=True)
     partial = 0
     for _ in range(kills):
+        before = being_written(folder)  # what the last kill left
         run = start(ranks, 100_000)
         end = time.monotonic() + PATIENCE
-        while not (written := list(folder.glob("step-*.partial"))):
+        while not (written := being_written(folder) - before):
             assert run.poll() is None and time.monotonic() < end, run.communicate()
             require_whole(folder) if random_.random() < 0.02 else time.sleep(0.002)
         time.sleep(random_.choice((0.0, random_.uniform(0.0, 0.03), random_.uniform(0.0, 0.3))))
-        children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        # The launcher's threads start the ranks, each in a session of its own, which ends once its launcher has.
+        children = [child for path in Path(f"/proc/{run.pid}/task").glob("*/children") for child in path.read_text().split()]
         os.kill(int(children[0]) if ranks > 1 and random_.random() < 0.5 else run.pid, signal.SIGKILL)
         os.killpg(run.pid, signal.SIGKILL)
-        run.communicate()  # ends once no process holds its output
-        partial += any(path.exists() for path in written)
+        run.communicate()  # ends once no process holds its output; the export has its own, and ends with its rank
+        while exporters(folder):
+            assert time.monotonic() < end
+            time.sleep(0.002)
+        partial += any((folder / name).exists() for name, _ in written)
         require_whole(folder)
     assert kills == 1 or partial >= kills // 4, "the kills came too late to interrupt an export"
     newest = max(int(path.name.removeprefix("step-")) for path in Path("run/checkpoint").glob("step-*"))
