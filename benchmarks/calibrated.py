@@ -85,13 +85,13 @@ def train(settings: dict[str, str], ranks: int) -> tuple[float, float]:
     """Train a job as one of its ranks; return the median CPU seconds and wall seconds of a step."""
     from titan_core.config.load import load_config
     from titan_core.job.assemble import assemble
-    from titan_core.loop import trainer
+    from titan_core.loop import training
     from titan_core.plugins.registry import Components
 
     times = StepTimes()
     overrides = [Override(key, value) for key, value in settings.items()]
     config, registry = load_config("llama3_debug", overrides, Components.from_installed())
-    trainer.train(assemble(config, registry, ranks), [times])
+    training.train(assemble(config, registry, ranks), [times])
     return times.medians()
 
 

@@ -92,7 +92,7 @@ def train_group(number: int, lighthouse: str, recipe: str, overrides: Sequence[s
 
     from titan_core.config.load import load_config
     from titan_core.job.assemble import assemble
-    from titan_core.loop.trainer import train
+    from titan_core.loop.training import train
     from titan_core.plugins.registry import Components
     from titan_core.toolkit.jobs import Override
 

@@ -22,7 +22,7 @@ from titan_core.api import StepReport, hookimpl
 from titan_core.api.config.resolved import Override
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
-from titan_core.loop.trainer import train
+from titan_core.loop.training import train
 from titan_core.plugins.registry import Components
 
 BASE = {"dim": 64, "n_heads": 2, "n_kv_heads": 2, "ffn_dim": 192}

@@ -120,7 +120,7 @@ def with_flash_attention(machine: Machine) -> Machine:
 def estimated(row: Row) -> Estimate:
     """Return the estimate of a row, in this process, which must not have imported torch."""
     stub_libraries.load()
-    from titan_core.loop.trainer import train
+    from titan_core.loop.training import train
     from titan_simulate.estimate.estimate import estimate
 
     own = [Override(key.removeprefix("--"), value) for key, value in zip(row.options[::2], row.options[1::2], strict=True)]

@@ -24,7 +24,7 @@ from pathlib import Path
 from ci.contract import hook_names, importable_names
 from ci.workspace import packages
 
-_REFERENCE = re.compile(r"titan_core\.|titan_\w+[.\w]*:\w")  # "titan_core.loop.trainer:train"; names of slots have no colon
+_REFERENCE = re.compile(r"titan_core\.|titan_\w+[.\w]*:\w")  # "titan_core.loop.training:train"; names of slots have no colon
 _ATEN = re.compile(r"(torch\.ops\.)?_?aten\._\w+$", re.IGNORECASE)
 OPERATOR = "aten::"
 """Begins the name of an operator. torch checks that the schemas of its operators stay compatible, whatever their names."""
@@ -56,7 +56,7 @@ def imported(file: Path, references: bool = True) -> Iterator[str]:
     """Yield the modules that ``file`` imports anywhere, also under ``TYPE_CHECKING``.
 
     Args:
-        references: whether to yield those that its strings name too, such as ``"titan_core.loop.trainer:train"``.
+        references: whether to yield those that its strings name too, such as ``"titan_core.loop.training:train"``.
     """
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

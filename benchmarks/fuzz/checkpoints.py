@@ -39,7 +39,7 @@ from titan_core.api import CheckpointContext, Ref, UserError
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
-from titan_core.loop import trainer
+from titan_core.loop import training
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.jobs import Override
 
@@ -61,7 +61,7 @@ def run(count: int, seed: int, folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     original = folder / "original"
     with redirect_stdout(StringIO()):
-        trainer.train(_job({"training.stop_at_step": str(STEP), "job.dump_folder": str(original)}))
+        training.train(_job({"training.stop_at_step": str(STEP), "job.dump_folder": str(original)}))
         whole = original / "checkpoint" / f"step-{STEP}"
         _divide(whole)
         fuzz = _Fuzz(whole, folder, count, seed)
@@ -69,7 +69,7 @@ def run(count: int, seed: int, folder: Path) -> list[str]:
         assert job.checkpoint is not None
         _Fuzz.running = fuzz
         here = Ref[Any](f"{__name__}:store")
-        trainer.train(dataclasses.replace(job, checkpoint=dataclasses.replace(job.checkpoint, build=here)))
+        training.train(dataclasses.replace(job, checkpoint=dataclasses.replace(job.checkpoint, build=here)))
     return fuzz.failures
 
 

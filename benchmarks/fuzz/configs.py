@@ -274,7 +274,7 @@ def _is_tiny(job: AssembledJob) -> bool:
 
 def _train(job: AssembledJob) -> str:
     """Train the few steps of a job without output; return the failure, empty if there is none."""
-    from titan_core.loop.trainer import train
+    from titan_core.loop.training import train
 
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

@@ -19,7 +19,7 @@ from benchmarks.gpu.meter import Measurement, Meter
 from titan_core.api import StepReport, hookimpl
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
-from titan_core.loop.trainer import train
+from titan_core.loop.training import train
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.device import choose_device
 from titan_core.toolkit.jobs import AssembledJob, Override

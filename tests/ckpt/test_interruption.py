@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.jobs import TINY, make_job, run_recipe
 from titan_core.api import hookimpl
-from titan_core.loop.trainer import train
+from titan_core.loop.training import train
 
 
 class Interrupts:

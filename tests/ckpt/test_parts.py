@@ -30,7 +30,7 @@ from titan_ckpt.save import saving
 from titan_ckpt.save.saving import Saving
 from titan_ckpt.save.staging import Staging
 from titan_core.api import ModelPart, hookimpl
-from titan_core.loop import trainer
+from titan_core.loop import training
 
 CPU = torch.device("cpu")
 
@@ -191,7 +191,7 @@ def test_an_update_waits_for_the_copy_and_not_for_the_disk(in_tmp: Path, monkeyp
 
     weights = Opens()
     monkeypatch.setattr(saving.Saving, "wait_for_copy", wait_for_copy)
-    trainer.train(make_job("tiny", BACKGROUND), [weights])
+    training.train(make_job("tiny", BACKGROUND), [weights])
     assert waited == [1]
     assert not torch.equal(*(weights.after[step]["model.norm.weight"] for step in (1, 2)))
     for step in (1, 2, 3):

@@ -16,7 +16,7 @@ from titan_ckpt.commands.resume_command import with_overrides
 from titan_ckpt.plugin import titan_next_commands
 from titan_core.api import RunEnd, hookimpl
 from titan_core.cli.main import main
-from titan_core.loop.trainer import train
+from titan_core.loop.training import train
 
 SAVED: dict[str, object] = {**TINY, "checkpoint.enable": "true", "training.steps": 5}
 ENDS: dict[str, tuple[dict[str, object], int]] = {

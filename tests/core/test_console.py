@@ -11,7 +11,7 @@ from rich.console import Console
 
 from harness.jobs import TINY, make_job
 from titan_core.api import JobContext, UserError, hookimpl
-from titan_core.loop.trainer import train
+from titan_core.loop.training import train
 from titan_core.runlog.console import ConsoleLog, format_line
 from titan_core.toolkit.status import current_progress, hide_all
 

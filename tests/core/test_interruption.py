@@ -11,7 +11,7 @@ import pytest
 from harness.jobs import TINY, make_job
 from titan_core.api import hookimpl
 from titan_core.loop.interruption import CLOSING, Interruption
-from titan_core.loop.trainer import train
+from titan_core.loop.training import train
 from titan_core.toolkit.launching import OUTCOMES
 
 

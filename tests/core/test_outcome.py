@@ -14,7 +14,7 @@ from titan_core.api import RunEnd, RunStopped, UserError
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.cli import train as command
 from titan_core.cli.main import main
-from titan_core.loop import trainer
+from titan_core.loop import training
 from titan_core.loop.finite_guard import NonFiniteError
 from titan_core.loop.outcome import OutcomeRecorder
 from titan_core.toolkit.launching import OUTCOMES, Began
@@ -81,7 +81,7 @@ def test_a_rank_prints_a_line_or_leaves_it_to_the_launcher(
 ) -> None:
     if launched:
         monkeypatch.setenv(OUTCOMES, str(in_tmp))
-    monkeypatch.setattr(trainer, "train", train_with(act))
+    monkeypatch.setattr(training, "train", train_with(act))
     assert command._train_rank(cast(AssembledJob, SimpleNamespace(dump_folder="run")), 1) == status
     assert capsys.readouterr().err == ("" if launched else f"titan: {line}\n")
     log = in_tmp / "run/logs/rank-1.log"
@@ -111,13 +111,13 @@ def test_a_log_that_cannot_be_written_goes_to_standard_error(in_tmp: Path, capsy
 
 def test_titan_traceback_shows_tracebacks_of_ranks(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TITAN_TRACEBACK", "1")
-    monkeypatch.setattr(trainer, "train", train_with(burn))
+    monkeypatch.setattr(training, "train", train_with(burn))
     with pytest.raises(ValueError, match="on fire"):
         command._train_rank(cast(AssembledJob, SimpleNamespace(dump_folder="run")), 1)
 
 
 def test_one_process_ends_unexpected_errors_with_a_traceback(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "train", train_with(burn))
+    monkeypatch.setattr(training, "train", train_with(burn))
     with pytest.raises(ValueError, match="on fire"):
         main(["train", "tiny"])
     assert not Path("outputs/tiny/logs").exists()
@@ -126,7 +126,7 @@ def test_one_process_ends_unexpected_errors_with_a_traceback(in_tmp: Path, monke
 def test_one_process_without_memory_shows_the_traceback_and_its_own_status(
     in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(trainer, "train", train_with(fill_memory))
+    monkeypatch.setattr(training, "train", train_with(fill_memory))
     assert main(["train", "tiny"]) == 71
     error = capsys.readouterr().err
     assert error.startswith("Traceback (most recent call last):\n") and error.endswith("\nMemoryError\n")
@@ -157,7 +157,7 @@ def test_a_failed_run_with_a_checkpoint_says_how_to_resume(
         observers[0].titan_train_end(RunEnd(2, False, "", error=error))
         raise error
 
-    monkeypatch.setattr(trainer, "train", fail)
+    monkeypatch.setattr(training, "train", fail)
     monkeypatch.setattr(sys, "argv", ["titan", "train", "tiny"])
     assert main(["train", "tiny"]) == (2 if kind is UserError else 1)
     failure, resume = capsys.readouterr().err.splitlines()[-2:]

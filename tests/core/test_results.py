@@ -13,7 +13,7 @@ from titan_core.api import RunEnd, hookimpl
 from titan_core.api._shown import printable
 from titan_core.api.observe.events import NextCommand
 from titan_core.loop.results import last_checkpoint, print_next_commands
-from titan_core.loop.trainer import train
+from titan_core.loop.training import train
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.toolkit.launching import COMMAND, shell_command, user_command
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from harness.jobs import TINY, make_job
 from harness.terminal import Screen, Terminal, python
-from titan_core.loop.trainer import train
+from titan_core.loop.training import train
 from titan_core.toolkit import status as phases, status_line
 from titan_core.toolkit.status import RunProgress, current_phase, phase
 from titan_core.toolkit.status_line import StatusLine, _bar, _Pace

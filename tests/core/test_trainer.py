@@ -20,7 +20,7 @@ from titan_core.cli.main import main
 from titan_core.data import loader
 from titan_core.loop.finite_guard import NonFiniteError
 from titan_core.loop.lookahead import Lookahead
-from titan_core.loop.trainer import train
+from titan_core.loop.training import train
 from titan_core.toolkit.errors import EXIT_NUMERICS
 
 

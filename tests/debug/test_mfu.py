@@ -15,7 +15,7 @@ import torch
 from harness.jobs import TINY, make_job
 from harness.one_of_many import OneOfMany
 from titan_core.api.config.sections import TrainingSection
-from titan_core.loop import trainer
+from titan_core.loop import training
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.text import format_mfu
 from titan_debug import mfu, peak_flops
@@ -85,7 +85,7 @@ def test_a_run_says_that_its_mfu_is_an_estimate(
     """In its records and on the console. An impossible MFU is logged once."""
     caplog.set_level(logging.WARNING)
     monkeypatch.setattr(mfu, "ideal_time_per_token", lambda *arguments: IdealTime(seconds, estimated=True))
-    trainer.train(make_job("tiny", TINY))
+    training.train(make_job("tiny", TINY))
     run = RunLog.read(in_tmp / "outputs/tiny")
     assert [record["mfu_estimated"] for record in run.steps] == [True] * len(run.steps)
     impossible = seconds == 1.0

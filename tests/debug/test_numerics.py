@@ -217,11 +217,11 @@ def test_the_command_line_reports_a_nan_without_a_traceback(
     in_tmp: Path, capsys: pytest.CaptureFixture[str], plant: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from titan_core.cli.main import main
-    from titan_core.loop import trainer
+    from titan_core.loop import training
 
-    original: Callable[..., Any] = trainer.train
+    original: Callable[..., Any] = training.train
     monkeypatch.setattr(
-        trainer, "train", lambda job, observers=(), **more: original(job, [*observers, Plant(*plant)], **more)
+        training, "train", lambda job, observers=(), **more: original(job, [*observers, Plant(*plant)], **more)
     )
     assert (
         main(["train", "tiny", *(text for key, value in SETTINGS.items() for text in (f"--{key}", str(value)))])

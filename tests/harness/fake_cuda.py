@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PRELOADED = ("titan_core.loop.trainer", "harness.fake_cuda")
+PRELOADED = ("titan_core.loop.training", "harness.fake_cuda")
 
 
 class FakeCuda:
@@ -93,7 +93,7 @@ def train_simulated(
     site: str | None = None,
 ) -> SimulatedRank:
     """See :meth:`FakeCuda.train`."""
-    from titan_core.loop.trainer import train
+    from titan_core.loop.training import train
     from titan_simulate.engine.simulate import SETTINGS, simulate
     from titan_simulate.engine.stub_libraries import DEVICES
 

@@ -34,7 +34,7 @@ ASK = signal.SIGRTMIN + 2
 _context = multiprocessing.get_context("forkserver")
 # These imports start no thread, so forking after them is safe.
 _context.set_forkserver_preload(
-    ["titan_core.loop.trainer", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.checkpoint"]
+    ["titan_core.loop.training", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.checkpoint"]
 )
 
 

@@ -157,7 +157,7 @@ def run_recipe(
 
 def run_job(job: AssembledJob, weights: bool = False, observers: Iterable[object] = ()) -> RunRecord:
     """Train ``job``; return its record."""
-    from titan_core.loop import trainer
+    from titan_core.loop import trainer, training
 
     recorder = Recorder(weights)
 
@@ -167,7 +167,7 @@ def run_job(job: AssembledJob, weights: bool = False, observers: Iterable[object
 
     original, trainer.global_norm = trainer.global_norm, global_norm
     try:
-        trainer.train(job, [recorder, *observers])
+        training.train(job, [recorder, *observers])
     finally:
         trainer.global_norm = original
     return recorder.record

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler
 
 from harness.jobs import Recorder, RunRecord, make_job
 from titan_core.api import LRScheduleContext, OptimizerContext, Ref
-from titan_core.loop import trainer
+from titan_core.loop import training
 
 
 class Odd(Optimizer):
@@ -127,5 +127,5 @@ def train_in(
     if schedule is not None:
         job = dataclasses.replace(job, lr_schedule=dataclasses.replace(job.lr_schedule, build=Ref(f"{__name__}:{schedule}")))
     recorder = Recorder(weights=True)
-    trainer.train(job, [recorder])
+    training.train(job, [recorder])
     return recorder.record

@@ -18,7 +18,7 @@ AC = "activation_checkpoint.mode"
 
 def exchanged_by_options(overrides: dict[str, object], ranks: int) -> dict[str, int]:
     """Return how often ranks that divide a sequence exchange tensors in a step of a model with a window and sinks."""
-    from titan_core.loop.trainer import train
+    from titan_core.loop.training import train
     from titan_simulate.engine.simulate import SETTINGS, simulate
 
     with tempfile.TemporaryDirectory() as folder:

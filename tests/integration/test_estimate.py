@@ -43,7 +43,7 @@ def estimated(
     """Estimate a recipe in this process, in which CUDA is simulated."""
     from titan_core.api.config.resolved import Override
     from titan_core.api.plugins.assembled_job import AssembledJob
-    from titan_core.loop.trainer import train
+    from titan_core.loop.training import train
     from titan_simulate.estimate import estimate as module
     from titan_simulate.hardware.read import read_machine
 
@@ -190,7 +190,7 @@ def matmuls_of_actions() -> dict[tuple[int, str], int]:
     """Return the floating-point operations of matmuls in zero-bubble stages of rank 0 of 2, by stage and action."""
     from titan_core.api.config.resolved import Override
     from titan_core.api.plugins.assembled_job import AssembledJob
-    from titan_core.loop.trainer import train
+    from titan_core.loop.training import train
     from titan_simulate.estimate.estimate import _device
     from titan_simulate.estimate.traced_rank import take
     from titan_simulate.estimate.work import Kind

@@ -33,7 +33,7 @@ def test_a_healthy_job_dumps_on_request_and_shows_no_mismatch(gloo: GlooPool, tm
 
 def collectives(folder: str, settings: dict[str, object]) -> tuple[int, int]:
     """Return the number of this rank's collectives in a step, and the estimate of it."""
-    from titan_core.loop.trainer import train
+    from titan_core.loop.training import train
 
     os.chdir(folder)
     latest: list[int] = []

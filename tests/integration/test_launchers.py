@@ -13,7 +13,7 @@ from harness.distributions import entry_points_in, write_distribution
 from titan_core.api import RunEnd
 from titan_core.cli import main as command_line
 from titan_core.cli.main import main
-from titan_core.loop import trainer
+from titan_core.loop import training
 from titan_core.plugins.discovery import Discovery, discover
 from titan_core.plugins.installing import how_to_install
 from titan_core.plugins.providers import index
@@ -46,7 +46,7 @@ def run(context, ranks):
 def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TITAN_DISABLE_PLUGINS", "harness,harness_parallel")
     monkeypatch.setattr(
-        trainer, "train", lambda job, observers, **more: RunEnd(1, completed=True, reason="all steps are done")
+        training, "train", lambda job, observers, **more: RunEnd(1, completed=True, reason="all steps are done")
     )
 
 

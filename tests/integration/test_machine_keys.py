@@ -45,7 +45,7 @@ def ignored_keys() -> list[str]:
     """Return the keys whose values change no estimate of :data:`JOBS`."""
     from titan_core.api.config.resolved import Override
     from titan_core.api.plugins.assembled_job import AssembledJob
-    from titan_core.loop.trainer import train
+    from titan_core.loop.training import train
     from titan_simulate.estimate import estimate as module
     from titan_simulate.hardware.machine import MATMUL_TYPES, Machine
     from titan_simulate.hardware.read import read_machine

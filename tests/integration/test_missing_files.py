@@ -94,7 +94,7 @@ def test_a_job_that_lacks_files_cannot_train(in_tmp: Path) -> None:
     from titan_core.api.config.resolved import Override
     from titan_core.config.load import load_config
     from titan_core.job.assemble import assemble
-    from titan_core.loop.trainer import train
+    from titan_core.loop.training import train
     from titan_core.plugins.registry import Components
 
     settings = {**TINY, "model.tokenizer": "hf", "model.tokenizer_path": "t.json"}

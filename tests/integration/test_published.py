@@ -41,7 +41,7 @@ def estimated(settings: Mapping[str, object], world_size: int, published: bool) 
     """Estimate ``llama3_debug`` in this process, in which CUDA is simulated, as Titan or as the published runs train it."""
     from titan_core.api.config.resolved import Override
     from titan_core.api.plugins.assembled_job import AssembledJob
-    from titan_core.loop.trainer import train
+    from titan_core.loop.training import train
     from titan_simulate.estimate.estimate import estimate
 
     settings = {**settings, **(UNCOMPILED_LOSS if published else {})}

@@ -116,7 +116,7 @@ def _state() -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_process_is_as_before(fails: bool, in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from titan_core.loop import trainer
+    from titan_core.loop import training
 
     def train(job: Any, observers: Any) -> Any:
         return original(job, [*observers, Vandal()])
@@ -125,8 +125,8 @@ def test_the_process_is_as_before(fails: bool, in_tmp: Path, monkeypatch: pytest
         if fails:
             raise KeyError("mine")
 
-    original = trainer.train
-    monkeypatch.setattr(trainer, "train", train)
+    original = training.train
+    monkeypatch.setattr(training, "train", train)
     before = _state()
     overrides = {**SMALL, "training.deterministic": True}
     if fails:

@@ -22,7 +22,7 @@ from titan_core.cli.main import main
 
 pytest.importorskip("titan_simulate")
 
-from titan_core.loop.trainer import train
+from titan_core.loop.training import train
 from titan_simulate.engine.result import SimulatedRank
 from titan_simulate.engine.simulate import simulate
 

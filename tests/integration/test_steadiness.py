@@ -21,7 +21,7 @@ import torch
 
 from harness.jobs import make_job
 from titan_core.api import hookimpl
-from titan_core.loop.trainer import train
+from titan_core.loop.training import train
 
 numbers, teams, ours = {}, {}, set()
 run_of_thread = threading.Thread.run

@@ -27,7 +27,7 @@ RING = {P + "context_parallel_degree": 2, P + "context_parallel_rotate_method": 
 
 def traced(settings: dict[str, object], world_size: int) -> list[Work]:
     """Return the trace of a step of ``llama3_debug``, all modules of which a compiler would compile."""
-    from titan_core.loop.trainer import train
+    from titan_core.loop.training import train
     from titan_simulate.engine.simulate import SETTINGS, simulate
     from titan_simulate.estimate.trace import Trace
 

@@ -22,7 +22,7 @@ from titan_ckpt.format.catalogue import pick
 from titan_ckpt.format.chunks import read_whole
 from titan_core.api import UserError, hookimpl
 from titan_core.cli.main import main
-from titan_core.loop import trainer
+from titan_core.loop import training
 from titan_models_llama.config import LlamaArgs, RopeScaling
 from titan_models_llama.formats import hf_tensors, meta_tensors
 
@@ -76,7 +76,7 @@ def logits_of(overrides: dict[str, object], tokens: Tensor) -> tuple[Tensor, Ten
         def titan_step_end(self, report: Any) -> None:
             seen.append(report.loss)
 
-    trainer.train(make_job("llama3_debug", overrides), [Look()])
+    training.train(make_job("llama3_debug", overrides), [Look()])
     return seen[0], seen[1]
 
 

@@ -170,7 +170,7 @@ def test_mixed_precision_is_the_same_on_one_device_and_on_two(gloo: GlooPool, on
 def rope_dtype(folder: str) -> torch.dtype:
     """Return the dtype of the rotary table that blocks receive under mixed precision."""
     from titan_core.api import hookimpl
-    from titan_core.loop.trainer import train
+    from titan_core.loop.training import train
 
     os.chdir(folder)
     seen: list[torch.dtype] = []
@@ -211,7 +211,7 @@ def test_a_bad_record_on_one_rank_is_the_same_clear_error_on_all(gloo: GlooPool,
 def local_bytes(folder: str) -> tuple[int, int]:
     """Return the bytes of this rank's parameters, and of the whole model's."""
     from titan_core.api import hookimpl
-    from titan_core.loop.trainer import train
+    from titan_core.loop.training import train
 
     os.chdir(folder)
     sizes = []

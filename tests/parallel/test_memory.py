@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job
-from titan_core.loop import trainer
+from titan_core.loop import trainer, training
 from titan_core.loop.world import join_world
 from titan_core.model import build
 from titan_core.model.build import build_parts
@@ -42,11 +42,11 @@ def bytes_held(folder: str) -> int:
             sizes.append(sum(local_bytes(value) for state in states for value in state.values() if torch.is_tensor(value)))
             return report
 
-    original, trainer.Trainer = trainer.Trainer, Measured  # type: ignore[misc]
+    original, training.Trainer = trainer.Trainer, Measured  # type: ignore[misc]
     try:
-        trainer.train(make_job("tiny", STEP))
+        training.train(make_job("tiny", STEP))
     finally:
-        trainer.Trainer = original  # type: ignore[misc]
+        training.Trainer = original  # type: ignore[misc]
     parameters, gradients, state = sizes
     assert parameters == gradients
     assert state >= 2 * parameters

@@ -14,7 +14,7 @@ from harness.http_server import Answer, serving
 from harness.jobs import TINY, make_job, run_recipe
 from harness.mlflow_rules import Rules, series
 from titan_core.api import StepReport, UserError, hookimpl
-from titan_core.loop.trainer import train
+from titan_core.loop.training import train
 from titan_report.loggers import mlflow, outbox
 
 RUN: dict[str, object] = {

@@ -30,7 +30,7 @@ def test_adam_keeps_two_values_per_weight_and_one_step_per_parameter(fake_cuda: 
 
 
 def simulate(steps: int, observer: Any = None, **options: Any) -> SimulatedRank:
-    from titan_core.loop.trainer import train
+    from titan_core.loop.training import train
     from titan_simulate.engine.data import SETTINGS
     from titan_simulate.engine.simulate import simulate
 

@@ -55,10 +55,10 @@ def train(
     """
     _, world_size = place_in_environment()
     job = load_job(_given(recipe), _typed(overrides), Components.from_installed(), world_size)
-    from titan_core.loop import trainer  # imports torch
+    from titan_core.loop import training  # imports torch
 
     with _process_as_before():
-        return trainer.train(job, [] if on_step is None else [_OnStep(on_step)])
+        return training.train(job, [] if on_step is None else [_OnStep(on_step)])
 
 
 def load_config(recipe: Recipe, overrides: Mapping[str, Any] | None = None) -> Config:

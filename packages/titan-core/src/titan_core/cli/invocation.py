@@ -90,7 +90,7 @@ class Invocation:
 
     def train(self, job: AssembledJob, observers: Iterable[object] = ()) -> RunEnd:
         """See :meth:`titan_core.api.CommandContext.train`."""
-        from titan_core.loop.trainer import train
+        from titan_core.loop.training import train
 
         return train(job, observers)
 

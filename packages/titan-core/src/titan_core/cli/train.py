@@ -65,7 +65,7 @@ def run(context: CommandContext) -> int:
             with phase("importing torch"):
                 gc.disable()  # loading modules leaves no garbage
                 first = "torch" not in sys.modules
-                import titan_core.loop.trainer  # noqa: F401
+                import titan_core.loop.training  # noqa: F401
 
                 if first:  # otherwise, what is left of an earlier job of this process would never be freed
                     gc.freeze()  # collections skip the modules
@@ -109,7 +109,7 @@ def _early_lock(job: AssembledJob, rank: int) -> Iterator[None]:
 def _train_alone(job: AssembledJob) -> int:
     """Train in one process without a launcher. Unexpected errors end in a traceback."""
     from titan_core.loop.outcome import OutcomeRecorder
-    from titan_core.loop.trainer import train
+    from titan_core.loop.training import train
 
     recorder = OutcomeRecorder(0, job.dump_folder, keeps_log=False)
     try:
@@ -136,7 +136,7 @@ def _train_rank(job: AssembledJob, rank: int) -> int:
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from titan_core.loop.outcome import OutcomeRecorder
-    from titan_core.loop.trainer import train
+    from titan_core.loop.training import train
 
     recorder = OutcomeRecorder(rank, job.dump_folder)
     # ``record`` writes the error for torchrun.

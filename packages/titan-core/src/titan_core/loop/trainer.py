@@ -1,11 +1,11 @@
-"""The trainer: puts together what a run needs, and runs its loop."""
+"""The trainer: builds what one stage of a run needs, and runs its loop."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -31,7 +31,6 @@ from titan_core.api.parallel.microbatch import AuxiliaryLosses, MetricSums
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.loader import StepData, data_loader
 from titan_core.data.opened import OpenedData
-from titan_core.job.stages import assembled_again
 from titan_core.loop.build import (
     build_checkpoint_store,
     build_lr_scheduler,
@@ -39,7 +38,6 @@ from titan_core.loop.build import (
     build_step_runner,
     register_transform_observers,
 )
-from titan_core.loop.collector import collector_as_before
 from titan_core.loop.frozen import with_frozen_model
 from titan_core.loop.grad_norm import clip_gradients, global_norm, local_gradients
 from titan_core.loop.guarded_steps import GuardedSteps
@@ -47,14 +45,12 @@ from titan_core.loop.interruption import Interruption
 from titan_core.loop.lookahead import Lookahead, StepTotals
 from titan_core.loop.losses import LossSums, MetricMeans
 from titan_core.loop.missing_gradients import MissingGradients
-from titan_core.loop.results import end_of_run, last_checkpoint, print_next_commands, warn_if_unsaved
-from titan_core.loop.seeds import numerics_as_before, prepare_numerics
-from titan_core.loop.stages import continues, stages_to_train
+from titan_core.loop.results import end_of_run, last_checkpoint, warn_if_unsaved
+from titan_core.loop.seeds import prepare_numerics
 from titan_core.loop.statistics import StatisticSums
 from titan_core.loop.stored_models import load_pretrained
 from titan_core.loop.timeouts import CollectiveTimeouts
 from titan_core.loop.validation import Validation
-from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts, build_whole
 from titan_core.model.freeze import require_trained
 from titan_core.model.preserved import evaluation, other_objective, repeat_backward, repeat_forward
@@ -62,102 +58,13 @@ from titan_core.model.size import size_of
 from titan_core.optim.lr_schedule import advance
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.runlog.event_log import EventLog
-from titan_core.runlog.forgiven import register_late_observers
-from titan_core.runlog.other_runs import require_own_run
 from titan_core.runlog.reporter import MetricsReporter
-from titan_core.runlog.run_directory import RunDirectory, run_lock
+from titan_core.runlog.run_directory import RunDirectory
 from titan_core.runlog.spent import SpentTime
 from titan_core.runlog.stopwatch import Stopwatch
-from titan_core.toolkit.launching import Began, user_command
 from titan_core.toolkit.status import phase
 
 log = logging.getLogger(__name__)
-
-
-def train(
-    job: AssembledJob,
-    observers: Iterable[object] = (),
-    next_commands: bool = False,
-    began: Began | None = None,
-) -> RunEnd:
-    """Train ``job`` on this rank until its last step, the end of its data, or an error. Each stage of a run that has several
-    is built anew, and continues from the checkpoint of the last step of the stage before it.
-
-    The process is afterwards as before, but for torch's and Python's random generators, which the job has seeded.
-
-    Args:
-        job: of a run with stages, the job of the first one.
-        observers: further objects with lifecycle hooks (:mod:`titan_core.api.hookspecs`).
-        next_commands: whether to print, at the end of the run, the commands that its user may want next.
-        began: when the attempt did (default: now).
-
-    Raises:
-        UserError: a mistake that only the hardware, the data or the other ranks reveal.
-    """
-    given = list(observers)
-    while True:
-        for stage in stages_to_train(job):
-            end = _train(stage, given, next_commands, SpentTime(began))
-            began = None  # what follows begins now
-            if not continues(stage, end):
-                break
-        if not end.restarts:
-            return end
-        job = assembled_again(job)
-
-
-def _train(job: AssembledJob, observers: Iterable[object], next_commands: bool, spent: SpentTime) -> RunEnd:
-    """Train one stage of a run."""
-    lifecycle = Lifecycle()
-    for module, origin in job.registry.modules():
-        lifecycle.register(module, origin=origin)
-    for one in job.observers:
-        if not (one.first_rank or one.may_fail):
-            lifecycle.register(one.build.load()(one.context(job)), origin=job.registry.origin(one))
-    for observer in observers:
-        lifecycle.register(observer)
-    with collector_as_before(), numerics_as_before(), ExitStack() as stack:
-        trainer: Trainer | None = None
-        try:
-            if job.missing:
-                raise UserError(*job.missing)
-            lifecycle.job_assembled(job)
-            for note in job.notes:
-                log.info("%s", note)
-            # Hardware, data and directory come first: their mistakes are reported before any process group or model exists.
-            job.require_hardware()
-            with phase("reading the data"):
-                data = OpenedData.of(job)
-            directory = RunDirectory.create(job.dump_folder)
-            stack.enter_context(run_lock(job.dump_folder))
-            if job.checkpoint is None:  # with checkpoints, only the attempt to restore one shows whether the start is fresh
-                require_own_run(directory.path, job)
-            stack.enter_context(directory.locks)
-            with phase("joining the other ranks" if job.mesh.world_size > 1 else "preparing the device"):
-                world = stack.enter_context(join_world(job))
-            interruption = stack.enter_context(Interruption())
-            lifecycle.register(interruption)
-            register_late_observers(job, lifecycle, world.rank)
-            trainer = Trainer(job, world, data, lifecycle, directory, interruption, spent)
-            stack.callback(trainer.close)
-            end = trainer.run()
-            if trainer.prepare_restart is not None:
-                trainer.close()
-                world.on_first_rank(trainer.prepare_restart)
-        except BaseException as error:
-            step = trainer.state.step if trainer is not None else 0
-            lifecycle.failed(RunEnd(step, False, type(error).__name__, error=error, dump_folder=job.dump_folder))
-            raise
-        lifecycle.train_end(end)
-        if (
-            next_commands
-            and world.rank == 0
-            and not (end.interrupted or end.preempted or end.restarts or continues(job, end))
-        ):
-            arguments = user_command()[1]
-            command = None if arguments is None else tuple(arguments)
-            print_next_commands(lifecycle.next_commands(job, end, command))
-        return end
 
 
 class Trainer:

@@ -37,7 +37,7 @@ class RunStage:
 
 @dataclass(frozen=True, kw_only=True)
 class AssembledJob(Job):
-    """A valid job, ready for :func:`titan_core.loop.trainer.train`."""
+    """A valid job, ready for :func:`titan_core.loop.training.train`."""
 
     registry: Registry
     family: Model
