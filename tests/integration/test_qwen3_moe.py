@@ -97,12 +97,23 @@ def test_recomputation_changes_nothing(gloo: GlooPool, one_device: Reference, tm
     assert record.grad_norms == one_device("deepseek").grad_norms
 
 
+COMPILED = {"one device": (1, {}), "EP 2": (2, {EP: 2}), "EP 2 x PP 2": (4, {EP: 2, **BY_NAME["PP 2, 1F1B"].overrides})}
+
+
 @pytest.mark.full
-def test_compiled_blocks_are_interrupted_to_count(gloo: GlooPool, one_device: Reference, tmp_path: Path) -> None:
-    overrides = {**settings("deepseek"), "compile.enable": "true", "compile.backend": "aot_eager"}
-    (record,) = gloo.run(1, run_in, str(tmp_path), overrides, True, "qwen3_moe_debug")
-    assert record.losses == pytest.approx(one_device("deepseek").losses, rel=1e-6)
-    assert record.statistics == one_device("deepseek").statistics
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+@pytest.mark.parametrize("mesh", COMPILED)
+def test_compiled_blocks_are_interrupted_to_count(
+    gloo: GlooPool, one_device: Reference, tmp_path: Path, mesh: str, mode: str
+) -> None:
+    """Also where experts are gathered within a block that is recomputed."""
+    ranks, degrees = COMPILED[mesh]
+    compiled = {"compile.enable": "true", "compile.backend": "aot_eager", "activation_checkpoint.mode": mode}
+    for record in gloo.run(
+        ranks, run_in, str(tmp_path), {**settings("deepseek"), **degrees, **compiled}, True, "qwen3_moe_debug"
+    ):
+        assert record.losses == pytest.approx(one_device("deepseek").losses, rel=1e-6)
+        assert record.statistics == one_device("deepseek").statistics
 
 
 @pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.full)], ids=["experts everywhere", "first layer dense"])

@@ -42,13 +42,15 @@ def apply(part: ModelPart, context: TrainingContext[ActivationCheckpointSection]
             selection = Selection(saved, policies.get(name))
             variant = "" if selection.policy is None else str(list(policies.values()).index(selection.policy))
             # FSDP gathers experts, which are on a view of the mesh, within the block: in recomputation perhaps not again,
-            # but torch's record requires the same operators (torch 2.15).
+            # but torch's record requires the same operators (torch 2.15). Such a block is no single compiled graph, which
+            # would need torch's record.
+            divided = any(context.mesh.view_of(parameter) is not None for parameter in block.parameters())
             # Routers of transformers change what torch's record has saved of them.
             has_experts = any(
-                context.mesh.view_of(parameter) is not None or isinstance(part.layout.rule(f"{name}.{path}"), Experts)
-                for path, parameter in block.named_parameters()
+                isinstance(part.layout.rule(f"{name}.{path}"), Experts) for path, _ in block.named_parameters()
             )
-            own_record = splits_backward(context.job) or (has_experts and not context.job.section(CompileSection).enable)
+            eager_experts = has_experts and not context.job.section(CompileSection).enable
+            own_record = splits_backward(context.job) or divided or eager_experts
             _recompute(block, variant, context_fn=_context_function(selection, own_record))
         elif number % int(section.selective_ac_option) == 0:
             _recompute(block)
