@@ -53,4 +53,11 @@ MUTANTS = (
     Mutant("frozen-parameters-have-gradients", "simulate/estimate/job_memory.py", "LeastState(parameters + frozen, trained,", "LeastState(parameters + frozen, parameters,", ("tests/simulate/test_job_memory.py",)),
     Mutant("shared-parameters-not-frozen", "simulate/estimate/frozen.py", "if name in tied or matches", "if matches", ("tests/simulate/test_job_memory.py",)),
     Mutant("frozen-blocks-extended-like-others", "simulate/estimate/estimate.py", "kinds.append([fixed, *mixers,", "kinds.append([*mixers,", ("tests/integration/test_estimate.py::test_a_few_blocks_give_the_memory_of_all",)),
+    Mutant("stages-with-other-rates-simulated-again", "simulate/estimate/stages.py", '"optimizer.lr", ', "", ("tests/integration/test_estimated_stages.py",)),
+    Mutant("all-stages-have-one-step", "simulate/estimate/stages.py", "if not matches(", "if matches(", ("tests/integration/test_estimated_stages.py",)),
+    Mutant("later-stages-are-not-assembled", "simulate/cli/planned_stage.py", "        list(self.later(more))\n        return", "        return", ("tests/integration/test_estimated_stages.py",)),
+    Mutant("plans-fit-the-smallest-stage", "simulate/cli/planned_stage.py", "largest = max(peaks", "largest = min(peaks", ("tests/integration/test_estimated_stages.py",)),
+    Mutant("later-stages-take-what-they-set", "simulate/cli/planned_stage.py", "if one.key not in own]", "]", ("tests/integration/test_estimated_stages.py",)),
+    Mutant("a-plan-of-a-stage-adds-to-it", "simulate/cli/planned_stage.py", "table.setdefault(section, {}).pop(name, None)", "table.setdefault(section, {})", ("tests/integration/test_estimated_stages.py",)),
+    Mutant("reduced-jobs-keep-their-shards", "simulate/estimate/estimate.py", "str(fewer_sequences), **OWN_SHARDS}", "str(fewer_sequences)}", ("tests/integration/test_estimate.py::test_accumulation_takes_longer_and_no_more_memory",)),
 )  # fmt: skip

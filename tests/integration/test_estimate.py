@@ -113,7 +113,11 @@ def test_families_of_transformers_have_an_estimate(fake_cuda: FakeCuda, tmp_path
 
 
 def test_accumulation_takes_longer_and_no_more_memory(fake_cuda: FakeCuda) -> None:
-    two, eight = (fake_cuda.call(estimated, {**JOB, "training.global_batch_size": 8 * 4 * count}, 8) for count in (2, 8))
+    batches = 8 * 4 * 2, 8 * 4 * 8  # whose logical shards do not divide a smaller batch
+    two, eight = (
+        fake_cuda.call(estimated, {**JOB, "training.global_batch_size": size, "data.logical_shards": size}, 8)
+        for size in batches
+    )
     assert eight.peak_gib == pytest.approx(two.peak_gib)
     assert 3.0 < eight.step_seconds / two.step_seconds < 4.0
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from titan_core.toolkit.text import show_seconds
+
 UNKNOWN = "–"
 
 
@@ -52,17 +54,7 @@ def figure(value: Any, form: str) -> str:
 
 def duration(seconds: float | None) -> str:
     """Format a duration in its two largest units; return a dash for ``None``."""
-    if seconds is None:
-        return UNKNOWN
-    whole = round(max(0.0, seconds))
-    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
-    if days:
-        return f"{days} d {hours % 24} h"
-    if hours:
-        return f"{hours} h {minutes % 60} min"
-    if minutes:
-        return f"{minutes} min {whole % 60} s"
-    return f"{whole} s"
+    return UNKNOWN if seconds is None else show_seconds(seconds)
 
 
 def clock(seconds: float) -> str:

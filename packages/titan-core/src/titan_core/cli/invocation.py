@@ -17,7 +17,7 @@ from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.cli.stored_models import InstalledModels
 from titan_core.config.load import load_config
 from titan_core.job.assemble import pick_model
-from titan_core.job.elastic import load_job
+from titan_core.job.elastic import changed_stage, load_job
 from titan_core.job.stages import job_of_stage
 from titan_core.plugins.registry import Components
 
@@ -83,6 +83,20 @@ class Invocation:
     def stages(self, job: AssembledJob) -> list[AssembledJob]:
         """See :meth:`titan_core.api.CommandContext.stages`."""
         return [job_of_stage(job, number) for number in range(max(1, len(job.stages)))]
+
+    def stage(
+        self,
+        job: AssembledJob,
+        number: int,
+        more: Sequence[Override] = (),
+        missing_ok: bool = False,
+        world_size: int | None = None,
+    ) -> AssembledJob:
+        """See :meth:`titan_core.api.CommandContext.stage`."""
+        size = job.mesh.world_size if world_size is None else world_size
+        if not more and size == job.mesh.world_size:
+            return job_of_stage(job, number, missing_ok)
+        return changed_stage(job, number, more, size, missing_ok)
 
     def job(self, world_size: int | None = None, more: Sequence[Override] = (), missing_ok: bool = False) -> AssembledJob:
         """See :meth:`titan_core.api.CommandContext.job`."""

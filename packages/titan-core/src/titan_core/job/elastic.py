@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from titan_core.api import Config, UserError
@@ -13,6 +14,7 @@ from titan_core.api.config.sections import JobSection, TrainingSection
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.load import load_config
 from titan_core.config.overrides import AnyOverride
+from titan_core.config.stages import in_stage
 from titan_core.job.assemble import assemble, mesh_of
 from titan_core.job.stages import with_stages
 from titan_core.plugins.registry import Components
@@ -38,6 +40,9 @@ def load_job(
     """
     config, used = load_config(recipe, overrides, registry)
     if world_size is None or not config.section(TrainingSection).elastic:
+        if world_size is None and config.stages:  # the smallest number on which all stages may run
+            configs = (config, *(stage.config for stage in config.stages))
+            world_size = max(mesh_of(one, used, None).world_size for one in configs)
         return with_stages(assemble(config, used, world_size, missing_ok=missing_ok), used, missing_ok)
     found: list[UserError] = []
     for more in adaptations(config, used, world_size):
@@ -47,6 +52,29 @@ def load_job(
         except UserError as error:
             found.append(error)
     raise found[0]
+
+
+def changed_stage(
+    job: AssembledJob, number: int, overrides: Sequence[AnyOverride], world_size: int, missing_ok: bool = False
+) -> AssembledJob:
+    """Return the job of stage ``number`` of ``job``, which is that of the first stage, with ``overrides`` of this stage, on
+    ``world_size`` ranks. It does not adapt to their number.
+
+    Args:
+        missing_ok: see :func:`~titan_core.job.assemble.assemble`.
+
+    Raises:
+        UserError: the stage is invalid with them.
+    """
+    assert isinstance(job.registry, Components)
+    stage = job.stages[number]
+    try:
+        config, registry = load_config(replace(stage.config, stages=()), overrides, job.registry)
+        # With the name of a stage: checks of a schedule that need all steps of the run leave them to the run's own assembly.
+        found = assemble(replace(config, stage=stage.name), registry, world_size, missing_ok=missing_ok)
+    except UserError as error:
+        raise in_stage(error, stage.name) from None
+    return replace(found, stages=job.stages, stage=number)
 
 
 def adaptations(config: Config, registry: Components, ranks: int) -> list[list[Override]]:

@@ -48,6 +48,19 @@ def show_count(count: int) -> str:
     return f"{size:.1f}{unit}" if unit and size < 99.95 else f"{size:.0f}{unit}"
 
 
+def show_seconds(seconds: float) -> str:
+    """Return a duration in its two largest units: ``"3 d 4 h"``, ``"2 min 5 s"``."""
+    whole = round(max(0.0, seconds))
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if days:
+        return f"{days} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    if minutes:
+        return f"{minutes} min {whole % 60} s"
+    return f"{whole} s"
+
+
 def describe_model(name: str, parameters: int, active: int | None = None) -> str:
     """Return the name of a model (:attr:`titan_core.toolkit.jobs.AssembledJob.name`) with its number of parameters, and of
     those that a token uses, if these are fewer: ``"moe small (30.5B parameters, 3.3B active)"``."""

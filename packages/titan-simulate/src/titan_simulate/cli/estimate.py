@@ -12,17 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from titan_core.api import CommandContext
 from titan_core.toolkit.arguments import json_argument, recipe_arguments, world_size_argument
+from titan_core.toolkit.errors import EXIT_FAILURE
 from titan_core.toolkit.jobs import AssembledJob, Override
-from titan_core.toolkit.text import print_json, print_table
+from titan_core.toolkit.text import print_json, print_notes, print_table
 from titan_simulate.cli.imbalance import imbalance_argument
+from titan_simulate.cli.stages import all_stages, job_of_stage, print_stages, stage_argument, stages_as_json, verdict_of
 from titan_simulate.engine import stub_libraries
 from titan_simulate.engine.command_fork import Report, print_from_fork
 from titan_simulate.engine.forks import describe_first
-from titan_simulate.hardware.machine import HEADROOM, Machine
+from titan_simulate.estimate.stages import estimate_stages, number_of_stage
+from titan_simulate.hardware.machine import Machine
 from titan_simulate.hardware.read import machine_argument, read_machine
 
 if TYPE_CHECKING:
     from titan_simulate.estimate.estimate import Estimate
+    from titan_simulate.estimate.traced_rank import JobOf
 
 SHOWN_COLLECTIVES = 6
 
@@ -33,6 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     world_size_argument(parser)
     machine_argument(parser)
     imbalance_argument(parser)
+    stage_argument(parser, "estimate this stage of the run only, and print all figures (default: a row for each stage)")
     parser.add_argument(
         "--assumptions", action="store_true", help="also print every figure of the machine, and how the job was reduced"
     )
@@ -40,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(context: CommandContext) -> int:
-    """Estimate a step and print it."""
+    """Estimate a step, or one of each stage, and print it. Returns 1 if one does not fit."""
     machine = read_machine(context.arguments.device)
     return print_from_fork(partial(_estimated, context, machine), "estimating")
 
@@ -58,16 +63,36 @@ def _estimated(context: CommandContext, machine: Machine, report: Report) -> int
 
     began = time.monotonic()
 
-    def simulated(done: int, number: int) -> None:
+    def simulated(stage: str, done: int, number: int) -> None:
         left = (time.monotonic() - began) / done * (number - done)
-        report(f"{done} of {number} simulations done, about {left:.0f} s left")
+        report(f"{stage}{done} of {number} simulations done, about {left:.0f} s left")
 
-    found = estimate(partial(_job, context), context.train, machine, simulated, imbalance=options.expert_imbalance)
+    def estimated(job_of: JobOf, stage: str = "") -> Estimate:
+        return estimate(job_of, context.train, machine, partial(simulated, stage), imbalance=options.expert_imbalance)
+
+    job = _job(context, ())
+    number = None if options.stage is None else number_of_stage(job, options.stage)
+    if number is not None or not job.stages:
+        found = estimated(partial(_job, context) if number is None else job_of_stage(context, job, number))
+        if options.json:
+            print_json(as_json(found))
+        else:
+            _print(found, machine.memory_gib, options.assumptions)
+        return 0 if found.fits else EXIT_FAILURE
+
+    def of_stage(stage: AssembledJob, place: str) -> Estimate:
+        nonlocal began
+        began = time.monotonic()
+        report(place)
+        return estimated(job_of_stage(context, job, stage.stage), f"{place}: ")
+
+    stages = estimate_stages(all_stages(context, job), of_stage)
     if options.json:
-        print_json(as_json(found))
+        print_json(stages_as_json(stages))
     else:
-        _print(found, machine.memory_gib, options.assumptions)
-    return 0
+        print_stages(stages, machine.memory_gib)
+        print_notes(note for note in job.notes if "never begins" in note)
+    return 0 if all(stage.estimate.fits for stage in stages) else EXIT_FAILURE
 
 
 def as_json(found: Estimate) -> dict[str, Any]:
@@ -77,9 +102,7 @@ def as_json(found: Estimate) -> dict[str, Any]:
 
 def _print(found: Estimate, capacity: float, assumptions: bool) -> None:
     print(f"{found.world_size} ranks ({found.mesh}) on {found.device}")
-    spare = capacity - found.peak_gib
-    fits = "fits" if spare > HEADROOM * capacity else f"fits, with {max(spare, 0.0):.1f} GiB to spare"
-    verdict = fits if found.fits else "DOES NOT FIT"
+    verdict = verdict_of(found, capacity)
     print(f"memory: {found.peak_gib:.1f} GiB of {capacity:.1f} on rank {found.rank}: {verdict} (peak in {found.moment})")
     print(f"        torch has reserved {found.reserved_gib:.1f} GiB at most, of which {found.allocated_gib:.1f} are in use")
     if found.retries:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,17 +19,19 @@ from titan_core.toolkit.errors import EXIT_INTERRUPTED
 from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_core.toolkit.secrets import redact
 from titan_core.toolkit.sections import JobSection, TrainingSection
-from titan_core.toolkit.text import describe_model, print_json, print_table, show_bytes
+from titan_core.toolkit.text import describe_model, print_json
 from titan_simulate.cli.imbalance import imbalance_argument
+from titan_simulate.cli.planned import as_json, compared, print_plan, summary, unfinished
+from titan_simulate.cli.planned_stage import PlannedStage, planned_stage
+from titan_simulate.cli.stages import stage_argument
 from titan_simulate.engine import stub_libraries
 from titan_simulate.engine.command_fork import Report, print_from_fork
 from titan_simulate.engine.forks import call_in_fork, describe_first
 from titan_simulate.hardware.machine import HEADROOM, Machine
 from titan_simulate.hardware.read import machine_argument, read_machine
-from titan_simulate.plan.arithmetic import GIB
-from titan_simulate.plan.candidates import GLOBAL_BATCH, Candidate, Space
+from titan_simulate.plan.candidates import GLOBAL_BATCH, JobOf, Space
 from titan_simulate.plan.model_sizes import sizes_of
-from titan_simulate.plan.search import INTERRUPTED, TIME_LIMIT, Finalist, Plan, Search, describe, short
+from titan_simulate.plan.search import INTERRUPTED, Figures, Plan, Search
 
 if TYPE_CHECKING:
     from titan_simulate.estimate.estimate import Estimate
@@ -39,6 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     recipe_arguments(parser)
     parser.add_argument("--gpus", type=rank_count, required=True, metavar="N", help="number of devices, one rank each")
     machine_argument(parser)
+    stage_argument(parser, "the stage of a run with [[stages]] to plan (default: the first one)")
     imbalance_argument(parser)
     parser.add_argument(
         "--headroom", type=number("a share", 0.0, 0.9), default=HEADROOM, metavar="SHARE",
@@ -79,13 +83,20 @@ def run(context: CommandContext) -> int:
 
 
 def _searched(context: CommandContext, machine: Machine, report: Report) -> int:
-    options, config = context.arguments, context.config()
+    options = context.arguments
+    stage: PlannedStage | None = None
 
     def job_of(more: Sequence[Override]) -> AssembledJob:
-        return context.job(options.gpus, more, missing_ok=True)
+        return context.job(options.gpus, more, missing_ok=True) if stage is None else stage.job_of(more)
+
+    def any_job() -> AssembledJob:
+        return context.job(None, missing_ok=True) if stage is None else stage.any_job()
 
     def space_of() -> tuple[Space, AssembledJob | None, AssembledJob]:
-        given, job = _recipe_job(context, job_of, options.gpus)
+        nonlocal stage
+        stage = planned_stage(context, options.gpus, options.stage)
+        given, job = _recipe_job(any_job, job_of, options.gpus)
+        config = context.config() if stage is None or stage.number == 0 else job.config
         global_batch = job.batch.global_size if given is not None else config.section(TrainingSection).global_batch_size
         fixed = config.overridden - {dim.degree_key for dim in job.mesh.dims if config.value(dim.degree_key) == -1}
         space = Space(job, options.gpus, global_batch, fixed, options.allow_precision)
@@ -106,28 +117,40 @@ def _searched(context: CommandContext, machine: Machine, report: Report) -> int:
     shapes = call_in_fork(partial(shapes_of, job.family.define, job.model_args))
     sizes = sizes_of(job.model, shapes.parameters, shapes.modules, job.batch.seq_len)
 
-    def estimated(overrides: Sequence[Override]) -> Estimate:
-        return estimate(lambda more: job_of([*overrides, *more]), context.train, machine, imbalance=options.expert_imbalance)
+    def estimate_of(one: JobOf) -> Estimate:
+        return estimate(one, context.train, machine, imbalance=options.expert_imbalance)
 
-    search = Search(space, sizes, machine, job_of, options.expert_imbalance)
+    def estimated(overrides: Sequence[Override]) -> Figures:
+        if stage is not None:
+            return stage.estimated(overrides, estimate_of, machine.memory_gib)
+        return estimate_of(lambda more: job_of([*overrides, *more]))
+
+    assembles = job_of if stage is None else stage.checked
+    search = Search(space, sizes, machine, assembles, options.expert_imbalance)
     plan = search.run(estimated, options.finalists, given, options.time_limit, report)
     plan.model = describe_model(job.name, job.model.num_params, job.model.num_active_params)
-    return conclude(context, plan, machine)
+    return conclude(context, plan, machine, stage)
 
 
-def conclude(context: CommandContext, plan: Plan, machine: Machine) -> int:
+def conclude(context: CommandContext, plan: Plan, machine: Machine, stage: PlannedStage | None = None) -> int:
     """Print ``plan``, write the recipe of its winner, and return the exit status. A comparison that was not finished has no
     winner."""
     options, best = context.arguments, plan.winner
     if options.out is not None and best is not None:
-        compared = f"{_compared(plan)}. The best: {_summary(best)}"
-        write_recipe(Path(options.out), context.config(best.candidate.overrides), _command(context), compared)
+        text = f"{compared(plan)}. The best: {summary(best)}"
+        later = stage is not None and stage.number > 0
+        config = context.config(() if later else best.candidate.overrides)
+        config = stage.config(config, best.candidate.values) if stage is not None and later else config
+        write_recipe(Path(options.out), config, _command(context), text)
     if options.json:
-        print_json(as_json(plan, machine, options.best))
+        of_stage = {} if stage is None else {"stage": stage.as_json()}
+        print_json({**of_stage, **as_json(plan, machine, options.best)})
     else:
-        _print(plan, machine, options.best)
+        if stage is not None:
+            print(stage.describe())
+        print_plan(plan, machine, options.best)
         if plan.stopped is not None:
-            print(f"\n{_unfinished(plan, options.out)}")
+            print(f"\n{unfinished(plan, options.out)}")
         elif options.out is not None and best is not None:
             print(f"\nwrote {options.out}")
     if plan.stopped == INTERRUPTED:
@@ -163,29 +186,18 @@ def tables_of(config: Config) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def _compared(plan: Plan) -> str:
-    """Return what was compared, and how."""
-    return f"{plan.candidates:,} candidates compared by arithmetic, {plan.estimated} of them by estimate"
-
-
-def _unfinished(plan: Plan, out: str | None) -> str:
-    """Return why a plan says nothing about the fastest candidate, and what to do."""
-    wrote = "" if out is None else f"; {out} is not written"
-    text = f"NOT COMPLETE: {plan.stopped} ended the comparison after {plan.estimated} of {plan.wanted} estimates"
-    text += f". Faster candidates may be among the others{wrote}"
-    return f"{text}\nraise or drop --time-limit, or lower --finalists" if plan.stopped == TIME_LIMIT else text
-
-
-def _recipe_job(context: CommandContext, job_of: Any, gpus: int) -> tuple[AssembledJob | None, AssembledJob]:
+def _recipe_job(
+    any_job_of: Callable[[], AssembledJob], job_of: JobOf, gpus: int
+) -> tuple[AssembledJob | None, AssembledJob]:
     """Return the recipe's own job, or ``None`` if its degrees do not fit the number of devices; and any job of the recipe.
 
     Raises:
         UserError: the recipe has another mistake, or its global batch follows from degrees that do not fit.
     """
     try:
-        job: AssembledJob = job_of(())
+        job = job_of(())
     except UserError as error:
-        any_job = context.job(None, missing_ok=True)  # mistakes that have nothing to do with the number of devices
+        any_job = any_job_of()  # mistakes that have nothing to do with the number of devices
         if any_job.config.section(TrainingSection).global_batch_size < 0:
             why = f"the recipe's degrees do not give a global batch on {gpus} GPUs ({error.problems[0].why})"
             where = any_job.config.where(GLOBAL_BATCH)
@@ -197,100 +209,7 @@ def _recipe_job(context: CommandContext, job_of: Any, gpus: int) -> tuple[Assemb
 def _command(context: CommandContext) -> str:
     options = context.arguments
     headroom = "" if options.headroom == HEADROOM else f" --headroom {options.headroom:g}"
+    headroom += "" if options.stage is None else f" --stage {shlex.quote(options.stage)}"
     headroom += "" if options.expert_imbalance == 1.0 else f" --expert-imbalance {options.expert_imbalance:g}"
     overrides = "".join(f" {argument}" for argument in context.override_arguments)
     return f"titan plan {options.recipe} --gpus {options.gpus} --device {options.device}{headroom}{overrides}"
-
-
-def _summary(one: Finalist) -> str:
-    figures = one.figures
-    return f"{figures.peak_gib:.1f} GiB, {figures.tokens_per_second_per_gpu:,.0f} tokens/s per GPU, MFU {figures.mfu:.1%}"
-
-
-def as_json(plan: Plan, machine: Machine, most: int) -> dict[str, Any]:
-    """Return a plan as plain values."""
-
-    def finalist(one: Finalist) -> dict[str, Any]:
-        return {
-            **_candidate(one.candidate),
-            "peak_gib": one.figures.peak_gib,
-            "step_seconds": one.figures.step_seconds,
-            "tokens_per_second_per_gpu": one.figures.tokens_per_second_per_gpu,
-            "mfu": one.figures.mfu,
-        }
-
-    nearest = None
-    if plan.nearest is not None:
-        candidate, peak = plan.nearest
-        nearest = {**_candidate(candidate), "peak_gib": peak, "over_gib": peak - machine.memory_gib}
-    return {
-        "model": plan.model,
-        "device": machine.name,
-        "memory_gib": machine.memory_gib,
-        "best": [finalist(one) for one in plan.best[:most]],
-        "too_large": [finalist(one) for one in plan.too_large],
-        "losers": [
-            {"why": one.why, "count": one.count, "example": one.example, "detail": one.detail} for one in plan.losers
-        ],
-        "nearest": nearest,
-        "complete": plan.stopped is None,
-        "stopped_by": plan.stopped,
-        "finalists": plan.wanted,
-        "estimated": plan.estimated,
-        "meshes": plan.meshes,
-        "skipped": plan.skipped,
-        "candidates": plan.candidates,
-        "seconds": plan.seconds,
-    }
-
-
-def _candidate(candidate: Candidate) -> dict[str, Any]:
-    work = candidate.workload
-    degrees = {**work.mesh.degrees, **work.mesh.view_degrees}
-    return {
-        "mesh": degrees, "local_batch_size": work.local_batch, "microbatches": work.microbatches,
-        "values": dict(candidate.values), "recipe": candidate.given,
-    }  # fmt: skip
-
-
-def _print(plan: Plan, machine: Machine, most: int) -> None:
-    if plan.model:
-        print(plan.model)
-    print(f"{_compared(plan)}, in {plan.seconds:.0f} s")
-    skipped = f"; not compared: {plan.skipped:,}, on which examples are slowest or do not fit" if plan.skipped else ""
-    print(f"{plan.meshes:,} meshes of {machine.name}, {machine.memory_gib:.1f} GiB each{skipped}\n")
-    if plan.best:
-        rows = [_row(one) for one in plan.best[:most]]
-        print_table(("GiB", "tokens/s/GPU", "MFU", "step s", "batch", "mesh", ""), rows)
-    if plan.nearest is not None:
-        candidate, peak = plan.nearest
-        over = peak - machine.memory_gib
-        print(
-            f"nothing fits these {machine.memory_gib:.1f} GiB. The nearest is {show_bytes(over * GIB)} too large: "
-            f"{describe(candidate)}"
-        )
-        print("try more GPUs, a shorter training.seq_len, a smaller --headroom, or --training.enable_cpu_offload true")
-    elif not plan.best and plan.stopped is None:
-        print("no combination is valid, or those that are cannot be simulated:")
-    if plan.losers:
-        print()
-        print_table(
-            ("others, by arithmetic", "", "best of them"),
-            [(one.why, f"{one.count:,}", f"{one.example}: {one.detail}") for one in plan.losers],
-        )
-
-
-def _row(one: Finalist) -> tuple[str, ...]:
-    candidate, figures, work = one.candidate, one.figures, one.candidate.workload
-    mesh = work.mesh
-    keys = {dim.degree_key for dim in mesh.dims} | {view.degree_key for view in mesh.views}
-    chosen = [
-        f"{short(key)} {str(value).lower() if isinstance(value, bool) else value}"
-        for key, value in candidate.values.items()
-        if key not in keys and value is not None and not key.startswith(f"{TrainingSection.section}.")
-    ]
-    return (
-        f"{figures.peak_gib:.1f}", f"{figures.tokens_per_second_per_gpu:,.0f}", f"{figures.mfu:.1%}",
-        f"{figures.step_seconds:.3g}", f"{work.local_batch} x {work.microbatches}", str(mesh),
-        "the recipe" if candidate.given else ", ".join(chosen),
-    )  # fmt: skip

@@ -31,6 +31,9 @@ GIB = 2**30
 FEW, MORE = 2, 3
 """Blocks per part of the two simulations whose difference is the cost of a block."""
 
+OWN_SHARDS = {"data.logical_shards": "0"}
+"""The job's own number need not divide a smaller batch."""
+
 _KINDS = {
     Owner.PARAMETERS: "parameters", Owner.BUFFERS: "parameters", Owner.GRADIENTS: "gradients",
     Owner.OPTIMIZER: "optimizer_state", Owner.ACTIVATIONS: "activations", Owner.LOSS: "logits_and_loss",
@@ -182,7 +185,8 @@ def _reduction(job: AssembledJob, pipeline: PipelineCosts | None) -> tuple[dict[
     if pipeline is None:
         if batch.microbatches <= 2:
             return {}, 1.0
-        return {"training.global_batch_size": str(2 * batch.local_size * batch.ranks)}, batch.microbatches / 2
+        fewer_sequences = 2 * batch.local_size * batch.ranks
+        return {"training.global_batch_size": str(fewer_sequences), **OWN_SHARDS}, batch.microbatches / 2
     ranks = max(pipeline.rank_of) + 1
     fewer = min(pipeline.microbatches, 2 * ranks)
     # Schedules that keep the activations of more microbatches, such as GPipe, need more memory with every one. Of a schedule
@@ -191,7 +195,7 @@ def _reduction(job: AssembledJob, pipeline: PipelineCosts | None) -> tuple[dict[
         return {}, 1.0
     local = fewer * pipeline.microbatch_size
     settings = {"training.local_batch_size": str(local), "training.global_batch_size": str(local * batch.ranks)}
-    return settings, pipeline.microbatches / fewer
+    return {**settings, **OWN_SHARDS}, pipeline.microbatches / fewer
 
 
 def _device(machine: Machine) -> Device:

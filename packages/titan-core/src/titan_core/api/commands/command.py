@@ -87,6 +87,25 @@ class CommandContext(Protocol):
             UserError: this machine lacks a file that a stage needs.
         """
 
+    def stage(
+        self,
+        job: AssembledJob,
+        number: int,
+        more: Sequence[Override] = (),
+        missing_ok: bool = False,
+        world_size: int | None = None,
+    ) -> AssembledJob:
+        """Return the job of stage ``number`` of the run that begins with ``job``, which is that of the first one (0).
+
+        Args:
+            more: overrides of this stage, which replace what it sets itself.
+            missing_ok: see :meth:`job`.
+            world_size: number of ranks (default: that of ``job``).
+
+        Raises:
+            UserError: the stage is invalid with these overrides, or this machine lacks a file that it needs.
+        """
+
     def job(self, world_size: int | None = None, more: Sequence[Override] = (), missing_ok: bool = False) -> AssembledJob:
         """Return the job that :meth:`config` assembles to, on ``world_size`` ranks (default: the smallest possible number).
 
