@@ -247,4 +247,10 @@ MUTANTS = (
     Mutant("frozen-modules-count-nothing", FREEZE, "module.register_forward_hook(_require_grad)", "pass", ("tests/integration/test_statistics.py::test_modules_before_the_first_trained_parameter_count",)),
     Mutant("ranks-without-groups", GROUPS, "if group.parameters] or [rest]", "if group.parameters]", (OPTIM,)),
     Mutant("frozen-blocks-are-like-others", "core/model/stand_in.py", "one.dtype, one.requires_grad)", "one.dtype)", (FREEZE_TESTS + "::test_blocks_that_are_frozen_are_of_a_kind_of_their_own",)),
+    Mutant("frozen-matrices-have-gradients", "core/api/model/_trained_flops.py", "return 1 + matrix.trained + reaches", "return 2 + reaches", ("tests/core/test_trained_flops.py",)),
+    Mutant("gradients-before-what-is-trained", "core/api/model/_trained_flops.py", "place > self._first or", "place >= 0 or", ("tests/core/test_trained_flops.py",)),
+    Mutant("scores-before-what-is-trained-go-backward", "core/api/model/_trained_flops.py", "self._units.index(unit) < self._first", "False", ("tests/core/test_trained_flops.py",)),
+    Mutant("tied-matrices-trained-under-their-other-name", "core/api/model/_trained_flops.py", "name in shared or matches(name, frozen)", "matches(name, frozen)", ("tests/core/test_trained_flops.py",)),
+    Mutant("tied-outputs-are-no-product", "core/api/model/_trained_flops.py", "**layout.tied}  # name", "}  # name", ("tests/core/test_trained_flops.py",)),
+    Mutant("a-token-uses-all-experts", "core/api/model/_trained_flops.py", "shares.get(self._unit(name), 1.0)", "1.0", ("tests/models_qwen3/test_qwen3_moe.py",)),
 )  # fmt: skip

@@ -113,6 +113,12 @@ def test_one_rank_of_each_pipeline_stage_counts_the_flops_of_its_layers(at: dict
     assert found == ({torch.float8_e4m3fn: 5.0} if counted else {})
 
 
+def test_modules_with_frozen_matrices_count_the_products_that_are_left() -> None:
+    part: Any = SimpleNamespace(entries=lambda slot: {"w1": (torch.float8_e4m3fn, 6.0), "w2": (torch.float8_e4m3fn, 3.0)})
+    found = mfu.flops_by_type([part], OneOfMany({}, at={}), {"w1": 2.0, "w2": 1.0}.__getitem__)
+    assert found == {torch.float8_e4m3fn: 5.0}
+
+
 def test_matmuls_count_by_their_type() -> None:
     """With two thirds of the FLOPs in float8 at twice the peak, the ideal time falls from 6 s to 4 s."""
     peaks = {torch.bfloat16: 1e12, torch.float8_e4m3fn: 2e12}

@@ -150,7 +150,8 @@ def test_a_plan_decides_about_the_stages_that_inherit_it(tmp_path: Path) -> None
             peak_gib=float(job.batch.seq_len), step_seconds=1.0, tokens_per_second_per_gpu=float(job.batch.seq_len), mfu=0.5
         )
 
-    more = [Override("parallelism.tensor_parallel_degree", "2")]
+    # The length of "long" is its own.
+    more = [Override("parallelism.tensor_parallel_degree", "2"), Override("training.seq_len", "32")]
     found = stage.estimated(more, estimate, limit=80.0)
     assert peaks == [32, 64]  # the step of "rates" is that of "long"
     assert (found.peak_gib, found.largest, found.tokens_per_second_per_gpu) == (64.0, "long", 32.0)

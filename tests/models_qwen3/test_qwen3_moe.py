@@ -12,7 +12,7 @@ import transformers
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from harness.jobs import run_recipe
+from harness.jobs import make_job, run_recipe
 from titan_core.api import ModelPart
 from titan_core.model.layout_check import check_layout
 from titan_core.model.materialise import materialise
@@ -215,3 +215,9 @@ def test_the_recipe_trains_all_experts(in_tmp: Path) -> None:
     assert record.losses[0] > 5.5 and record.losses[-1] < 0.9 * record.losses[0]
     for name in ("w1", "w2", "w3"):
         assert record.gradients[f"layers.3.feed_forward.experts.{name}"].flatten(1).norm(dim=1).min() > 0
+
+
+def test_frozen_experts_have_no_gradients_of_the_share_that_a_token_uses() -> None:
+    whole, frozen = (make_job("qwen3_moe_debug", {"training.freeze": freeze}, 1) for freeze in ("[]", '["layers.*"]'))
+    attention, router, experts = 128 * 48 * (4 + 2 + 2 + 4), 128 * 8, 3 * 128 * 128 * 2
+    assert whole.flops_per_token - frozen.flops_per_token == 2 * 4 * (attention + router + experts)

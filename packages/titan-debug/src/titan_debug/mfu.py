@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from titan_core.api import JobContext, ModelPart, Record, Run, World, hookimpl
+from titan_core.toolkit.jobs import AssembledJob
 from titan_core.toolkit.sections import TrainingSection
 from titan_debug.peak_flops import IdealTime, ideal_time_per_token, peak_flops
 from titan_debug.slots import FLOPS
@@ -28,7 +29,8 @@ class Mfu:
     @hookimpl
     def titan_train_start(self, run: Run) -> None:
         """Determine the time per token at peak speed, on rank 0 only, which has the loggers."""
-        others = flops_by_type(run.parts, run.world)
+        trained = self._facts.trained_flops if isinstance(self._facts, AssembledJob) else None
+        others = flops_by_type(run.parts, run.world, all_passes if trained is None else trained.passes)
         self._devices = run.world.size
         if run.world.rank == 0:
             flops = self._facts.flops_per_token
@@ -74,13 +76,24 @@ def slow_precision(device: torch.device, training: TrainingSection) -> str | Non
     )
 
 
-def flops_by_type(parts: Sequence[ModelPart], world: World) -> dict[torch.dtype, float]:
-    """Return the whole model's matmul FLOPs per token in types other than the job's. All ranks must call this."""
+def all_passes(module: str) -> float:
+    """Return the number of products of a trained matrix in a step: forward, for its input's gradient, and for its own."""
+    return 3.0
+
+
+def flops_by_type(
+    parts: Sequence[ModelPart], world: World, passes: Callable[[str], float] = all_passes
+) -> dict[torch.dtype, float]:  # fmt: skip
+    """Return the whole model's matmul FLOPs per token in types other than the job's. All ranks must call this.
+
+    Args:
+        passes: name of a module -> the number of its products in a step, of the three that the modules record.
+    """
     mine: dict[torch.dtype, float] = defaultdict(float)
     if world.is_first_along("batch", "sequence", "weights"):  # one rank per pipeline stage
         for part in parts:
-            for dtype, per_token in part.entries(FLOPS).values():
-                mine[dtype] += per_token
+            for name, (dtype, per_token) in part.entries(FLOPS).items():
+                mine[dtype] += per_token * passes(name) / 3.0
     total: dict[torch.dtype, float] = defaultdict(float)
     for flops in world.gather(dict(mine)):
         for dtype, per_token in flops.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pydantic import BaseModel
@@ -12,9 +13,11 @@ from pydantic import BaseModel
 from titan_core.api._secrets import redact
 from titan_core.api.commands.registry import Registry
 from titan_core.api.config.resolved import Config
+from titan_core.api.config.sections import TrainingSection
 from titan_core.api.data.components import Tokenizer
 from titan_core.api.data.dataset import StreamSpec
 from titan_core.api.data.tokenizer import TextTokenizer
+from titan_core.api.model._trained_flops import TrainedFlops
 from titan_core.api.model.components import Model
 from titan_core.api.observe.components import Observer
 from titan_core.api.parallel.components import Transform
@@ -72,9 +75,18 @@ class AssembledJob(Job):
 
     @property
     def flops_per_token(self) -> float:
-        """See :attr:`~titan_core.api.Job.flops_per_token`. The frozen model runs forward only, which is a third."""
-        of_frozen = 0.0 if self.frozen is None else self.frozen.flops_per_token / 3.0
-        return self.model.flops_per_token(self.batch.seq_len) + of_frozen
+        """See :attr:`~titan_core.api.Job.flops_per_token`. The frozen model runs forward only, which is a third; frozen
+        parameters have fewer too, and to count them imports torch."""
+        frozen, length = self.frozen, self.batch.seq_len
+        of_frozen = 0.0 if frozen is None else frozen.model.flops_per_token(frozen.batch.seq_len) / 3.0
+        trained = self.trained_flops
+        return (self.model.flops_per_token(length) if trained is None else trained.per_token(length)) + of_frozen
+
+    @cached_property
+    def trained_flops(self) -> TrainedFlops | None:
+        """The operations of a model with frozen parameters; ``None`` if it has none. Imports torch in that case."""
+        patterns = self.section(TrainingSection).freeze
+        return TrainedFlops(self.model, patterns) if patterns else None
 
     @property
     def run_config(self) -> Config:
