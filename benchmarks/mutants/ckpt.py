@@ -107,4 +107,8 @@ MUTANTS = (
     Mutant("missing-state-taken-for-unfrozen", "ckpt/resume/comparing.py", 'change.key == "training.freeze"', "True", ("tests/integration/test_changed_jobs.py", "tests/ckpt/test_optimizer_state.py")),
     Mutant("unfrozen-groups-at-the-first-rate", RESTORE, "for name in wanted) if wanted else others[:1]", "for name in wanted)", ("tests/integration/test_freeze.py::test_a_group_that_is_no_longer_frozen_has_the_rate_of_the_schedule",)),
     Mutant("frozen-parameters-not-counted", "ckpt/resume/loading.py", "if not tensor.requires_grad and name in saved]", "if name in saved]", FROZEN),
+    Mutant("exports-stay-when-a-run-goes-back", "ckpt/save/aside.py", "context.section.export is not None and", "False and", ("tests/ckpt/test_exports.py",)),
+    Mutant("what-is-set-aside-has-another-number", "ckpt/save/aside.py", "(path.name for path in exported.iterdir())", "()", ("tests/ckpt/test_exports.py",)),
+    Mutant("exports-of-no-run-set-aside", "ckpt/save/aside.py", "context.section.export is not None and", "", ("tests/ckpt/test_exports.py",)),
+    Mutant("exports-of-checkpoints-set-aside-count", "ckpt/save/exports.py", "if not running.checkpoint.list():", "if False:", ("tests/ckpt/test_exports.py",)),
 )  # fmt: skip

@@ -22,6 +22,7 @@ from titan_ckpt.config import CheckpointSection
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.new_folder import new_folder
 from titan_ckpt.save import export_process, exports
+from titan_ckpt.save.aside import set_aside
 from titan_ckpt.save.export_process import ExportProcess
 from titan_ckpt.save.exports import Exports
 from titan_ckpt.save.retention import Retention
@@ -78,12 +79,13 @@ def names(folder: Path) -> list[str]:
 def test_one_at_a_time_and_the_newest_next(tmp_path: Path, started: list[Process]) -> None:
     queue = make(tmp_path)
     for step in (2, 4, 6):
-        queue.add(step, Folder(f"checkpoint/step-{step}"))
+        (tmp_path / f"checkpoint/step-{step}/data").mkdir(parents=True)
+        queue.add(step, Folder(f"{tmp_path}/checkpoint/step-{step}"))
     assert [one.step for one in started] == [2] and queue.in_use == {2, 6}
     assert not queue.advance()
     started[0].finish()
     assert queue.advance() and [one.step for one in started] == [2, 6] and queue.in_use == {6}
-    assert started[1].dtype == "bfloat16" and str(started[1].checkpoint) == "checkpoint/step-6"
+    assert started[1].dtype == "bfloat16" and str(started[1].checkpoint) == f"{tmp_path}/checkpoint/step-6"
     queue.wait(None)
     assert names(tmp_path) == ["step-2", "step-6"] and queue.in_use == set()
 
@@ -267,3 +269,43 @@ def test_what_a_rank_is_told_is_not_told_to_the_process() -> None:
 
     told = {launching.OUTCOMES, launching.LISTENER, launching.JOB_KEY, "RANK", "WORLD_SIZE"}
     assert told <= set(export_process._OF_RANKS)
+
+
+def rewound(folder: Path, step: int, **section: Any) -> list[str]:
+    """Set aside what is of steps after ``step``; return where it is, within ``folder``."""
+    values = {"enable": True, "export": "hf", **section}
+    context: Any = SimpleNamespace(section=CheckpointSection(**values), job=SimpleNamespace(dump_folder=str(folder)))
+    return [str(Path(path).relative_to(folder)) for path in set_aside(context, step)]
+
+
+def test_exports_of_steps_that_the_run_goes_back_before_are_set_aside(tmp_path: Path, started: list[Process]) -> None:
+    """With their checkpoints, under one number. They do not count among those that are kept."""
+    of_steps = [f"hf/step-{step}" for step in (2, 4, 6, 8)]
+    for name in ("checkpoint/step-4", "checkpoint/step-8", "hf/aside-1-step-8", *of_steps):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "hf/step-8/config.json").write_text("kept")
+    expected = ["checkpoint/aside-2-step-8", "hf/aside-2-step-8", "hf/aside-2-step-6"]
+    assert rewound(tmp_path, 4) == expected
+    assert names(tmp_path) == ["aside-1-step-8", "aside-2-step-6", "aside-2-step-8", "step-2", "step-4"]
+    assert (tmp_path / "hf/aside-2-step-8/config.json").read_text() == "kept"
+    queue = make(tmp_path)
+    queue.add(6, Folder("."))
+    queue.wait(None)
+    assert names(tmp_path) == ["aside-1-step-8", "aside-2-step-6", "aside-2-step-8", "step-4", "step-6"]
+
+
+def test_folders_of_a_run_without_exports_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "hf/step-8").mkdir(parents=True)
+    (tmp_path / "checkpoint/step-8").mkdir(parents=True)
+    assert rewound(tmp_path, 4, export=None) == ["checkpoint/aside-1-step-8"]
+    assert rewound(tmp_path, 4, export_folder="other") == []
+
+
+def test_an_export_that_ends_after_its_checkpoint_was_set_aside_is_none(tmp_path: Path, started: list[Process]) -> None:
+    """As where a job goes back from a spike while it exports."""
+    queue = make(tmp_path)
+    (tmp_path / "checkpoint/step-8/data").mkdir(parents=True)
+    queue.add(8, Folder(f"{tmp_path}/checkpoint/step-8"))
+    assert rewound(tmp_path, 4) == ["checkpoint/aside-1-step-8"]
+    queue.wait(None)
+    assert names(tmp_path) == []

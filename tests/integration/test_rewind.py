@@ -54,7 +54,10 @@ def test_the_curve_is_that_of_a_run_without_the_documents(
     listed = json.loads(capsys.readouterr().out)["documents"]
     named = sorted({one["place"] for one in listed if one["first_token"] == 0})[:3]
     out = rewound(capsys, "--to", "4", "--without-steps", "7-8", "--without-documents", *named)
-    assert "checkpoints set aside: 2" in out and len(list((in_tmp / RUN / "checkpoint").glob("aside-1-step-*"))) == 2
+    assert (
+        "checkpoints and exports set aside: 2" in out
+        and len(list((in_tmp / RUN / "checkpoint").glob("aside-1-step-*"))) == 2
+    )
     excluded = (in_tmp / RUN / "excluded.jsonl").read_text()
     assert len(excluded.splitlines()) > 8 and all(json.dumps(place) in excluded for place in named)
     again = train(gloo, in_tmp, mesh)

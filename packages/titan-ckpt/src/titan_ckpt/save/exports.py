@@ -20,15 +20,15 @@ from titan_ckpt.foreign.hf_export import export_config
 from titan_ckpt.format.dtypes import dtype_name
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.new_folder import PARTIAL
+from titan_ckpt.save.export_folder import STEP, export_folder, exported_steps, target
 from titan_ckpt.save.export_process import ExportProcess
 from titan_ckpt.save.retention import to_remove
 from titan_core.api import CheckpointContext, Problem, UserError
 from titan_core.toolkit.status import phase
 
 _REMOVED = ".removed"
-_STEP = re.compile(r"step-(0|[1-9][0-9]*)")
-_LEFTOVER = re.compile(rf"{_STEP.pattern}({re.escape(PARTIAL)}|{re.escape(_REMOVED)})")
-_LOCK = re.compile(rf"\.{_STEP.pattern}\.lock")
+_LEFTOVER = re.compile(rf"{STEP.pattern}({re.escape(PARTIAL)}|{re.escape(_REMOVED)})")
+_LOCK = re.compile(rf"\.{STEP.pattern}\.lock")
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Exports:
             UserError: the folder cannot be written, or another job is writing there.
         """
         section = context.section
-        self.folder = (Path(context.job.dump_folder) / section.export_folder).resolve()
+        self.folder = export_folder(context)
         self._dtype, self._keep_latest = section.export_dtype, section.export_keep_latest_k
         self._running: ExportProcess | None = None
         self._next: tuple[int, Folder] | None = None
@@ -82,10 +82,10 @@ class Exports:
         Raises:
             OSError: it cannot be removed.
         """
-        target = self._target(step)
-        if target.exists():
-            removed = target.with_name(target.name + _REMOVED)
-            target.rename(removed)  # at no time are only some of its files there
+        own = self._target(step)
+        if own.exists():
+            removed = own.with_name(own.name + _REMOVED)
+            own.rename(removed)  # at no time are only some of its files there
             shutil.rmtree(removed)
 
     def advance(self) -> bool:
@@ -127,7 +127,7 @@ class Exports:
             self._remove_leftovers()
 
     def _target(self, step: int) -> Path:
-        return self.folder / f"step-{step}"
+        return target(self.folder, step)
 
     def _finish(self) -> None:
         assert self._running is not None
@@ -140,6 +140,9 @@ class Exports:
         if problem:
             self._failed(running.step, problem)
             return
+        if not running.checkpoint.list():  # set aside meanwhile: the run goes back before it
+            self.discard(running.step)
+            return
         log.info("exported %s", self._target(running.step))
         try:
             self._prune(running.step)
@@ -151,7 +154,7 @@ class Exports:
 
     def _prune(self, newest: int) -> None:
         """Remove old exports. Those of later steps are of an abandoned part of the run, as for checkpoints."""
-        steps = [int(match[1]) for path in self.folder.iterdir() if (match := _STEP.fullmatch(path.name))]
+        steps = exported_steps(self.folder)
         for step in to_remove([step for step in steps if step <= newest], self._keep_latest, 0):
             self.discard(step)
 

@@ -40,7 +40,7 @@ class Rewound:
     again: int
     """How many of them earlier epochs have read."""
     aside: Sequence[str]
-    """The checkpoints of later steps."""
+    """The checkpoints of later steps, and what was made of them."""
 
 
 def documents_in_steps(

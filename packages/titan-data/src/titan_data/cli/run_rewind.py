@@ -51,7 +51,7 @@ def run(context: CommandContext) -> int:
             raise UserError.one("--without-steps", why, "rewind to an earlier step")
         found += documents_at(opened, given.without_documents, given.to, note)
         done = rewind(context, opened, given.to, found)
-    print(f"the next start continues after step {given.to}; checkpoints set aside: {len(done.aside)}")
+    print(f"the next start continues after step {given.to}; checkpoints and exports set aside: {len(done.aside)}")
     for path in done.aside[:_SHOWN]:
         print(f"  {path}")
     if done.documents:

@@ -175,5 +175,5 @@ class Checkpoint(Component):
     """(context, step) -> the position in the data in the run's newest complete checkpoint of at most ``step`` steps;
     ``None`` if there is none. Must not import torch."""
     set_aside: Ref[Callable[[JobContext[Any], int], Sequence[str]]] | None = None
-    """(context, step) -> the new places of the checkpoints of later steps, which it moves to where no start of the job looks
-    for them. Must not import torch."""
+    """(context, step) -> the new places of the checkpoints of later steps and of their exports, which it moves to where no
+    start of the job looks for them. Must not import torch."""
