@@ -60,4 +60,9 @@ MUTANTS = (
     Mutant("mlflow-tells-secrets", "report/loggers/mlflow.py", "flatten(redact(run.job.config.as_dict()))", "flatten(run.job.config.as_dict())", (MLFLOW,)),
     Mutant("curves-upside-down", "report/braille.py", "round((1 - share) * (height - 1))", "round(share * (height - 1))", (WATCH,)),
     Mutant("gaps-are-bridged", "report/braille.py", "            before = None\n            continue\n", "            continue\n", (WATCH,)),
+    Mutant("rewinds-unlisted", "report/timeline.py", "    moments += [Moment(\"rewind\"", "    [Moment(\"rewind\"", (CONTENTS,)),
+    Mutant("rewinds-marked-at-the-first-loss", "report/charts.py", "for at, loss in reversed(losses)", "for at, loss in losses", (CONTENTS,)),
+    Mutant("rewinds-without-a-key", "report/page.py", "    (\"rewind\", \"went back\"),\n", "", (CONTENTS,)),
+    Mutant("watch-silent-about-rewinds", "report/dashboard.py", "if back := sum(", "if back := 0 * sum(", ("tests/report/test_watch.py",)),
+    Mutant("rewinds-from-the-step-they-go-to", "data/books/rewind.py", "max(reached, step, _last_step(run))", "step", ("tests/integration/test_rewind.py",)),
 )  # fmt: skip

@@ -59,6 +59,8 @@ def test_the_curve_is_that_of_a_run_without_the_documents(
         and len(list((in_tmp / RUN / "checkpoint").glob("aside-1-step-*"))) == 2
     )
     excluded = (in_tmp / RUN / "excluded.jsonl").read_text()
+    (event,) = (one for one in RunLog.read_events(in_tmp / RUN) if one["event"] == "rewind")
+    assert (event["from"], event["step"], event["documents"]) == (12, 4, len(excluded.splitlines()))
     assert len(excluded.splitlines()) > 8 and all(json.dumps(place) in excluded for place in named)
     again = train(gloo, in_tmp, mesh)
     fresh = of_other_folder(gloo, in_tmp / "fresh", mesh, excluded)

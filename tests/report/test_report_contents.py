@@ -212,3 +212,45 @@ def test_a_branch_says_which_run_it_was_branched_off(tmp_path: Path) -> None:
     texts = [moment.text for moment in timeline(0, RunLog.read(tmp_path / "a")).moments]
     assert texts[0].startswith("branched off ../long after step 1,200: ")
     assert any(text.startswith("restarted after step") for text in texts)
+
+
+BACK = {"event": "rewind", "time": BEGAN + 32, "step": 14, "from": 31, "documents": 12}
+
+
+def test_a_rewind_is_marked_in_the_loss_and_listed(tmp_path: Path) -> None:
+    events = [
+        start(),
+        BACK,
+        start(14, at=40),
+        {**BACK, "time": BEGAN + 45, "documents": 0},
+        end(100, at=160, completed=True),
+    ]
+    folder = write_run(tmp_path / "a", events=events, more=lambda step: {} if step % 5 == 0 else {"loss": None})
+    run = RunLog.read(folder)
+    line = timeline(0, run)
+    assert [(moment.kind, moment.step, moment.text) for moment in line.moments if moment.kind == "rewind"] == [
+        ("rewind", 14, "went back from step 31 to step 14, without 12 documents"),
+        ("rewind", 14, "went back from step 31 to step 14"),
+    ]
+    (loss,) = (chart for chart in line_charts([run]) if chart.name == "loss")
+    (marks,) = (curve for curve in loss.curves if curve.style == "marks")
+    logged = run.steps[9]  # the last one that has a loss, at or before the step
+    assert (marks.run, marks.steps, marks.values) == (0, (14, 14), (logged["loss"],) * 2) and logged["step"] == 10
+    assert marks.texts[0] == line.moments[1].text
+    shown = page([run])
+    assert "without 12 documents" in shown and "triangle-left" in shown and ">went back<" in shown
+    assert "marks" not in {
+        curve.style for chart in line_charts([RunLog.read(write_run(tmp_path / "b"))]) for curve in chart.curves
+    }
+
+
+def test_a_rewind_of_an_earlier_version_has_no_step_from(tmp_path: Path) -> None:
+    old = {key: value for key, value in BACK.items() if key != "from"}
+    run = RunLog.read(write_run(tmp_path / "a", events=[start(), {**old, "documents": 1}, end(100, at=160)]))
+    assert [moment.text for moment in timeline(0, run).moments if moment.kind == "rewind"] == [
+        "went back to step 14, without 1 document"
+    ]  # fmt: skip
+    with (tmp_path / "a/events.jsonl").open("a") as file:
+        file.write(json.dumps({**BACK, "from": "here"}) + "\n")
+    with pytest.raises(UserError, match="its 'from' is not a whole number"):
+        RunLog.read(tmp_path / "a")

@@ -261,6 +261,15 @@ def test_a_run_that_is_resumed_while_it_is_watched(tmp_path: Path) -> None:
     assert "killed: no output after this" in text
 
 
+def test_a_run_that_went_back_says_so(tmp_path: Path) -> None:
+    back = {"event": "rewind", "time": BEGAN + 32, "step": 14, "from": 31, "documents": 12}
+    whole = write_run(tmp_path / "a", events=[start(), back, start(14, at=40), end(100, at=160, completed=True)])
+    shown = screen(followed(whole), height=40)
+    assert "attempt 2, went back 1 time" in shown
+    assert "step 14  went back from step 31 to step 14, without 12 documents" in shown
+    assert "went back" not in screen(followed(write_run(tmp_path / "b")))
+
+
 def test_losses_that_are_not_finite(tmp_path: Path) -> None:
     assert "loss: no value yet" in screen(followed(write_run(tmp_path / "a", more=lambda step: {"loss": None})))
     text = screen(followed(write_run(tmp_path / "b", more=lambda step: {"loss": None if 40 < step < 60 else 2.0})))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_report.shown import finite
+from titan_report.timeline import describe_rewind
 
 POINTS = 2000
 """Largest number of points to draw of a curve."""
 
-Style = Literal["line", "faint", "dots"]
+Style = Literal["line", "faint", "dots", "marks"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Curve:
     steps: tuple[int, ...]
     values: tuple[float | None, ...]
     style: Style = "line"
+    texts: tuple[str, ...] = ()
+    """What each of the points of style ``"marks"`` stands for."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,20 @@ def _loss(runs: Sequence[RunLog]) -> Chart:
     parts += [(f"validation ({key.removeprefix(_NAMED)})", key, "dots") for key in named]
     if any(_differs(run, "loss_max", "loss") for run in runs):
         parts.insert(0, ("highest of all ranks", "loss_max", "faint"))
-    return _chart("loss", "Loss", "nats per token", ".4f", runs, parts)
+    chart = _chart("loss", "Loss", "nats per token", ".4f", runs, parts)
+    marks = (_rewinds(number, run) for number, run in enumerate(runs))
+    return replace(chart, curves=(*chart.curves, *(mark for mark in marks if mark is not None)))
+
+
+def _rewinds(number: int, run: RunLog) -> Curve | None:
+    """Return marks where a run went back to, at the loss that it had logged there before; ``None`` if it never did."""
+    events = sorted((event for event in run.events if event["event"] == "rewind"), key=lambda event: int(event["step"]))
+    losses = [(int(record["step"]), value) for record in run.steps if (value := finite(record["loss"])) is not None]
+    if not events or not losses:
+        return None
+    steps = tuple(int(event["step"]) for event in events)
+    values = tuple(next((loss for at, loss in reversed(losses) if at <= step), losses[0][1]) for step in steps)
+    return Curve(number, "went back", steps, values, "marks", tuple(describe_rewind(event) for event in events))
 
 
 def _metrics(runs: Sequence[RunLog]) -> list[Chart]:

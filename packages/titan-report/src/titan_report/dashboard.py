@@ -69,6 +69,8 @@ def _head(run: FollowedRun, state: State | None) -> RenderableType:
         status.append(printable(f", stage {run.attempts[-1].stage!r}"), style="dim")
     if (number := sum(not attempt.planned for attempt in run.attempts)) > 1:
         status.append(f", attempt {number}", style="dim")
+    if back := sum(event["event"] == "rewind" for event in run.events):
+        status.append(f", went back {back} time{'' if back == 1 else 's'}", style="yellow")
     if run.damaged:
         status.append(f", {run.damaged} damaged lines", style="yellow")
     return _row(name, status)
@@ -188,7 +190,7 @@ def _chart(title: str, run: FollowedRun, key: str, width: int, height: int, form
 
 
 def _event(moment: Moment) -> Text:
-    style = {"finding": "yellow", "kill": "red"}.get(moment.kind, "")
+    style = {"finding": "yellow", "rewind": "yellow", "kill": "red"}.get(moment.kind, "")
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(time.strftime("%m-%d %H:%M:%S", time.localtime(moment.time)), style="dim")
     text.append("" if moment.step is None else f"  step {moment.step:,}", style="dim")

@@ -24,6 +24,7 @@ SYMBOLS: Mapping[Kind, tuple[str, str]] = {
     "stage": ("triangle-right-open", "@text"),
     "checkpoint": ("line-ns-open", "@text"),
     "finding": ("diamond", "@warn"),
+    "rewind": ("triangle-left", "@warn"),
     "end": ("square", "@text"),
     "kill": ("x", "@bad"),
     "now": ("circle-open", "@text"),
@@ -140,6 +141,11 @@ def _line(curve: Curve, chart: Chart, names: Sequence[str], several: bool) -> Fi
         trace["line"] = {"color": f"{colour}/0.6", "width": 1.2, "dash": "dot"}
         edge = {"color": "@card", "width": 1.5}
         trace["marker"] = {"color": colour, "size": 7, "line": edge, "symbol": _SYMBOLS_OF_ROUNDS[round_of(curve.run)]}
+    elif curve.style == "marks":
+        symbol, mark = SYMBOLS["rewind"]
+        trace |= {"mode": "markers", "cliponaxis": False, "text": [_plain(text) for text in curve.texts]}
+        trace |= {"hovertemplate": "%{text}<extra></extra>"}
+        trace["marker"] = {"color": mark, "size": 11, "symbol": symbol, "line": {"color": colour, "width": 1.5}}
     elif curve.style == "faint":
         trace["line"] = {"color": f"{colour}/0.35", "width": 1, "dash": dash}
     else:

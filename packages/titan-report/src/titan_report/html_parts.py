@@ -139,7 +139,7 @@ def _key(chart: Chart) -> str:
     kinds = {curve.label: curve.style for curve in reversed(chart.curves)}
     if len(kinds) < 2:
         return ""
-    order = sorted(kinds.items(), key=lambda kind: ("line", "dots", "faint").index(kind[1]))
+    order = sorted(kinds.items(), key=lambda kind: ("line", "dots", "faint", "marks").index(kind[1]))
     items = "".join(f'<li><i class="stroke {style}"></i>{_escape(label)}</li>' for label, style in order)
     return f'<ul class="key">{items}</ul>'
 

@@ -143,6 +143,7 @@ _MARKS = (
     ("start", "start, stage"),
     ("checkpoint", "checkpoint"),
     ("finding", "finding"),
+    ("rewind", "went back"),
     ("end", "end"),
     ("kill", "killed"),
 )

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_report.attempts import Attempt, State, attempts_of, describe_end, state_now, state_of
 
-Kind = Literal["start", "restart", "stage", "checkpoint", "finding", "end", "kill", "now"]
+Kind = Literal["start", "restart", "stage", "checkpoint", "finding", "rewind", "end", "kill", "now"]
 
 _REPEATED: tuple[Kind, ...] = ("checkpoint", "finding")
 _ORDER: Mapping[Kind, int] = {"start": 0, "restart": 0, "stage": 0, "end": 2, "kill": 2, "now": 2}
@@ -70,6 +70,8 @@ def moments_of(
         followed = index + 1 < len(attempts) and attempts[index + 1].planned
         begun = f"restarted after step {attempt.start['step']:,}" if index else first
         moments += _edges(attempt, begun, index, attempt_state)[: 1 if followed else None]
+    went_back = (event for event in events if event["event"] == "rewind")
+    moments += [Moment("rewind", event["time"], event["step"], describe_rewind(event)) for event in went_back]
     omitted = 0
     for kind in _REPEATED:
         of_kind = [event for event in events if event["event"] == kind]
@@ -78,6 +80,14 @@ def moments_of(
             text = f"{event['kind']}: {event['message']}" if kind == "finding" else f"checkpoint saved: {event['path']}"
             moments.append(Moment(kind, event["time"], event["step"], text))
     return sorted(moments, key=lambda moment: (moment.time, _ORDER.get(moment.kind, 1))), omitted
+
+
+def describe_rewind(event: Mapping[str, Any]) -> str:
+    """Return what a rewind event says: ``"went back from step 11 to step 4, without 12 documents"``."""
+    begin = event.get("from")  # runs of earlier versions do not say it
+    text = f"went back {'' if begin is None else f'from step {begin:,} '}to step {event['step']:,}"
+    number = event["documents"]
+    return f"{text}, without {number:,} document{'' if number == 1 else 's'}" if number else text
 
 
 def _edges(attempt: Attempt, begun: str, index: int, state: State) -> list[Moment]:

@@ -6,6 +6,7 @@ the documents from its first step, unless earlier epochs have read them.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -14,8 +15,8 @@ from typing import Any
 
 from titan_core.api import Checkpoint, CommandContext, Problem, SavedPosition, UserError
 from titan_core.toolkit.atomic_write import atomic_write
-from titan_core.toolkit.json_lines import LineFile, read_lines
-from titan_core.toolkit.runs.files import EVENTS, EXCLUDED
+from titan_core.toolkit.json_lines import LineFile, read_lines, records_of
+from titan_core.toolkit.runs.files import EVENTS, EXCLUDED, METRICS
 from titan_data.books.documents import Note, documents_of_steps
 from titan_data.books.recorded_run import RecordedRun, Segment
 from titan_data.books.steps import steps_of_document
@@ -105,8 +106,13 @@ def _unread(run: RecordedRun, place: str) -> list[Excluded]:
     return []
 
 
-def rewind(context: CommandContext, run: RecordedRun, step: int, documents: Sequence[Excluded]) -> Rewound:
+def rewind(
+    context: CommandContext, run: RecordedRun, step: int, documents: Sequence[Excluded], reached: int = 0
+) -> Rewound:  # fmt: skip
     """Let the next start of the run continue from the checkpoint of ``step``, without ``documents``. Nothing is deleted.
+
+    Args:
+        reached: a step that the run has taken, whether its files have it or not.
 
     Raises:
         UserError: there is no such checkpoint, or a document has been read before it.
@@ -125,10 +131,19 @@ def rewind(context: CommandContext, run: RecordedRun, step: int, documents: Sequ
             part.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     assert checkpoint.set_aside is not None
     aside = checkpoint.set_aside.load()(checkpoint.context(segment.job), step)
+    begin = max(reached, step, _last_step(run))
     log = LineFile(run.path / EVENTS)
-    log.append({"event": "rewind", "time": time.time(), "step": step, "documents": len(new)})
+    log.append({"event": "rewind", "time": time.time(), "step": step, "from": begin, "documents": len(new)})
     log.close()
     return Rewound(new, again, aside)
+
+
+def _last_step(run: RecordedRun) -> int:
+    """Return the last step that the files of the run have since it went back the last time; 0 if there is none."""
+    events = read_lines(run.path / EVENTS)
+    before = max((number for number, event in enumerate(events) if event["event"] == "rewind"), default=-1)
+    logged = (record for _, record in records_of(run.path / METRICS))
+    return max((int(one["step"]) for one in itertools.chain(events[before + 1 :], logged)), default=0)
 
 
 def _saved(segment: Segment, step: int) -> tuple[SavedPosition, Checkpoint]:

@@ -50,7 +50,7 @@ def run(context: CommandContext) -> int:
             why = f"earlier steps than {given.to + 1} have begun all of their {len(begun)} documents"
             raise UserError.one("--without-steps", why, "rewind to an earlier step")
         found += documents_at(opened, given.without_documents, given.to, note)
-        done = rewind(context, opened, given.to, found)
+        done = rewind(context, opened, given.to, found, max(steps, default=0))
     print(f"the next start continues after step {given.to}; checkpoints and exports set aside: {len(done.aside)}")
     for path in done.aside[:_SHOWN]:
         print(f"  {path}")

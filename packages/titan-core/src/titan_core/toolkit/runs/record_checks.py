@@ -24,7 +24,7 @@ _REQUIRED_BY_EVENT: Mapping[str, Mapping[str, str]] = {
 }
 """Additional required keys and their types, by kind of event."""
 
-_OPTIONAL: Mapping[str, str] = {"mesh": "mapping", "began": "time", "launched": "time"}
+_OPTIONAL: Mapping[str, str] = {"mesh": "mapping", "began": "time", "launched": "time", "from": "whole number"}
 
 
 def checked_records(
