@@ -59,5 +59,5 @@ MUTANTS = (
     Mutant("plans-fit-the-smallest-stage", "simulate/cli/planned_stage.py", "largest = max(peaks", "largest = min(peaks", ("tests/integration/test_estimated_stages.py",)),
     Mutant("later-stages-take-what-they-set", "simulate/cli/planned_stage.py", "if one.key not in own]", "]", ("tests/integration/test_estimated_stages.py",)),
     Mutant("a-plan-of-a-stage-adds-to-it", "simulate/cli/planned_stage.py", "table.setdefault(section, {}).pop(name, None)", "table.setdefault(section, {})", ("tests/integration/test_estimated_stages.py",)),
-    Mutant("reduced-jobs-keep-their-shards", "simulate/estimate/estimate.py", "str(fewer_sequences), **OWN_SHARDS}", "str(fewer_sequences)}", ("tests/integration/test_estimate.py::test_accumulation_takes_longer_and_no_more_memory",)),
+    Mutant("reduced-jobs-keep-their-shards", "simulate/estimate/estimate.py", "str(fewer_sequences), **OWN_SHARDS}", "str(fewer_sequences)}", ("tests/integration/test_estimated_stages.py",)),
 )  # fmt: skip

@@ -193,6 +193,17 @@ def test_a_later_stage_is_planned_on_any_number_of_ranks_and_written_to_its_entr
     assert "enable" not in written.get("compile", {})
 
 
+def test_a_smaller_batch_has_logical_shards_of_its_own(tmp_path: Path) -> None:
+    """Those of the run, which all its batches are multiples of, need not divide the batch that is simulated."""
+    from titan_simulate.estimate.estimate import _reduction
+
+    given = {"training.global_batch_size": "24", "training.local_batch_size": "1", "data.logical_shards": "24"}
+    context = context_of(tmp_path, STAGES.partition("[[stages]]")[0], given)
+    settings, factor = _reduction(context.job(4, missing_ok=True), None)
+    smaller = context.job(4, [Override(key, value) for key, value in settings.items()], missing_ok=True)
+    assert (smaller.batch.global_size, smaller.batch.logical_shards, factor) == (8, 8, 3.0)
+
+
 def estimate_json(*words: str) -> tuple[int, dict[str, Any]]:
     done = subprocess.run(
         [sys.executable, "-m", "titan_core", "estimate", *words, "--json"], capture_output=True, text=True, check=False
