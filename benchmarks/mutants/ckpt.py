@@ -25,9 +25,17 @@ STAGED = ("tests/integration/test_branched_stages.py",)
 RESTORE = "ckpt/resume/optimizer_restore.py"
 FROZEN = ("tests/integration/test_freeze.py::test_a_resume_with_other_frozen_parameters_must_be_allowed",)
 
+PUSH, PUSH_TESTS = "ckpt/foreign/hub_push.py", ("tests/integration/test_pushed_exports.py",)
 EXPORTS, EXPORT_TESTS = "ckpt/save/exports.py", ("tests/ckpt/test_exports.py",)
 
 MUTANTS = (
+    Mutant("push-of-the-old-weights-too", PUSH, "                    *(CommitOperationDelete(path) for path in stale),\n", "", PUSH_TESTS),
+    Mutant("push-removes-files-of-the-user", PUSH, " and any(fnmatch(path, pattern) for pattern in _WEIGHTS)", "", PUSH_TESTS),
+    Mutant("push-shows-the-token", PUSH, ".replace(self._token, REDACTED)", "", PUSH_TESTS),
+    Mutant("push-waits-for-ever", PUSH, "session.timeout, _STALLED_SECONDS", "session.timeout, None", PUSH_TESTS),
+    Mutant("push-makes-a-public-repository", PUSH, "private=True", "private=False", PUSH_TESTS),
+    Mutant("push-without-permission", PUSH, "                api.auth_check(self.name, write=True)\n", "", PUSH_TESTS),
+    Mutant("push-needs-the-hub-at-the-start", PUSH, "return is_transient(error) and (", "return False and (", PUSH_TESTS),
     Mutant("exports-all-kept", EXPORTS, "if step <= newest], self._keep_latest, 0)", "if step <= newest], 0, 0)", EXPORT_TESTS),
     Mutant("exports-of-an-abandoned-part-counted", EXPORTS, "[step for step in steps if step <= newest]", "steps", EXPORT_TESTS),
     Mutant("exports-leave-leftovers", EXPORTS, "            if _LEFTOVER.fullmatch(path.name):", "            if False:", EXPORT_TESTS),

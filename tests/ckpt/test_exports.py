@@ -35,7 +35,7 @@ class Process:
 
     started: list[Process] = []  # noqa: RUF012 - of all tests; cleared by the fixture
 
-    def __init__(self, step: int, checkpoint: Folder, target: Path, dtype: str) -> None:
+    def __init__(self, step: int, checkpoint: Folder, target: Path, dtype: str, push: str | None) -> None:
         assert not target.exists(), "an export of the step is still there"
         assert all(not other.is_running for other in self.started), "two at once"
         self.step, self.checkpoint, self.target, self.dtype = step, checkpoint, target, dtype
@@ -185,7 +185,7 @@ def test_a_model_that_cannot_be_exported_is_refused_before_the_first_step(in_tmp
 def test_a_real_process_reports_why_it_failed(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("TITAN_OUTCOMES", "outcomes")  # a rank of a launcher prints no errors
-    process = ExportProcess(2, Folder("nowhere/step-2"), in_tmp / "hf/step-2", "float32")
+    process = ExportProcess(2, Folder("nowhere/step-2"), in_tmp / "hf/step-2", "float32", None)
     assert os.getpriority(os.PRIO_PROCESS, process._process.pid) == 19
     assert process.wait(PATIENCE)
     problem, warnings = process.end()
@@ -198,7 +198,7 @@ import sys, time
 from pathlib import Path
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.save.export_process import ExportProcess
-process = ExportProcess(1, Folder("run/checkpoint/step-1"), Path("hf/step-1"), "float32")
+process = ExportProcess(1, Folder("run/checkpoint/step-1"), Path("hf/step-1"), "float32", None)
 print(process._process.pid, flush=True)
 time.sleep(1000)
 """

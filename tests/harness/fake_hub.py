@@ -1,5 +1,5 @@
-"""A Hugging Face hub on this machine, with the endpoints that ``huggingface_hub`` downloads a model from. Files in LFS are
-redirected to a second server, as to the hub's storage."""
+"""A Hugging Face hub on this machine, with the endpoints by which ``huggingface_hub`` downloads a model, and pushes one
+(:mod:`harness.fake_hub_uploads`). Files in LFS are on a second server, as on the hub's storage."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from unittest import mock
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
+
+from harness.fake_hub_uploads import Uploads
 
 SIGNATURE = "Signature=s3cr3t-signature"
 _LFS = (".safetensors", ".model", ".bin")
@@ -49,6 +52,8 @@ class FakeHub:
     """Files that are sent with a flipped byte."""
     status: int | None = None
     """Status of every answer."""
+    uploads: Uploads = field(default_factory=Uploads)
+    """What was pushed."""
     requests: list[Request] = field(default_factory=list)
     url: str = ""
     storage_url: str = ""
@@ -68,6 +73,7 @@ def running(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHub
     hub.url, hub.storage_url = (
         f"http://{host}:{server.server_address[1]}" for host, server in zip(("127.0.0.1", "localhost"), servers, strict=True)
     )
+    hub.uploads.url, hub.uploads.storage_url = hub.url, hub.storage_url
     threads = [threading.Thread(target=server.serve_forever, args=(0.01,)) for server in servers]
     for thread in threads:
         thread.start()
@@ -117,9 +123,11 @@ def _handler(hub: FakeHub, storage: bool) -> type[BaseHTTPRequestHandler]:
                 self._content(file, hub.repositories[name][file])
             elif not (hub.gated and path.startswith("/api/")) and not self._allowed():
                 return
+            elif answer := hub.uploads.get(path, hub.token):
+                self._send(*answer)
             elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
                 self._listing(found[1], found[2])
-            elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[0-9a-f]{40}", path):
+            elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/(?:main|[0-9a-f]{40})", path):
                 entries = [_entry(path, data) for path, data in hub.repositories[found[1]].items()]
                 self._send(200, json.dumps(entries).encode())
             elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
@@ -129,6 +137,26 @@ def _handler(hub: FakeHub, storage: bool) -> type[BaseHTTPRequestHandler]:
                 self._send(404, b"")
 
         do_HEAD = do_GET
+
+        def do_POST(self) -> None:
+            path = unquote(urlsplit(self.path).path)
+            hub.requests.append(Request(self.command, path, {name.lower(): value for name, value in self.headers.items()}))
+            while hub.uploads.stalls:
+                time.sleep(0.01)
+            fault = hub.uploads.fault(path)
+            body = self.rfile.read(fault.after if fault and fault.after else int(self.headers.get("Content-Length", 0)))
+            if fault is not None and fault.after is not None:
+                self.close_connection = True  # without an answer
+            elif fault is not None or hub.status is not None:
+                status, says = (fault.status, fault.says) if fault is not None else (hub.status or 0, "")
+                self._send(status, b"", {"X-Error-Message": says or None})
+            elif storage:
+                hub.uploads.objects[path.removeprefix("/upload/")] = body
+                self._send(200, b"")
+            elif self._allowed():
+                self._send(*hub.uploads.post(path, body, hub.repositories))
+
+        do_PUT = do_POST
 
         def _allowed(self) -> bool:
             if hub.token is None or self.headers.get("Authorization") == f"Bearer {hub.token}":
@@ -174,7 +202,7 @@ def _handler(hub: FakeHub, storage: bool) -> type[BaseHTTPRequestHandler]:
                     self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            if self.command == "GET":
+            if self.command != "HEAD":
                 self.wfile.write(body[:cut])
             self.close_connection = cut is not None
 

@@ -55,6 +55,7 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-debug/src/titan_debug/doctor/software.py", "find_spec"): (1, OWN_NAMES),
     ("titan-inference/src/titan_inference/evaluate.py", "find_spec"): (1, OWN_NAMES),
     ("titan-inference/src/titan_inference/task_checks.py", "find_spec"): (1, OWN_NAMES),
+    ("titan-ckpt/src/titan_ckpt/foreign/hub_push.py", "find_spec"): (1, OWN_NAMES),
     ("titan-report/src/titan_report/config.py", "find_spec"): (1, OWN_NAMES),
     ("titan-simulate/src/titan_simulate/engine/stub_libraries.py", "importlib.util.find_spec"): (2, OWN_NAMES),
     ("titan-simulate/src/titan_simulate/engine/forks.py", "importlib.import_module"): (1, OWN_NAMES),

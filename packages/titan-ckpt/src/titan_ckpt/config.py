@@ -11,6 +11,9 @@ from pydantic import Field, model_validator
 from titan_core.api import ALL_KEYS, AnyPath, Count, JobContext, Problem, Section, Steps
 from titan_core.toolkit.sections import ModelSection
 
+HUB_NAME = r"^[\w.-]+/[\w.-]+$"
+"""What the name of a repository on the Hugging Face hub looks like."""
+
 
 class CheckpointSection(Section):
     section: ClassVar[str] = "checkpoint"
@@ -59,6 +62,10 @@ class CheckpointSection(Section):
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Data type of the weights that export and last_save_model_only write."""
 
+    export_push: str | None = Field(default=None, pattern=HUB_NAME)
+    """Repository on the Hugging Face hub, "owner/name", to push each complete export to, as one commit; made, and private,
+    unless it exists. Needs huggingface-hub, and HF_TOKEN."""
+
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> CheckpointSection:
         loads = {
@@ -71,6 +78,10 @@ class CheckpointSection(Section):
             raise ValueError(f"{' and '.join(given)} would have no effect without checkpoint.enable = true")
         if given == ["exclude_from_loading"]:
             raise ValueError("exclude_from_loading applies to load_step and initial_load_path, and neither is set")
+        if self.export_push is not None and not (self.enable and self.export):
+            raise ValueError(
+                'export_push would have no effect without checkpoint.enable = true and checkpoint.export = "hf"'
+            )
         return self
 
 

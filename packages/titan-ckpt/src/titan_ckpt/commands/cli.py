@@ -92,6 +92,11 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
         help="leave out what only training uses, such as blocks of multi-token prediction (Hugging Face exports)",
     )
     parser.add_argument(
+        "--push",
+        metavar="OWNER/NAME",
+        help="repository on the Hugging Face hub to push the exported folder to (private unless it exists)",
+    )
+    parser.add_argument(
         "--allow-pickle",
         action="store_true",
         help="read the metadata of a DCP folder, a pickle, with a restricted unpickler",

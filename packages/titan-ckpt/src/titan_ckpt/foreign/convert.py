@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
+from titan_ckpt.config import HUB_NAME
 from titan_ckpt.foreign.config import kind_of
 from titan_ckpt.foreign.exporting import to_dcp, to_hf
 from titan_ckpt.foreign.hf_export import TOKENIZER_FIX, copy_tokenizer
@@ -15,9 +18,13 @@ from titan_ckpt.format.new_folder import new_folder, require_new
 from titan_core.api import CommandContext, Recipe, UserError
 from titan_core.toolkit.processes import end_with_parent
 
+if TYPE_CHECKING:
+    from titan_ckpt.foreign.hub_push import HubRepository
+
 _ONLY_FOR = {
     "to": ("titan",),
     "inference": ("titan",),
+    "push": ("titan",),
     "model": ("safetensors", "consolidated"),
     "recipe": ("dcp",),
     "exclude": ("dcp",),
@@ -41,7 +48,9 @@ def run(context: CommandContext) -> int:
     kind = kind_of(source) if source.is_dir() else None
     require_new(target, checkpoint=kind is not None)
     _require_options_apply(context, kind or "titan")
+    repository = _repository(arguments.push)
     foreign = _open(context, source, kind) if kind is not None else None
+    step = 0
     with new_folder(target) as partial:
         if foreign is not None:
             import_weights(foreign, partial, dtype)
@@ -49,12 +58,29 @@ def run(context: CommandContext) -> int:
         elif arguments.to == "dcp":
             to_dcp(arguments.source, partial, context.registry, dtype)
         else:
-            to_hf(arguments.source, partial, context.registry, dtype, arguments.tokenizer, arguments.inference)
+            step = to_hf(arguments.source, partial, context.registry, dtype, arguments.tokenizer, arguments.inference)
     print(f"wrote {target}")
+    if repository is not None:
+        print(f"pushed {repository.push(target, f'step {step}')}")
     if foreign is not None and foreign.left_out:
         shown = (name if number == 1 else f"{name} ({number} entries)" for name, number in foreign.left_out.items())
         print(f"not imported: {', '.join(shown)}")
     return 0
+
+
+def _repository(name: str | None) -> HubRepository | None:
+    """Return the repository on the hub to push to, if any.
+
+    Raises:
+        UserError: nothing can be pushed to it.
+    """
+    if name is None:
+        return None
+    from titan_ckpt.foreign.hub_push import HubRepository
+
+    if not re.fullmatch(HUB_NAME, name):
+        raise UserError.one(f"--push {name}", "is not the name of a repository", "write it as OWNER/NAME")
+    return HubRepository(name, "--push")
 
 
 def _require_options_apply(context: CommandContext, kind: str) -> None:
@@ -73,7 +99,7 @@ def _require_options_apply(context: CommandContext, kind: str) -> None:
     elif other := [override.key for override in context.overrides if not override.key.startswith("model.")]:
         wrong += [f"--{key}" for key in other]
     if arguments["to"] == "dcp":
-        wrong += [f"--{key}" for key in ("tokenizer", "inference") if arguments[key]]
+        wrong += [f"--{key}" for key in ("tokenizer", "inference", "push") if arguments[key]]
     if wrong:
         raise UserError.one(wrong[0], f"has no effect on the conversion of {_SHOWN[kind]}", "leave it out")
 

@@ -52,8 +52,8 @@ def to_hf(
     dtype: torch.dtype | None,
     tokenizer: str | None,
     inference: bool = False,
-) -> None:
-    """Convert a Titan checkpoint to a folder that ``transformers`` loads.
+) -> int:
+    """Convert a Titan checkpoint to a folder that ``transformers`` loads. Return the checkpoint's step.
 
     Args:
         inference: whether to leave out what only training uses (:attr:`titan_core.api.Model.training_only`).
@@ -102,6 +102,7 @@ def to_hf(
     warn_without_end_id({**config, **generation})
     _export_tokenizer(found, tokenizer, target, registry)
     write_card(target, manifest)
+    return manifest.step
 
 
 def hf_tensors(model: Model, args: BaseModel, stored: Mapping[str, str]) -> tuple[WeightFormat, Sequence[ForeignTensor]]:

@@ -22,19 +22,20 @@ _WARNING = "titan: warning: "
 
 
 class ExportProcess:
-    """Runs ``titan checkpoint convert``, with the lowest priority and one thread, on no GPU. The process ends with this one,
-    and with the thread that starts it."""
+    """Runs ``titan checkpoint convert``, which also pushes the export, with the lowest priority and one thread, on no GPU.
+    The process ends with this one, and with the thread that starts it."""
 
-    def __init__(self, step: int, checkpoint: Folder, target: Path, dtype: str) -> None:
+    def __init__(self, step: int, checkpoint: Folder, target: Path, dtype: str, push: str | None) -> None:
         """Start the process.
 
         Args:
             step: step of the checkpoint.
             dtype: data type of the exported weights.
+            push: repository on the hub to push the complete export to, if any.
         """
         self.step, self.checkpoint = step, checkpoint
         command = python("-m", "titan_core", "checkpoint", "convert", str(checkpoint), str(target))
-        command += ["--to", "hf", "--dtype", dtype]
+        command += ["--to", "hf", "--dtype", dtype, *(() if push is None else ("--push", push))]
         own = {name: value for name, value in os.environ.items() if name not in _OF_RANKS}
         own |= {**environment_of_child(), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
@@ -63,8 +64,8 @@ class ExportProcess:
         return True
 
     def end(self) -> tuple[str, list[str]]:
-        """Kill the process if it is running. Return why there is no export (empty if there is one), and the warnings that
-        the process has printed."""
+        """Kill the process if it is running. Return why there is no export, or why it is not pushed (empty if neither), and
+        the warnings that the process has printed."""
         if self.is_running:
             self._process.kill()
         status = self._process.wait()

@@ -37,10 +37,11 @@ class Exports:
     """Makes one export at a time. If a run saves checkpoints faster than they are exported, the newest is exported next."""
 
     def __init__(self, context: CheckpointContext[CheckpointSection]) -> None:
-        """Make the folder, lock it, and remove what an interrupted export or removal left there.
+        """Make the folder, lock it, and remove what an interrupted export or removal left there. If exports are pushed,
+        require the hub to allow it.
 
         Raises:
-            UserError: the folder cannot be written, or another job is writing there.
+            UserError: the folder cannot be written, another job is writing there, or exports cannot be pushed.
         """
         section = context.section
         self.folder = export_folder(context)
@@ -56,6 +57,11 @@ class Exports:
         except OSError as error:
             why = f"cannot be written: {error.strerror or error}"
             raise UserError.one(where, why, "set it to another location") from None
+        self._push = section.export_push
+        if self._push is not None:
+            from titan_ckpt.foreign.hub_push import HubRepository
+
+            HubRepository(self._push, "checkpoint.export_push").require_access()
 
     @property
     def in_use(self) -> set[int]:
@@ -97,7 +103,7 @@ class Exports:
             (step, checkpoint), self._next = self._next, None
             try:
                 self.discard(step)
-                self._running = ExportProcess(step, checkpoint, self._target(step), self._dtype)
+                self._running = ExportProcess(step, checkpoint, self._target(step), self._dtype, self._push)
             except OSError as error:
                 self._failed(step, error.strerror or str(error))
         return ended
@@ -110,6 +116,12 @@ class Exports:
             while self._running is not None and self._running.wait(deadline and max(0.0, deadline - time.monotonic())):
                 self.advance()
         if self._running is None:
+            return
+        complete = self._target(self._running.step)
+        if self._next is None and complete.exists():
+            self.abandon()
+            upload = f"hf upload {self._push} {quote(str(complete))} ."
+            log.warning("%s is not pushed, because the run was stopped; push it by `%s`", complete, upload)
             return
         self._next = self._next or (self._running.step, self._running.checkpoint)
         step, checkpoint = self._next
@@ -137,13 +149,18 @@ class Exports:
             if warning not in self._warned:  # the same at each checkpoint
                 self._warned.add(warning)
                 log.warning("export of step %d: %s", running.step, warning)
-        if problem:
+        complete = self._target(running.step)
+        if not complete.exists():
             self._failed(running.step, problem)
             return
         if not running.checkpoint.list():  # set aside meanwhile: the run goes back before it
             self.discard(running.step)
             return
-        log.info("exported %s", self._target(running.step))
+        log.info("exported %s", complete)
+        if problem:
+            log.warning("training continues: %s", problem)
+        elif self._push is not None:
+            log.info("pushed step %d to %s", running.step, self._push)
         try:
             self._prune(running.step)
         except OSError as error:
