@@ -11,6 +11,9 @@ MUON, MATRICES, EXCHANGE, NEWTON_SCHULZ = (f"optim/{name}.py" for name in ("muon
 
 AVERAGES_TESTS = "tests/optim/test_averages.py"
 AVERAGES = "optim/averages.py"
+ON_HOST = "optim/averages_on_host.py"
+AVERAGES_ON_MESHES = "tests/integration/test_averages.py"
+AVERAGES_ON_CUDA = f"{AVERAGES_TESTS}::test_streams_wait_for_each_other"
 MUP, MUP_RULES, MUP_TESTS = "optim/mup.py", "optim/mup_rules.py", ("tests/optim/test_mup.py",)
 PHASES, PHASES_CONFIG, PHASES_TESTS = "optim/lr_phases.py", "optim/lr_phases_config.py", ("tests/optim/test_lr_phases.py",)
 
@@ -21,6 +24,14 @@ MUTANTS = (
     Mutant("averages-of-every-step", AVERAGES, " or after % self._section.freq", "", (AVERAGES_TESTS,)),
     Mutant("averages-of-skipped-steps", AVERAGES, "torch.as_tensor(~report.skipped if isinstance(report.skipped, Tensor) else True, device=self._states.device)", "torch.as_tensor(True, device=self._states.device)", (AVERAGES_TESTS,)),
     Mutant("averages-in-narrow-types", AVERAGES, "torch.promote_types(tensor.dtype, torch.float32)", "tensor.dtype", (AVERAGES_TESTS,)),
+    Mutant("averages-on-the-device-after-all", AVERAGES, "        if context.section.enable_cpu_offload:\n", "        if False:\n", (f"{AVERAGES_ON_MESHES}::test_averages_on_the_host_take_none_of_the_devices_memory", AVERAGES_TESTS)),
+    Mutant("averages-on-the-host-of-changed-buffers", AVERAGES, "newest if isinstance(tensor, nn.Parameter) else newest.clone()", "newest", (AVERAGES_TESTS,)),
+    Mutant("averages-on-the-host-in-narrow-pieces", ON_HOST, "moved.lerp_(piece.to(average.dtype), by)", "moved.mul_(1 - by).add_(piece * by)", (AVERAGES_TESTS,)),
+    Mutant("averages-on-the-host-one-piece-only", ON_HOST, "                kept.copy_(moved, non_blocking=self._pinned)\n", "                kept.copy_(moved, non_blocking=self._pinned)\n                break\n", (AVERAGES_TESTS,)),
+    Mutant("averages-of-memory-in-use-again", ON_HOST, "self._used = [weight, *(newest for _, newest in pairs)]", "self._used = []", (AVERAGES_TESTS,)),
+    Mutant("averages-on-the-host-read-too-early", ON_HOST, "            self._done.synchronize()\n", "            pass\n", (AVERAGES_ON_CUDA,)),
+    Mutant("averages-of-weights-that-change", ON_HOST, "wait_event(self._done)", "wait_event(self)", (AVERAGES_ON_CUDA,)),
+    Mutant("averages-taken-before-the-update", ON_HOST, "        self._stream.wait_stream(torch.cuda.current_stream(self._device))\n", "", (AVERAGES_ON_CUDA,)),
     Mutant("averages-without-buffers", AVERAGES, "if name in kept and one.is_floating_point()", "if False", (AVERAGES_TESTS,)),
     Mutant("averages-stay-in-the-model", AVERAGES, "            self._replace(kept)\n", "            pass\n", (AVERAGES_TESTS,)),
     Mutant("averages-with-outdated-scales", AVERAGES, "                recompute()\n", "                pass\n", (AVERAGES_TESTS,)),

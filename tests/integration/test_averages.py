@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.fake_cuda import FakeCuda
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, RunRecord, run_recipe, whole
 from harness.meshes import CP, DR, PP, TP
@@ -18,6 +19,7 @@ from titan_ckpt.format.catalogue import pick
 from titan_ckpt.format.chunks import read_whole
 from titan_core.api import UserError, hookimpl
 from titan_core.cli.main import main
+from titan_simulate.engine.result import Owner
 
 MESHES: dict[str, tuple[int, dict[str, object]]] = {
     "FSDP 2": (2, {}),
@@ -36,6 +38,7 @@ ON: dict[str, object] = {
     "averages.freq": FREQ,
     "checkpoint.keep_latest_k": 0,
 }
+HOST: dict[str, object] = {"averages.enable_cpu_offload": "true"}
 VALIDATED: dict[str, object] = {
     "validation.enable": "true",
     "validation.freq": 4,
@@ -114,6 +117,23 @@ def test_the_mean_of_states(gloo: GlooPool, tmp_path: Path) -> None:
     settings = {**ON, "averages.kind": "mean", "averages.decay": 0.999}
     _, steps, averages = on_ranks(gloo, 1, tmp_path, settings)
     require_averages(averages, by_hand(steps, "mean"))
+
+
+@pytest.mark.parametrize("name", rows(MESHES, quick=("FSDP 2",), full=("FSDP 2", "TP 2", "PP 2")))
+def test_averages_on_the_host_are_those_on_the_device(gloo: GlooPool, tmp_path: Path, name: str) -> None:
+    """Bit for bit; also their validation, and also in a run that puts them there when it resumes, and back."""
+    ranks, mesh = MESHES[name]
+    settings = {**ON, **VALIDATED, **mesh}
+    found = {}
+    for folder, stops in {"device": {8: {}}, "host": {3: HOST, 6: {}, 8: HOST}}.items():
+        for step, where in stops.items():
+            results = gloo.run(ranks, trained, str(tmp_path), {
+                **settings, **where, "training.stop_at_step": step, "job.dump_folder": folder
+            })  # fmt: skip
+        found[folder] = [(record.losses[-2:], record.named_validation[8, "averaged"], of) for record, _, of in results]
+    for (losses, validated, device), (same_losses, same, host) in zip(*found.values(), strict=True):
+        assert (losses, validated) == (same_losses, same)
+        assert device.keys() == host.keys() and all(torch.equal(device[key], host[key]) for key in device)
 
 
 @pytest.mark.full
@@ -213,11 +233,26 @@ def stored(path: str) -> dict[str, Tensor]:
             {**VALIDATED, "validation.dataset": "", "validation.sets": '[{name = "averaged", dataset = "stdlib"}]'},
             "validation.sets: a set has the name 'averaged'",
         ),
+        (
+            {**HOST, "training.enable_cpu_offload": "true"},
+            "averages.enable_cpu_offload = true: has no effect with training.enable_cpu_offload",
+        ),
         ({"averages.kind": "mean"}, 'averages.decay = 0.6: has no effect on averages.kind = "mean"'),
     ],
-    ids=["too late", "a name that is taken", "decay of a mean"],
+    ids=["too late", "a name that is taken", "on the host already", "decay of a mean"],
 )
 def test_settings_without_effect_are_refused(in_tmp: Path, settings: dict[str, object], says: str) -> None:
     with pytest.raises(UserError) as caught:
         run_in(str(in_tmp), {**ON, **settings})
     assert says in str(caught.value)
+
+
+def test_averages_on_the_host_take_none_of_the_devices_memory(fake_cuda: FakeCuda) -> None:
+    """On fake CUDA tensors, with two ranks. The host waits for the device in no step, after the first."""
+    off: dict[str, object] = {"training.steps": 3, "metrics.log_freq": 10}
+    on = {**off, "averages.kind": "exponential"}
+    none, device, host = (fake_cuda.train("llama3_debug", {**off, **one}, world_size=2) for one in ({}, on, {**on, **HOST}))
+    kept = [sum(one.resident.values()) for one in (none, device, host)]
+    parameters = none.resident[Owner.PARAMETERS]
+    assert kept[1] - kept[0] >= parameters and kept[2] - kept[0] <= 1024  # the number of states
+    assert (none.on_host, device.on_host) == (0, 0) and host.on_host >= parameters

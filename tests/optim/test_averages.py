@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 from harness.tiny_parts import CPU, tiny
 from titan_core.api import ModelPart, StepReport, ValidationReport
+from titan_optim import averages_on_host
 from titan_optim.averages import AveragedWeights
 from titan_optim.config import AveragesSection
 
@@ -109,8 +112,9 @@ class Validations:
         self.seen.append(self._weight[0, 0].item())
 
 
-def test_averages_are_in_the_model_while_they_are_validated(part: ModelPart) -> None:
-    averages = averages_of(part)
+@pytest.mark.parametrize("offload", [False, True], ids=["device", "host"])
+def test_averages_are_in_the_model_while_they_are_validated(part: ModelPart, offload: bool) -> None:
+    averages = averages_of(part, enable_cpu_offload=offload)
     validations = Validations(part, averages)
     averages.titan_validation_end(VALIDATION)
     assert validations.names == []  # nothing is averaged yet
@@ -129,3 +133,104 @@ def test_validation_of_averages_can_be_switched_off(part: ModelPart) -> None:
     step(averages, part, 1)
     averages.titan_validation_end(VALIDATION)
     assert validations.names == []
+
+
+@pytest.mark.parametrize("kind", ["exponential", "mean"])
+def test_averages_on_the_host_have_the_same_values(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces, of which the last is smaller; also of a weight that is not contiguous, and without elements."""
+    monkeypatch.setattr(averages_on_host, "ELEMENTS", 16)
+    part = tiny(n_layers=1)
+    generator = torch.Generator().manual_seed(1)
+    wide = nn.Parameter(torch.zeros(4, 9).t())
+    assert not wide.is_contiguous()
+    part.module.get_submodule("tok_embeddings").weight = wide
+    part.module.register_buffer("bias", torch.ones(3))
+    part.module.register_buffer("none", torch.ones(0))
+    settings = {"kind": kind} | ({"decay": 0.75} if kind == "exponential" else {})
+    both = []
+    for offload in (False, True):
+        context: Any = SimpleNamespace(
+            section=AveragesSection(**settings, enable_cpu_offload=offload),
+            device=CPU,
+            job=JOB,  # type: ignore[arg-type]
+        )
+        both.append(AveragedWeights([part], context))
+    for number in range(1, 6):
+        for parameter in part.module.parameters():
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator))
+        part.module.get_buffer("bias").fill_(number / 3)
+        for one in both:
+            one.titan_step_end(replace(REPORT, step=number, skipped=torch.tensor(number == 3)))
+            one.titan_before_update()
+    device, host = (one.titan_state_tensors() for one in both)
+    assert device.keys() == host.keys()
+    assert all(torch.equal(device[name], host[name]) for name in device)
+    assert device["averaged_weights.states"] == 4 and device[f"averaged_weights.{WEIGHT}"].any()
+
+
+def test_a_buffer_may_change_while_averages_on_the_host_are_taken(part: ModelPart, monkeypatch: pytest.MonkeyPatch) -> None:
+    averages = averages_of(part, enable_cpu_offload=True)
+    taken: list[tuple[Tensor, Tensor]] = []
+    assert averages._host is not None
+    monkeypatch.setattr(averages._host, "take", lambda pairs, weight: taken.extend(pairs))
+    step(averages, part, 1)
+    part.module.get_buffer("bias").fill_(9.0)
+    part.module.get_parameter(WEIGHT).data.fill_(7.0)
+    values = {newest.flatten()[0].item() for _, newest in taken if newest.numel()}
+    assert 9.0 not in values and 7.0 in values  # parameters are not copied: the next update waits
+
+
+class Log:
+    """Stands in for ``torch.cuda``, its streams and its events: writes down who waits for whom."""
+
+    def __init__(self, name: str, lines: list[str]) -> None:
+        self._name, self._lines = name, lines
+
+    def Stream(self, device: torch.device) -> Log:
+        return Log("averages", self._lines)
+
+    def current_stream(self, device: torch.device) -> Log:
+        return Log("training", self._lines)
+
+    def stream(self, stream: Log) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def wait_stream(self, other: Log) -> None:
+        self._lines.append(f"{self._name} waits for {other._name}")
+
+    def wait_event(self, event: Log) -> None:
+        self._lines.append(f"{self._name} waits for {event._name}")
+
+    def record_event(self) -> Log:
+        return Log("the averages", self._lines)
+
+    def synchronize(self) -> None:
+        self._lines.append(f"the host waits for {self._name}")
+
+
+def test_streams_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(torch, "cuda", Log("cuda", lines))
+    host = averages_on_host.HostAverages(torch.device("cuda", 0))
+    host.before_change()
+    host.finish()
+    assert lines == []  # nothing to wait for yet
+    monkeypatch.setattr(host, "_take", lambda pairs, weight: lines.append("taken"))
+    host.take([(ZERO, ZERO)], ZERO)
+    host.before_change()
+    host.finish()
+    assert lines == [
+        "averages waits for training", "taken", "training waits for the averages", "the host waits for the averages"
+    ]  # fmt: skip
+
+
+def test_the_memory_of_what_is_averaged_is_kept_until_it_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The allocator would give it to the training stream again, while the other one reads."""
+    host = averages_on_host.HostAverages(CPU)
+    newest = torch.ones(3)
+    gone = weakref.ref(newest)
+    host.take([(torch.zeros(3), newest)], torch.tensor(0.5))
+    del newest
+    assert gone() is not None
+    host.before_change()
+    assert gone() is None

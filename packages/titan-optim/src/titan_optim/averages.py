@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from titan_core.api import Job, ModelPart, Run, StepReport, TrainingContext, ValidationReport, hookimpl, matches
 from titan_core.toolkit.jobs import AssembledJob
 from titan_core.toolkit.sections import TrainingSection
 from titan_optim.config import AVERAGED, AveragesSection
+
+if TYPE_CHECKING:
+    from titan_optim.averages_on_host import HostAverages
 
 PREFIX = "averaged_weights"
 """Prefix of the averages' names in checkpoints: ``averaged_weights.PARAMETER``."""
@@ -32,8 +36,13 @@ class AveragedWeights:
     def __init__(self, parts: Sequence[ModelPart], context: TrainingContext[AveragesSection]) -> None:
         self._section, self._parts = context.section, parts
         self._tensors = dict(named for part in parts for named in averaged_tensors(part, context.job))
+        self._host: HostAverages | None = None
+        if context.section.enable_cpu_offload:
+            from titan_optim.averages_on_host import HostAverages
+
+            self._host = HostAverages(context.device)
         # A weight's average means nothing before the first state, whose weight is 1.
-        self._averages = {name: _zeros_like(tensor) for name, tensor in self._tensors.items()}
+        self._averages = {name: self._zeros_like(tensor.detach()) for name, tensor in self._tensors.items()}
         self._states = torch.zeros((), dtype=torch.int64, device=context.device)
         self._run: Run | None = None
 
@@ -44,9 +53,17 @@ class AveragedWeights:
 
     @hookimpl
     def titan_state_tensors(self) -> dict[str, Tensor]:
-        """Return the averages, and how many states are in them."""
+        """Return the averages, complete, and how many states are in them."""
+        if self._host is not None:
+            self._host.finish()
         named = {f"{PREFIX}.{name}": average for name, average in self._averages.items()}
         return {**named, STATES: self._states}
+
+    @hookimpl
+    def titan_before_update(self) -> None:
+        """Let averages on the host be taken from weights that have not changed."""
+        if self._host is not None:
+            self._host.before_change()
 
     @hookimpl(trylast=True)  # after observers that change buffers
     @torch.no_grad()
@@ -58,6 +75,9 @@ class AveragedWeights:
         taken = torch.as_tensor(~report.skipped if isinstance(report.skipped, Tensor) else True, device=self._states.device)
         self._states += taken
         weight = taken * self._weight_of_newest()
+        if self._host is not None:
+            self._host.take(self._pairs(), weight)
+            return
         for name, tensor in self._tensors.items():
             average, newest = _local(self._averages[name]), _local(tensor.detach())
             average.lerp_(newest.to(average.dtype), weight.to(average.device, average.dtype))
@@ -71,6 +91,12 @@ class AveragedWeights:
         with self._averages_in_the_model():
             self._run.validate(AVERAGED)
 
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each average and the newest value: a copy of a buffer, which the next forward pass may change."""
+        for name, tensor in self._tensors.items():
+            newest = _local(tensor.detach())
+            yield _local(self._averages[name]), newest if isinstance(tensor, nn.Parameter) else newest.clone()
+
     def _weight_of_newest(self) -> Tensor:
         """Return the weight of the newest state in the averages, 0-d fp64."""
         states = self._states.double()
@@ -80,18 +106,26 @@ class AveragedWeights:
 
     @contextmanager
     def _averages_in_the_model(self) -> Iterator[None]:
-        """Give the model its averaged weights inside the context. Meanwhile each rank holds a copy of its shards."""
-        kept = {name: _local(tensor.detach()).clone() for name, tensor in self._tensors.items()}
+        """Give the model its averaged weights inside the context. Meanwhile each rank holds a copy of its shards, where the
+        averages are."""
+        if self._host is not None:
+            self._host.before_change()
+        copy = torch.clone if self._host is None else self._host.copy
+        kept = {name: copy(_local(tensor.detach())) for name, tensor in self._tensors.items()}
         self._replace({name: _local(average) for name, average in self._averages.items()})
         try:
             yield
         finally:
             self._replace(kept)
 
+    def _zeros_like(self, tensor: Tensor) -> Tensor:
+        dtype = torch.promote_types(tensor.dtype, torch.float32)
+        return torch.zeros_like(tensor, dtype=dtype) if self._host is None else self._host.zeros_like(tensor, dtype)
+
     @torch.no_grad()
     def _replace(self, values: dict[str, Tensor]) -> None:
         for name, tensor in self._tensors.items():
-            _local(tensor.detach()).copy_(values[name])
+            _local(tensor.detach()).copy_(values[name], non_blocking=True)
         for part in self._parts:
             for recompute in part.weights_changed:
                 recompute()
@@ -108,10 +142,6 @@ def averaged_tensors(part: ModelPart, job: Job) -> Iterator[tuple[str, Tensor]]:
             yield name, parameter
     kept = part.module.state_dict().keys()
     yield from ((name, one) for name, one in part.module.named_buffers() if name in kept and one.is_floating_point())
-
-
-def _zeros_like(tensor: Tensor) -> Tensor:
-    return torch.zeros_like(tensor.detach(), dtype=torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -22,3 +22,6 @@ def check(context: JobContext[AveragesSection]) -> Iterator[Problem]:
     if section.kind == "mean" and section.decay != DECAY:
         why = 'has no effect on averages.kind = "mean", in which all states have the same weight'
         yield Problem(f"averages.decay = {section.decay}", why, 'remove it, or set averages.kind = "exponential"')
+    if section.enable_cpu_offload and context.job.section(TrainingSection).enable_cpu_offload:
+        why = "has no effect with training.enable_cpu_offload: the weights, and so their averages, are on the host already"
+        yield Problem("averages.enable_cpu_offload = true", why, "remove it")

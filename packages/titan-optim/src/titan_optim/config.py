@@ -56,7 +56,7 @@ class MuonSection(Section):
 
 class AveragesSection(Section):
     section: ClassVar[str] = "averages"
-    may_change: ClassVar[tuple[str, ...]] = ("validate_averages",)
+    may_change: ClassVar[tuple[str, ...]] = ("validate_averages", "enable_cpu_offload")
 
     kind: Literal["none", "exponential", "mean"] = "none"
     """Keep averages of the weights: "exponential", in which newer states weigh more, or the "mean" of all states. They are
@@ -69,6 +69,9 @@ class AveragesSection(Section):
     """The first step whose weights are averaged."""
     validate_averages: bool = True
     """Also measure the validation loss of the averages, whenever validation is due."""
+    enable_cpu_offload: bool = False
+    """Keep the averages in the memory of the host instead of the device's. They have the same values; each time that they
+    are taken, they go to the device and back, beside the next step."""
 
 
 class MuPSection(Section):
