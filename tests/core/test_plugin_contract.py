@@ -329,6 +329,7 @@ NONSENSE: list[tuple[str, Any, str]] = [
     ("Transform.checks.model", ["words"], "found 'words'"),
     ("Transform.planning.choices", {"key": "text"}, "must return a mapping from config keys to lists of values"),
     ("Transform.planning.costs", Costs(kept=float("nan")), "returned kept = nan"),
+    ("Transform.planning.costs", Costs(after_update_every=0), "must return after_update_every of at least 1"),
     ("Transform.planning.costs", Costs(pipeline=PipelineCosts(stages=(), rank_of=(), microbatch_size=1, microbatches=1,
                                                               alive=(-1.0,), idle=0.0)), r"returned alive = \(-1.0,\)"),
     ("Transform.steps.runner", Bare(), "has no '__call__'; it must return a StepRunner"),

@@ -55,3 +55,14 @@ def test_iterations_take_as_many_operations(shape: tuple[int, int]) -> None:
     assert counter.get_total_flops() == iteration_flops(*shape, steps=5)
     said = costs_of("Muon").matrix_flops
     assert said is not None and said(*shape) == iteration_flops(*shape, steps=5)
+
+
+@pytest.mark.parametrize(("offload", "expected"), [("false", (12.0, 0.0, 10)), ("true", (20.0, 8.0, 10))])
+def test_averages_read_weights_and_themselves(offload: str, expected: tuple[float, float, int]) -> None:
+    """And write themselves, 4 bytes each; those on the host are copied to the device and back besides."""
+    settings = {"averages.kind": "mean", "averages.freq": 10, "averages.enable_cpu_offload": offload}
+    job = make_job("tiny", settings)
+    transform = next(one for one in job.transforms if one.name == "averaged_weights")
+    assert transform.planning.costs is not None
+    costs = transform.planning.costs.load()(transform.context(job))
+    assert (costs.after_update_traffic, costs.after_update_copies, costs.after_update_every) == expected

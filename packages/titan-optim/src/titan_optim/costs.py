@@ -1,11 +1,11 @@
-"""What the optimizers cost, for planning. Free of torch."""
+"""What the optimizers and averages of weights cost, for planning. Free of torch."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from titan_core.api import JobContext, OptimizerCosts
-from titan_optim.config import MuonSection
+from titan_core.api import Costs, JobContext, OptimizerCosts
+from titan_optim.config import AveragesSection, MuonSection
 
 
 def of_muon(context: JobContext[MuonSection]) -> OptimizerCosts:
@@ -21,6 +21,17 @@ def of_muon(context: JobContext[MuonSection]) -> OptimizerCosts:
         exchanged_bytes=2 * width,  # shards of momentum, and of updates
         workspace_bytes=section.buffer_mib * 2**20 * 4 * width / 4,  # a matrix, its next value and two products
         blocks_alike=False,
+    )
+
+
+def of_averages(context: JobContext[AveragesSection]) -> Costs:
+    """Return the costs of averages in fp32 of weights in fp32. On the host, they are written to the device, taken there, and
+    read again."""
+    offload = context.section.enable_cpu_offload
+    return Costs(
+        after_update_traffic=20.0 if offload else 12.0,
+        after_update_copies=8.0 if offload else 0.0,
+        after_update_every=context.section.freq,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from titan_core.api import Checks, Command, LRSchedule, Optimizer, Phase, Ref, StepUse, Transform, hookimpl
+from titan_core.api import Checks, Command, LRSchedule, Optimizer, Phase, Planning, Ref, StepUse, Transform, hookimpl
 from titan_optim.config import MUP_OPTIMIZER, AveragesSection, MuonSection, MuPSection
 from titan_optim.lr_phases_config import NAME, LRPhasesSection
 
@@ -95,6 +95,7 @@ def titan_parallelisms() -> list[Transform]:
             phase=Phase.DATA,
             active=lambda context: context.section.kind != "none",
             check=Ref("titan_optim.averages_check:check"),
+            planning=Planning(costs=Ref("titan_optim.costs:of_averages")),
             steps=StepUse(observer=Ref("titan_optim.averages:AveragedWeights")),
         ),
     ]

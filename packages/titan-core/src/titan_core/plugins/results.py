@@ -316,6 +316,7 @@ def _costs(origin: CodeOrigin, result: Any) -> Any:
             ]
             if wrong:
                 raise WrongResult(f"returned {field.name} = {shown(value)}; it must be finite, and at least 0")
+    require(result.after_update_every >= 1, result.after_update_every, "return after_update_every of at least 1")
     return result
 
 

@@ -155,7 +155,8 @@ class SimulatedRank:
     resident: Mapping[Owner, int]
     """Bytes between steps, by owner: parameters, buffers, optimizer state."""
     on_host: int
-    """Largest number of bytes that this rank keeps on the host for its model: offloaded parameters and optimizer state."""
+    """Largest number of bytes that this rank keeps on the host for its model: offloaded parameters, optimizer state,
+    averages."""
     allocations: AllocationTrace = AllocationTrace()
     """From the start to the end of the last step."""
 

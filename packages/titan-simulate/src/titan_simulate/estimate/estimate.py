@@ -9,17 +9,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from titan_core.api import ModelLayout, PipelineCosts, UserError, matches
+from titan_core.api import Costs, ModelLayout, PipelineCosts, UserError, matches
 from titan_core.toolkit.jobs import AssembledJob
 from titan_simulate.costs import ADAMW, costs_of, costs_of_optimizer
 from titan_simulate.engine import forks
 from titan_simulate.engine.result import Owner
 from titan_simulate.engine.simulate import Train
 from titan_simulate.engine.stub_libraries import Device
+from titan_simulate.estimate.after_update import seconds_after_update
 from titan_simulate.estimate.assumptions import assumptions_of
-from titan_simulate.estimate.figures import ONCE, figures_of
+from titan_simulate.estimate.figures import MICROBATCHES, ONCE, figures_of
 from titan_simulate.estimate.frozen import frozen_parameters
 from titan_simulate.estimate.imbalance import busiest
+from titan_simulate.estimate.job_memory import FP32
 from titan_simulate.estimate.pipeline import Order, PipelineTime, Stage, run, stage_times
 from titan_simulate.estimate.reserved import memory_need
 from titan_simulate.estimate.roofline import send_seconds
@@ -86,7 +88,7 @@ class Estimate:
     at_peak: Mapping[str, float]
     """GiB by the module that allocated it, blocks together; largest first."""
     host_gib: float
-    """Memory of the host that a rank's offloaded parameters and optimizer state take."""
+    """Memory of the host that a rank's offloaded parameters, optimizer state and averages take."""
     step_seconds: float
     tokens_per_second_per_gpu: float
     mfu: float
@@ -159,7 +161,7 @@ def estimate(
     fixed = any(one.exchanged_rows is not None for one in costs)
     worst = partial(busiest, job=job, imbalance=imbalance, fixed=fixed)
     found = {rank: _Extended(pair, machine, scale, overlaps, worst) for rank, pair in of_rank.items()}
-    return _combined(job, pipeline, found, machine, few, more, imbalance)
+    return _combined(job, pipeline, costs, found, machine, few, more, imbalance)
 
 
 def _period(layout: ModelLayout, frozen: Collection[str]) -> int:
@@ -242,6 +244,7 @@ class _Extended:
         self.bytes += kept
         self.owners[Owner.COMMUNICATION] = self.owners.get(Owner.COMMUNICATION, 0.0) + kept
         self.need = memory_need(samples, machine, self.bytes, self._share)
+        self.elements = self._extend(*({"all": one.found.resident[Owner.PARAMETERS]} for one in (few, more)))["all"] / FP32
         self.on_host = self._extend({"host": few.found.on_host}, {"host": more.found.on_host})["host"]
 
     def _extend(self, few: Any, more: Any) -> Any:
@@ -281,13 +284,18 @@ def _together(module: str) -> str:
 
 
 def _combined(
-    job: AssembledJob, costs: PipelineCosts | None, found: Mapping[int, _Extended], machine: Machine,
-    few: int | None, more: int | None, imbalance: float,
+    job: AssembledJob, costs: PipelineCosts | None, transforms: Sequence[Costs], found: Mapping[int, _Extended],
+    machine: Machine, few: int | None, more: int | None, imbalance: float,
 ) -> Estimate:  # fmt: skip
     first = found[min(found)]
     worst = max(found.values(), key=lambda one: one.need.bytes)
     pipeline = _pipeline(job, costs, found, machine)
     step = first.seconds if pipeline is None else pipeline.seconds + max(one.sections[ONCE] for one in found.values())
+    trained = 1 - sum(frozen_parameters(job).values()) / job.model.num_params
+    step += max(
+        seconds_after_update(transforms, one.elements * trained, one.sections[MICROBATCHES], machine)
+        for one in found.values()
+    )
     batch, size = job.batch, job.mesh.world_size
     tokens = batch.tokens_per_step / step / size
     flops = job.flops_per_token

@@ -64,6 +64,14 @@ class Costs:
     """Whether parameters that data parallelism shards stay gathered from forward to backward, on all blocks."""
     gradients_stay: bool = False
     """Whether the gradients of all microbatches are summed before data parallelism reduces them."""
+    after_update_traffic: float = 0.0
+    """Bytes of the device's memory that are read and written after an update, for each element of a trained parameter on a
+    rank."""
+    after_update_copies: float = 0.0
+    """Bytes that are copied between host and device after an update, for each of these elements. Copies, and the traffic of
+    a transform that has some, run beside the next step, and only the next update waits for them."""
+    after_update_every: int = 1
+    """After every how many updates that happens."""
     pipeline: PipelineCosts | None = None
     """Set by the transform of a dimension that divides the layers."""
 
