@@ -242,7 +242,7 @@ def test_the_command_pushes_what_it_writes(hub: FakeHub, capsys: pytest.CaptureF
     printed = capsys.readouterr()
     assert printed.out.startswith(f"wrote exported\npushed {hub.url}/{NAME}/commit/") and TOKEN not in printed.err
     assert hub.repositories[NAME] == contents(Path("exported"))
-    assert hub.uploads.commits[0].message == "step 2"
+    assert hub.uploads.commits[0].message == "step 2" and hub.uploads.private == {NAME: True}
     hub.uploads.faults = [Fault("commit/main", 403)]
     assert main([*convert, "again", "--dtype", "bfloat16", "--push", NAME]) == 2
     assert "titan: error: again: is not pushed to me/my-model" in capsys.readouterr().err and Path("again").exists()
