@@ -16,6 +16,13 @@ ORDERS, SHUFFLED, REPLAY = "core/api/data/orders.py", "core/api/data/shuffled.py
 DOCUMENTS, STEPS = "data/books/documents.py", "data/books/steps.py"
 RUN, FILES = "data/books/recorded_run.py", "data/file_documents.py"
 
+LOSSES, LOSS_TESTS = "data/books/losses.py", "tests/integration/test_document_losses.py"
+BY_HAND, OF_TRAINING = (
+    f"{LOSS_TESTS}::test_each_loss_is_that_of_plain_torch",
+    f"{LOSS_TESTS}::test_the_mean_is_the_loss_of_training",
+)
+NO_WEIGHTS = f"{LOSS_TESTS}::test_without_weights_there_is_one_error"
+
 MUTANTS = (
     Mutant("parts-begin-at-the-first-token", TOKENS, "UsedTokens(self._read, used.start, len(piece))", "UsedTokens(self._read, 0, len(piece))", (TRACED,)),
     Mutant("parts-have-the-epoch-of-the-beginning", TOKENS, "ReadDocument(self._epoch, place_of", "ReadDocument(0, place_of", (TRACED,)),
@@ -45,4 +52,15 @@ MUTANTS = (
     Mutant("one-of-two-files", "data/places.py", "if len(ending) == 1 else None", "if ending else None", (PLACES,)),
     Mutant("blank-lines-uncounted", "data/json_lines.py", "return document + 1 + self._blank_before(file, document)", "return document + 1", (STEP,)),
     Mutant("positions-of-later-steps", "ckpt/data_positions.py", "if one <= step", "if one <= step + 1", (STEP,)),
+    Mutant("losses-of-inputs", LOSSES, "slice(max(first - 1 - begin, 0), min(max(end - 1 - begin, 0), positions))", "slice(max(first - begin, 0), min(max(end - begin, 0), positions))", (BY_HAND,)),
+    Mutant("losses-of-the-first-chunk", LOSSES, "begin, positions = 0 if batch.columns is None else int(batch.columns[0, 0])", "begin, positions = 0", (OF_TRAINING,)),
+    Mutant("losses-of-one-sequence", LOSSES, "self._of_rows.get(row, ())", "self._of_rows.get(index, ())", (OF_TRAINING,)),
+    Mutant("losses-of-the-whole-row", LOSSES, "logits[index : index + 1, chosen], one, vocabulary", "logits[:1, chosen], one, vocabulary", (BY_HAND,)),
+    Mutant("losses-without-dropout", LOSSES, "    part.module.train()  # for", "    pass  # for", (f"{LOSS_TESTS}::test_dropout_is_that_of_the_step",)),
+    Mutant("losses-with-the-next-weights", RUN, "context(job), step - 1)", "context(job), step)", (OF_TRAINING, NO_WEIGHTS)),
+    Mutant("losses-of-the-stage-before", LOSSES, '{**stored.sections["model"], "args": args}', '{**stored.sections["model"]}', (f"{LOSS_TESTS}::test_stages_with_other_arguments_of_the_model",)),
+    Mutant("losses-on-the-runs-mesh", LOSSES, "sections[name][key] = 1", "pass", (f"{LOSS_TESTS}::test_a_run_of_several_ranks",)),
+    Mutant("losses-of-whole-sequences", LOSSES, "if not part.objective.per_position:", "if False:", (f"{LOSS_TESTS}::test_an_objective_of_whole_sequences_is_refused",)),
+    Mutant("losses-with-a-frozen-model", LOSSES, "if job.objective.frozen is not None:", "if False:", ("tests/integration/test_preferences_example.py::test_its_documents_have_no_losses",)),
+    Mutant("replayed-batches-without-masks", REPLAY, "batch_of(self._spec, [rows], self._document_mask)", "batch_of(self._spec, [rows], False)", (BY_HAND, OF_TRAINING)),
 )  # fmt: skip

@@ -95,7 +95,7 @@ MUTANTS = (
     Mutant("tokens-of-the-copy-seen", TRAIN, "state.tokens_seen += totals.num_targets", "state.tokens_seen = totals.num_targets", (TRAINER + "::test_a_run_from_start_to_end",)),
     Mutant("loss-counted-on-every-tp-rank", "core/loop/losses.py", 'self._first = world.is_first_along("weights")', "self._first = True", (MESH + "[TP]",)),
     Mutant("metrics-of-recomputed-chunks", "core/api/training/metric.py", "if not torch.is_grad_enabled():", "if True:", ("tests/core/test_metrics.py",)),
-    Mutant("values-of-the-next-token", "core/data/loader.py", "numpy.ascontiguousarray(values[:, :-1])", "numpy.ascontiguousarray(values[:, 1:])", ("tests/core/test_extras.py",)),
+    Mutant("values-of-the-next-token", "core/data/batches.py", "numpy.ascontiguousarray(values[:, :-1])", "numpy.ascontiguousarray(values[:, 1:])", ("tests/core/test_extras.py",)),
     Mutant("computed-values-not-compared", "core/model/random_values.py", "if not self._sampled:", "if False:", ("tests/core/test_random_values.py",)),
     Mutant("one-random-number-for-all-calls", "core/model/random_values.py", "calls += 1", "pass", ("tests/core/test_random_values.py",)),
     Mutant("documents-of-one-rank", "core/api/training/batch.py", "return sums if self.sequence_group is None else", "return sums if True else", ("tests/parallel/test_document_objectives.py",)),

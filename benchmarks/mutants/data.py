@@ -17,7 +17,7 @@ PERMUTATION = "tests/core/test_permutation.py"
 PACKING = "tests/core/test_best_fit.py"
 ORDERED = "tests/core/test_orders.py"
 
-LOADER, TOKENS, SHARDS = "core/data/loader.py", "core/data/tokens.py", "core/data/shards.py"
+LOADER, MADE, TOKENS, SHARDS = "core/data/loader.py", "core/data/batches.py", "core/data/tokens.py", "core/data/shards.py"
 BEST_FIT = "core/data/best_fit.py"
 PERMUTED, ORDERS = "core/api/data/permutation.py", "core/api/data/orders.py"
 SHUFFLED, BUFFERED, MIXTURE = "core/api/data/shuffled.py", "core/data/buffered_shuffle.py", "core/data/mixture.py"
@@ -33,10 +33,10 @@ MUTANTS = (
     Mutant("other-weights-accepted", "core/data/streams.py", '            f"dataset.{number}.weight": dataset.weight,\n', "", (IDENTITY,)),
     Mutant("other-seeds-accepted", "core/data/streams.py", '        "training.seed": spec.seed,\n', "", (IDENTITY,)),
     Mutant("other-numbers-of-shards-accepted", "core/data/streams.py", '        SHARDS: spec.plan.logical_shards,\n', "", (IDENTITY,)),
-    Mutant("targets-of-the-next-document", LOADER, "    targets[documents[:, 1:] != documents[:, :-1]] = IGNORE", "    targets[documents[:, 1:] < documents[:, :-1]] = IGNORE", (ORACLE,)),
-    Mutant("targets-shifted-by-nothing", LOADER, "rows[:, 1:].astype(numpy.int64)", "rows[:, :-1].astype(numpy.int64)", (ORACLE,)),
-    Mutant("positions-do-not-begin-anew", LOADER, "positions = numpy.arange(width) - starts", "positions = numpy.arange(width) - 0 * starts", (BATCHES + "::test_document_mask_separates_documents",)),
-    Mutant("short-rows-have-targets", LOADER, "row[max(sum(pieces) - 1, 0) :] = IGNORE", "row[max(sum(pieces), 0) :] = IGNORE", (VALIDATED, BATCHES)),
+    Mutant("targets-of-the-next-document", MADE, "    targets[documents[:, 1:] != documents[:, :-1]] = IGNORE", "    targets[documents[:, 1:] < documents[:, :-1]] = IGNORE", (ORACLE,)),
+    Mutant("targets-shifted-by-nothing", MADE, "rows[:, 1:].astype(numpy.int64)", "rows[:, :-1].astype(numpy.int64)", (ORACLE,)),
+    Mutant("positions-do-not-begin-anew", MADE, "positions = numpy.arange(width) - starts", "positions = numpy.arange(width) - 0 * starts", (BATCHES + "::test_document_mask_separates_documents",)),
+    Mutant("short-rows-have-targets", MADE, "row[max(sum(pieces) - 1, 0) :] = IGNORE", "row[max(sum(pieces), 0) :] = IGNORE", (VALIDATED, BATCHES)),
     Mutant("ranks-own-the-first-shards", LOADER, "range(rank * owned, (rank + 1) * owned)", "range(owned)", (DATA,)),
     Mutant("peeking-consumes", LOADER, "        self._peeked.clear()\n        data, self._positions = step", "        data, self._positions = step", (DATA,)),
     Mutant("positions-of-what-was-read-ahead", LOADER, "        step = self._peeked[0]\n        return step[0] if", "        step = self._peeked[0]\n        self._positions = step[1] if step else None\n        return step[0] if", (DATA,)),

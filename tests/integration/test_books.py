@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from benchmarks.chaos.session import SEQUENCES
 from benchmarks.chaos.trail import trajectory
 from harness import resuming
+from harness.booked_runs import LENGTH, MIXTURE, SETTINGS, error_of, text, write_data
 from harness.fake_hub import folders_for_the_hub
 from harness.gloo_pool import GlooPool
 from harness.hand_read import byte_ids, documents_of, inputs_of, printed, rows_by_hand, text_at
-from harness.jobs import TINY, run_recipe
+from harness.jobs import run_recipe
 from harness.recorded_jobs import Recorded
 from titan_core.api import hookimpl
 from titan_core.cli.invocation import Invocation
@@ -33,42 +32,6 @@ from titan_core.plugins.registry import Components
 from titan_data.books.documents import UsedDocument, documents_of_step
 from titan_data.books.recorded_run import RecordedRun, open_run
 from titan_data.books.steps import steps_of_document
-
-LENGTH = 33
-MIXTURE = (
-    '[{dataset = "json", dataset_path = "lines", weight = 0.6, name = "lines"}, '
-    '{dataset = "parquet", dataset_path = "rows.parquet", weight = 0.4, name = "rows"}]'
-)
-SETTINGS: dict[str, object] = {
-    **TINY,
-    "data.mixture": MIXTURE,
-    "data.on_corrupt": "skip",
-    "data.packing_window": 6,
-    "checkpoint.enable": "true",
-    "checkpoint.interval": 10,
-    "checkpoint.keep_latest_k": 2,
-    "job.device": "cpu",
-    "job.dump_folder": "run",
-    "metrics.enable_console": "false",
-}
-
-
-def text(number: int) -> str:
-    return f"document {number} " + "of some words " * (number * 7 % 6)
-
-
-def write_data(folder: Path) -> None:
-    """Write lines of JSON in two files, some of them blank, empty or corrupt, one of them long; and rows of Parquet."""
-    (folder / "lines").mkdir()
-    lines = [json.dumps({"text": text(number)}) for number in range(24)]
-    lines[3:3] = ["", "   "]
-    lines[9] = json.dumps({"text": ""})
-    lines[12] = "{broken"
-    lines[15] = json.dumps({"text": "a long document " * 20})
-    (folder / "lines/a.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "lines/b.jsonl").write_text("".join(json.dumps({"text": text(number)}) + "\n" for number in range(30, 40)))
-    table = pyarrow.table({"text": [text(number) for number in range(50, 68)]})
-    pyarrow.parquet.write_table(table, folder / "rows.parquet", row_group_size=5)
 
 
 class Stopped(Exception):
@@ -220,15 +183,6 @@ def test_the_books_are_the_same_on_any_mesh(gloo: GlooPool, in_tmp: Path, capsys
     for command, *arguments in (("step", 1), ("step", 7), ("step", 12), ("where", "lines/a.jsonl:16")):
         alone, two = (printed(capsys, "data", command, run, *arguments) for run in ("alone", "divided"))
         assert alone == two and (alone.get("documents") or alone["uses"])
-
-
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """Return the one error of a command."""
-    capsys.readouterr()
-    assert main(list(map(str, arguments))) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("titan: error: ")]
-    assert len(lines) == 1
-    return lines[0]
 
 
 def append(folder: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from harness.jobs import RunRecord, make_job
 from harness.third_party import EXAMPLES, TINY_LLAMA, install, train_with
 from titan_core.api import Batch, Extra, UserError, Vocabulary
 from titan_core.api.training.batch import IGNORE
+from titan_core.cli.main import main
 
 DPO: dict[str, object] = {
     **TINY_LLAMA,
@@ -103,6 +106,25 @@ def test_a_resumed_run_has_the_same_reference(gloo: GlooPool, site: str, one: Ru
     gloo.run(1, train_with, site, str(tmp_path), "llama3_debug", {**saved, "training.stop_at_step": 2})
     ((resumed, _),) = gloo.run(1, train_with, site, str(tmp_path), "llama3_debug", saved)
     assert resumed.losses == one.losses[2:] and resumed.metrics == one.metrics[2:]
+
+
+def errors_of_losses(site: str, folder: str) -> tuple[int, list[str]]:
+    """Train, and ask for the losses of documents. Return the exit status and the errors."""
+    saved = {"checkpoint.enable": "true", "checkpoint.interval": 2, "validation.enable": "false"}
+    train_with(site, folder, "llama3_debug", {**DPO, **saved, "job.dump_folder": "run"})
+    lines = io.StringIO()
+    with pytest.MonkeyPatch.context() as patched, redirect_stderr(lines):
+        patched.syspath_prepend(site)
+        status = main(["data", "step", "run", "3", "--loss"])
+    return status, [line for line in lines.getvalue().splitlines() if line.startswith("titan: error: ")]
+
+
+@pytest.mark.full
+def test_its_documents_have_no_losses(gloo: GlooPool, site: str, tmp_path: Path) -> None:
+    write_pairs(tmp_path)
+    ((status, errors),) = gloo.run(1, errors_of_losses, site, str(tmp_path))
+    assert status == 2 and len(errors) == 1
+    assert 'objective.name = "dpo": compares with a frozen model' in errors[0] and errors[0].endswith("; drop --loss")
 
 
 @pytest.fixture

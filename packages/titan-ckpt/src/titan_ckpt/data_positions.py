@@ -12,7 +12,8 @@ def find_position(context: JobContext[CheckpointSection], step: int) -> SavedPos
     is none. Checkpoints of weights alone have no position."""
     folder = checkpoint_folder(context.job.dump_folder, context.section.folder)
     for found in (one for one in steps_in(folder) if one <= step):
-        manifest = entry(step_folder(folder, found), found).manifest
+        checkpoint = step_folder(folder, found)
+        manifest = entry(checkpoint, found).manifest
         if manifest is not None and not manifest.model_only:
-            return SavedPosition(found, manifest.state["loader"])
+            return SavedPosition(found, manifest.state["loader"], checkpoint=str(checkpoint))
     return None

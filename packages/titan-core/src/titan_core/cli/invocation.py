@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from titan_core.api import Config, Model, Recipe, UserError
 from titan_core.api.config.resolved import Override
+from titan_core.api.config.sections import DataSection
 from titan_core.api.data.dataset import StepRows
 from titan_core.api.data.replay import DataReplay
 from titan_core.api.plugins.assembled_job import AssembledJob
@@ -78,7 +79,8 @@ class Invocation:
         from titan_core.data.replay import Replay
         from titan_core.data.streams import open_sources
 
-        return Replay(job.data, open_sources(job.data), job.text_tokenizer)
+        mask = job.config.section(DataSection).document_mask
+        return Replay(job.data, open_sources(job.data), job.text_tokenizer, mask)
 
     def stages(self, job: AssembledJob) -> list[AssembledJob]:
         """See :meth:`titan_core.api.CommandContext.stages`."""

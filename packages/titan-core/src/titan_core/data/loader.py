@@ -5,20 +5,18 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-import numpy
 import torch
-from numpy.typing import NDArray
 
-from titan_core.api import Batch, DocumentSource, Extra, RefusedChange, TextTokenizer
+from titan_core.api import Batch, DocumentSource, RefusedChange, TextTokenizer
 from titan_core.api.checkpoint.store import refused_changes
 from titan_core.api.config.sections import DataSection
 from titan_core.api.data.dataset import State, StepRows, StreamSpec
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.api.training.batch import IGNORE
+from titan_core.data.batches import batch_of
 from titan_core.data.positions import checked_positions
 from titan_core.data.prefetch import Prefetch
 from titan_core.data.shards import ShardGroup
@@ -166,10 +164,8 @@ class DataLoader:
         self._peeked.clear()
 
     def _step_of(self, parts: list[StepRows]) -> tuple[StepData, dict[str, State]]:
-        rows = numpy.concatenate([part.tokens for part in parts]) if len(parts) > 1 else parts[0].tokens
-        whole = _batch(rows, _weights(parts), [lengths for part in parts for lengths in part.lengths], self._document_mask)
-        first = self._indices.start * (len(rows) // len(self._indices))  # a logical shard fills the same rows of each batch
-        whole = replace(whole, rows=torch.arange(first, first + len(rows)), extras=self._extras(parts))
+        per_shard = self._spec.plan.global_size // self._spec.plan.logical_shards
+        whole = batch_of(self._spec, parts, self._document_mask, self._indices.start * per_shard)
         if self._pin:
             whole = whole.map(torch.Tensor.pin_memory)
         targets: Counter[int] = Counter()
@@ -197,16 +193,6 @@ class DataLoader:
         )
         return data, {index: position for part in parts for index, position in part.positions.items()}
 
-    def _extras(self, parts: list[StepRows]) -> dict[str, Extra]:
-        """Return the extra tensors of the rows of ``parts``."""
-        found = {}
-        for name, extra in self._spec.extras.items():
-            values = numpy.concatenate([part.extras[name] for part in parts])
-            if extra.sequence:  # each row is one token longer than a sequence
-                values = numpy.ascontiguousarray(values[:, :-1])
-            found[name] = Extra(torch.from_numpy(values), extra.sequence)
-        return found
-
 
 def data_loader(job: AssembledJob, sources: Sequence[DocumentSource], rank: int, pin: bool = False) -> DataLoader:
     """Return the loader of the job's training data for data-parallel group ``rank``."""
@@ -220,42 +206,4 @@ def data_loader(job: AssembledJob, sources: Sequence[DocumentSource], rank: int,
         workers=section.num_workers,
         ahead=section.prefetch,
         pin=pin,
-    )
-
-
-def _weights(parts: list[StepRows]) -> NDArray[Any] | None:
-    if all(part.weights is None for part in parts):
-        return None
-    ones = numpy.float32(1)
-    return numpy.concatenate(
-        [numpy.full(part.tokens.shape, ones) if part.weights is None else part.weights for part in parts]
-    )
-
-
-def _batch(rows: NDArray[Any], weights: NDArray[Any] | None, lengths: list[list[int]], document_mask: bool) -> Batch:
-    """Return the batch of ``rows``, each one token longer than a sequence: the target of a position is the next token."""
-    width = rows.shape[1]
-    tokens, targets = torch.from_numpy(rows[:, :-1].astype(numpy.int64)), rows[:, 1:].astype(numpy.int64)
-    for row, pieces in zip(targets, lengths, strict=True):
-        if sum(pieces) < width:
-            row[max(sum(pieces) - 1, 0) :] = IGNORE
-    of_targets: torch.Tensor | None = None
-    if weights is not None:
-        targets[weights[:, 1:] == 0] = IGNORE
-        of_targets = torch.from_numpy(weights[:, 1:].copy())
-    if not document_mask:
-        return Batch(tokens, torch.from_numpy(targets), weights=of_targets)
-    documents, starts = numpy.empty(rows.shape, numpy.int64), numpy.empty(rows.shape, numpy.int64)
-    for number, pieces in enumerate(lengths):
-        sizes = numpy.array([*pieces, width - sum(pieces)])  # padding of a short row counts as a document
-        documents[number] = numpy.arange(len(sizes)).repeat(sizes)
-        starts[number] = (sizes.cumsum() - sizes).repeat(sizes)
-    positions = numpy.arange(width) - starts
-    targets[documents[:, 1:] != documents[:, :-1]] = IGNORE  # the first token of the next document
-    return Batch(
-        tokens,
-        torch.from_numpy(targets),
-        weights=of_targets,
-        positions=torch.from_numpy(positions[:, :-1].copy()),
-        documents=torch.from_numpy(documents[:, :-1].copy()),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from titan_core.api import DocumentShard, DocumentSource, TextTokenizer, UserError
 from titan_core.api.data.dataset import DocumentPlace, State, StepRows, StreamSpec
@@ -15,15 +16,25 @@ from titan_core.data.streams import stream_changes, stream_identity
 from titan_core.data.tracing import place_of
 from titan_core.data.witness import computed
 
+if TYPE_CHECKING:
+    from titan_core.api import Batch
+
 _FIX = "restore what the run read"
 
 
 class Replay:
     """See :class:`~titan_core.api.data.replay.DataReplay`."""
 
-    def __init__(self, spec: StreamSpec, sources: Sequence[DocumentSource], tokenizer: TextTokenizer) -> None:
+    def __init__(
+        self,
+        spec: StreamSpec,
+        sources: Sequence[DocumentSource],
+        tokenizer: TextTokenizer,
+        document_mask: bool = False,
+    ) -> None:
+        """``document_mask``: see :func:`titan_core.data.batches.batch_of`."""
         self.sources = sources
-        self._spec, self._tokenizer = spec, tokenizer
+        self._spec, self._tokenizer, self._document_mask = spec, tokenizer, document_mask
         self._followed: list[_Followed] = []
 
     def require_same(self, saved: SavedPosition) -> None:
@@ -44,6 +55,12 @@ class Replay:
         group = self._group(shards, after)
         while (rows := group.read()) is not None:
             yield rows
+
+    def batch(self, rows: StepRows) -> Batch:
+        """See :class:`~titan_core.api.data.replay.DataReplay`."""
+        from titan_core.data.batches import batch_of  # imports torch
+
+        return batch_of(self._spec, [rows], self._document_mask)
 
     def last_epoch(self, dataset: int, step: int, after: SavedPosition | None = None) -> int:
         """See :class:`~titan_core.api.data.replay.DataReplay`."""

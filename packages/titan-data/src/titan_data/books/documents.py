@@ -55,6 +55,18 @@ def documents_of_steps(
 ) -> Iterator[tuple[int, list[UsedDocument]]]:
     """Yield the steps ``first`` to ``last`` with what their global batches consist of.
 
+    Raises:
+        UserError: see :func:`rows_of_steps`.
+    """
+    for step, segment, rows in rows_of_steps(run, first, last, note):
+        yield step, list(used_documents(segment, rows))
+
+
+def rows_of_steps(
+    run: RecordedRun, first: int, last: int, note: Note = lambda line: None
+) -> Iterator[tuple[int, Segment, StepRows]]:
+    """Yield the steps ``first`` to ``last`` with their segments and the rows of their global batches.
+
     The data is read from the newest checkpoint before the first step, or from the beginning.
 
     Raises:
@@ -76,7 +88,7 @@ def documents_of_steps(
             if rows is None or rows.ended:
                 raise UserError.one(f"step {step}", "the data ends before it", "name an earlier step")
             if step >= first:
-                yield step, list(used_documents(segment, rows))
+                yield step, segment, rows
         first = end + 1
 
 

@@ -84,6 +84,13 @@ class RecordedRun:
         """Return the segment with ``step``, which is at least 1."""
         return next(segment for segment in reversed(self.segments) if segment.first <= step)
 
+    def checkpoint_before(self, step: int) -> SavedPosition | None:
+        """Return the newest checkpoint of a step before ``step``, whatever its data; ``None`` if there is none."""
+        job = self.segment_of(step).job
+        if not isinstance(job.checkpoint, Checkpoint) or job.checkpoint.find_position is None:
+            return None
+        return job.checkpoint.find_position.load()(job.checkpoint.context(job), step - 1)
+
 
 def open_run(context: CommandContext, folder: str) -> RecordedRun:
     """Open the data of the run in ``folder``. The command's overrides apply, for example to the path of data that has moved.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from titan_core.api.data.dataset import DocumentPlace, DocumentSource, StepRows
+
+if TYPE_CHECKING:
+    from titan_core.api.training.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,8 @@ class SavedPosition:
     """The result of :meth:`~titan_core.api.checkpoint.store.DataPosition.state_dict`, with the shards of all ranks."""
     changed: tuple[str, ...] = ()
     """Patterns of the differences from the stream to which it belongs that the run has recorded: its mixture has changed."""
+    checkpoint: str | None = None
+    """Where the checkpoint is, for :meth:`titan_core.toolkit.jobs.StoredModels.find`."""
 
 
 class DataReplay(Protocol):
@@ -43,6 +48,13 @@ class DataReplay(Protocol):
 
         Raises:
             UserError: the data cannot be read, or is not that which was read before the position was saved.
+        """
+
+    def batch(self, rows: StepRows) -> Batch:
+        """Return the global batch of a step, as training makes it. Imports torch.
+
+        Args:
+            rows: of all logical shards, in order.
         """
 
     def last_epoch(self, dataset: int, step: int, after: SavedPosition | None = None) -> int:
