@@ -273,3 +273,32 @@ def test_a_stream_of_the_hub_has_steps_and_no_where(in_tmp: Path, capsys: pytest
     rows = rows_by_hand(step, LENGTH, lambda place: byte_ids(text(29 + record_of(place))))
     assert inputs_of(rows) == [seen[11][number] for number in range(len(rows))]
     assert "cannot be inverted" in error_of(capsys, "data", "where", "run", step[0]["place"])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kept", [0, 2])
+def test_steps_before_an_accepted_change_are_refused(kept: int, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether checkpoints of the old data are kept or not. Those of the new data are listed as they were trained on."""
+    write_data(in_tmp)
+    settings = {"checkpoint.keep_latest_k": kept, "checkpoint.interval": 3}
+    train(6, settings)
+    swap(in_tmp)
+    seen = train(12, {**settings, "checkpoint.allow_changed": '["dataset.lines.content"]'})
+    for step in (12, 13):
+        rows = rows_by_hand(documents_of(capsys, in_tmp / "run", step), LENGTH, lambda place: byte_ids(text_at(place)))
+        assert step > 12 or inputs_of(rows) == [seen[step][number] for number in range(len(rows))]
+    for arguments in (("step", 2), ("step", 5), ("step", 7), ("where", "lines/a.jsonl:16")):
+        error = error_of(capsys, "data", arguments[0], "run", *arguments[1:])
+        assert ("differs from the data" if not kept else "accepted other documents (checkpoint.allow_changed)") in error
+
+
+@pytest.mark.full
+def test_a_change_that_was_allowed_and_not_made(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_data(in_tmp)
+    settings = {"checkpoint.keep_latest_k": 0, "checkpoint.interval": 3, "checkpoint.allow_changed": '["dataset.*.content"]'}
+    seen = train(6, settings)
+    seen |= train(12, settings)
+    for step in (2, 5, 8, 11):
+        rows = rows_by_hand(documents_of(capsys, in_tmp / "run", step), LENGTH, lambda place: byte_ids(text_at(place)))
+        assert inputs_of(rows) == [seen[step][number] for number in range(len(rows))]
+    assert printed(capsys, "data", "where", "run", "lines/a.jsonl:16")["uses"]

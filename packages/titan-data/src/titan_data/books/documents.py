@@ -78,6 +78,8 @@ def rows_of_steps(
         if after is None:
             segment.position(MOST_STEPS)  # raises if the data has changed since any checkpoint
         begin = segment.first - 1 if after is None else after.step
+        # Without a checkpoint, the position has been read from an earlier one, or from the beginning.
+        run.require_known(begin if after is not None and after.checkpoint is not None else 0, min(last, segment.last))
         if first - begin > 1:
             origin = "the beginning: no checkpoint is older" if after is None else f"the checkpoint of step {begin}"
             note(f"reading {first - begin} steps of data, from {origin}")

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from titan_core.api import Checkpoint, CommandContext, SavedPosition, UserError
+from titan_core.api import Checkpoint, CommandContext, SavedPosition, UserError, matches
 from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_core.toolkit.reading import DataReplay
 from titan_core.toolkit.runs.files import CONFIG, PREVIOUS, digest_of
@@ -71,6 +71,9 @@ class RecordedRun:
     path: Path
     segments: Sequence[Segment]
     """In order. A run that was interrupted reads one stream all the same."""
+    accepted: Sequence[int] = ()
+    """The steps, in order, at which the run started again and accepted other documents in its datasets, if there were any
+    (``checkpoint.allow_changed``)."""
 
     @cached_property
     def last(self) -> int:
@@ -91,6 +94,27 @@ class RecordedRun:
             return None
         return job.checkpoint.find_position.load()(job.checkpoint.context(job), step - 1)
 
+    def require_known(self, after: int, step: int) -> None:
+        """Require that the data of the steps from ``after`` + 1 to ``step`` is what it is now. Where the run accepted other
+        documents, only a checkpoint of the steps between shows it.
+
+        Raises:
+            UserError: the data has changed, or no checkpoint shows that it has not.
+        """
+        for begin, end in zip((0, *self.accepted), (*self.accepted, MOST_STEPS), strict=True) if self.accepted else ():
+            if end <= after or begin >= step:
+                continue
+            saved = self.checkpoint_before(end + 1)
+            if saved is None or saved.step <= begin:
+                steps = f"from {begin + 1} on" if end == MOST_STEPS else f"{begin + 1} to {end}"
+                change = begin or end
+                why = f"the start from step {change} accepted other documents (checkpoint.allow_changed), and none of its "
+                why += f"checkpoints shows what steps {steps} read"
+                raise UserError.one(
+                    f"run {str(self.path)!r}, step {step}", why, "name a step after a checkpoint of these steps"
+                )
+            self.segment_of(saved.step).replay.require_same(saved)
+
 
 def open_run(context: CommandContext, folder: str) -> RecordedRun:
     """Open the data of the run in ``folder``. The command's overrides apply, for example to the path of data that has moved.
@@ -103,14 +127,27 @@ def open_run(context: CommandContext, folder: str) -> RecordedRun:
         why = f"has no {CONFIG}"
         raise UserError.one(f"run {folder!r}", why, "pass a run's directory (job.dump_folder)")
     segments: list[Segment] = []
-    for begun, config, ranks in _configs(path):
-        context.arguments.recipe = str(config)
-        job = context.job(ranks, [Override("job.dump_folder", str(path))])
-        for stage in context.stages(job):
-            first = max(begun, stage.first_step) + 1
-            if first <= stage.end_step:
-                _append(segments, stage, first, context)
-    return RecordedRun(path, segments)
+    accepted: list[int] = []
+    job, last = None, None
+    for begun, config, ranks in _starts(path):
+        if job is None or last != (config, ranks):
+            context.arguments.recipe = str(config)
+            job, last = context.job(ranks, [Override("job.dump_folder", str(path))]), (config, ranks)
+            for stage in context.stages(job):
+                first = max(begun, stage.first_step) + 1
+                if first <= stage.end_step:
+                    _append(segments, stage, first, context)
+        accepted = [step for step in accepted if step < begun]
+        if begun and _accepts_other_documents(job):
+            accepted.append(begun)
+    return RecordedRun(path, segments, accepted)
+
+
+def _accepts_other_documents(job: AssembledJob) -> bool:
+    """Return whether ``job`` continues a run although files or its tokenizer have other contents than before."""
+    allowed = job.config.value("checkpoint.allow_changed") or ()
+    keys = [f"dataset.{one.name}.{aspect}" for one in job.data.datasets for aspect in ("content", "documents")]
+    return any(matches(key, allowed) for key in ("model.tokenizer", *keys))
 
 
 def _append(segments: list[Segment], job: AssembledJob, first: int, context: CommandContext) -> None:
@@ -126,18 +163,16 @@ def _append(segments: list[Segment], job: AssembledJob, first: int, context: Com
     segments.append(Segment(job, context.replay(job), first, MOST_STEPS, before))
 
 
-def _configs(path: Path) -> list[tuple[int, Path, int | None]]:
-    """Return the config of each attempt that was not a repetition of the one before it, with the step after which it began
-    and its number of ranks, from which the size of the global batch may follow."""
+def _starts(path: Path) -> list[tuple[int, Path, int | None]]:
+    """Return the step after which each attempt began, with its config and its number of ranks, from which the size of the
+    global batch may follow."""
     kept = [path / CONFIG, *(path / PREVIOUS).glob(f"*/{CONFIG}")]
     files = {digest_of(file): file for file in reversed(kept)}
     found: list[tuple[int, Path, int | None]] = []
     for event in (event for event in RunLog.read_events(path) if event["event"] == "start"):
-        config = files.get(event.get("config", ""), path / CONFIG)
         if event["step"] == 0:
             found.clear()
-        if not found or found[-1][1:] != (config, event["world_size"]):
-            found.append((event["step"], config, event["world_size"]))
+        found.append((event["step"], files.get(event.get("config", ""), path / CONFIG), event["world_size"]))
     return found or [(0, path / CONFIG, None)]
 
 

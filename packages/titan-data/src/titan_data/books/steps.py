@@ -40,6 +40,7 @@ def steps_of_document(run: RecordedRun, place: str, note: Note = lambda line: No
             document = source.find(place, segment.job.data.plan.logical_shards)
             if document is not None:
                 known = True
+                run.require_known(0, run.last)
                 found += _Search(segment, number, document, min(run.last, segment.last), note).uses()
     if not known and streams:
         why = f"the order of dataset {', '.join(map(repr, streams))} cannot be inverted to the steps that used a document"
