@@ -39,7 +39,7 @@ MUTANTS = (
     Mutant("changed-data-before-a-checkpoint-is-listed", DOCUMENTS, "        segment.position(MOST_STEPS)  # raises", "        pass  # raises", (BOOKS + "::test_changed_data_is_refused",), equivalent="the command asks for the last step of the run, which reads the newest position"),
     Mutant("the-step-before", DOCUMENTS, "            if step >= first:\n", "            if step >= first - 1:\n", (STEP,)),
     Mutant("branches-of-another-mixture-are-refused", RUN, "if found.step == begin else found", "if False else found", ("tests/integration/test_branched_stages.py",)),
-    Mutant("ranks-of-the-recipe", RUN, 'found.append((event["step"], config, event["world_size"]))', 'found.append((event["step"], config, None))', (BOOKS + "::test_the_batch_is_that_of_the_runs_ranks",)),
+    Mutant("ranks-of-the-recipe", RUN, 'path / CONFIG), event["world_size"]))', 'path / CONFIG), None))', (BOOKS + "::test_the_batch_is_that_of_the_runs_ranks",)),
     Mutant("rows-of-other-shards", DOCUMENTS, "row=shard * per_shard + at", "row=within * per_shard + at", ("tests/data/test_used_documents.py",)),
     Mutant("parts-of-a-document-are-not-joined", DOCUMENTS, "piece.first == last.first + last.tokens", "False", ("tests/data/test_used_documents.py",)),
     Mutant("a-checkpoint-after-the-document", STEPS, ">= (epoch, position)", "> (epoch + 1, position)", (WHERE,)),
