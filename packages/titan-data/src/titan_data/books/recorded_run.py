@@ -145,7 +145,8 @@ def open_run(context: CommandContext, folder: str) -> RecordedRun:
 
 def _accepts_other_documents(job: AssembledJob) -> bool:
     """Return whether ``job`` continues a run although files or its tokenizer have other contents than before."""
-    allowed = job.config.value("checkpoint.allow_changed") or ()
+    section = job.checkpoint.section_in(job.config) if job.checkpoint is not None else None
+    allowed = getattr(section, "allow_changed", ())
     keys = [f"dataset.{one.name}.{aspect}" for one in job.data.datasets for aspect in ("content", "documents")]
     return any(matches(key, allowed) for key in ("model.tokenizer", *keys))
 
