@@ -58,11 +58,6 @@ MUTANTS = (
     Mutant("losses-of-the-whole-row", LOSSES, "logits[index : index + 1, chosen], one, vocabulary", "logits[:1, chosen], one, vocabulary", (BY_HAND,)),
     Mutant("losses-without-dropout", LOSSES, "    part.module.train()  # for", "    pass  # for", (f"{LOSS_TESTS}::test_dropout_is_that_of_the_step",)),
     Mutant("losses-with-the-next-weights", RUN, "context(job), step - 1)", "context(job), step)", (OF_TRAINING, NO_WEIGHTS)),
-    Mutant("losses-of-the-stage-before", LOSSES, '{**stored.sections["model"], "args": args}', '{**stored.sections["model"]}', (f"{LOSS_TESTS}::test_stages_with_other_arguments_of_the_model",)),
-    Mutant("losses-on-the-runs-mesh", LOSSES, "sections[name][key] = 1", "pass", (f"{LOSS_TESTS}::test_a_run_of_several_ranks",)),
     Mutant("losses-of-whole-sequences", LOSSES, "if not part.objective.per_position:", "if False:", (f"{LOSS_TESTS}::test_an_objective_of_whole_sequences_is_refused",)),
-    Mutant("losses-with-a-frozen-model", LOSSES, "if job.objective.frozen is not None:", "if False:", ("tests/integration/test_preferences_example.py::test_its_documents_have_no_losses",)),
     Mutant("replayed-batches-without-masks", REPLAY, "batch_of(self._spec, [rows], self._document_mask)", "batch_of(self._spec, [rows], False)", (BY_HAND, OF_TRAINING)),
-    Mutant("accepted-documents-are-those-read", RUN, "if saved is None or saved.step <= begin:", "if False:", (f"{BOOKS}::test_steps_before_an_accepted_change_are_refused",)),
-    Mutant("accepted-documents-end-the-books", RUN, "if end <= after or begin >= step:", "if begin >= step:", (f"{BOOKS}::test_steps_before_an_accepted_change_are_refused",)),
 )  # fmt: skip

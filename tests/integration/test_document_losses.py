@@ -145,7 +145,6 @@ class DroppingEmbedding(noisy_model.Embedding):
         return self.dropout(super().forward(tokens))
 
 
-@pytest.mark.full
 def test_dropout_is_that_of_the_step(
     in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
