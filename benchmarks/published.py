@@ -1,13 +1,14 @@
-"""Predicted against published: ``titan estimate`` for the runs that TorchTitan's authors published.
+"""Predicted against published: ``titan estimate`` for runs that TorchTitan's authors and others published.
 
     uv run python -m benchmarks.published [NAME ...]
     uv run python -m benchmarks.published NAME --json      # the whole estimate of a row
 
 Source: arXiv 2410.06511, tables 1 to 6 (pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md): H100 with 96 GB at
 500 W. Their memory is what torch's allocator had reserved at most (``max_reserved_gib`` of TorchTitan's metrics) on the
-rank that needed most, with expandable segments. A row takes half a minute to minutes.
+rank that needed most, with expandable segments. A row takes half a minute to minutes. Rows of models with experts come
+last; their sources stand beside them.
 
-Those runs are estimated with what they had in place of Titan's own: a loss that holds the logits of all positions in fp32
+TorchTitan's runs are estimated with what they had in place of Titan's own: a loss that holds the logits of all positions in fp32
 and is not compiled (:mod:`benchmarks.published_loss`), their ring attention (:mod:`benchmarks.published_ring`), and
 FlashAttention 2.
 """
@@ -53,8 +54,11 @@ class Row:
     options: tuple[str, ...]
     tokens: float
     """Per second and GPU."""
-    gib: float
-    """Reserved by torch's allocator."""
+    gib: float | None
+    """Reserved by torch's allocator, if published."""
+    machine: str = "h100-96gb"
+    torchtitan: bool = True
+    """Whether TorchTitan trained: with logits of all tokens, and FlashAttention 2 where Titan prefers cuDNN's kernel."""
 
 
 def _long(recipe: str, length: int, cp: int, batch: int) -> tuple[str, ...]:
@@ -66,9 +70,11 @@ def _long(recipe: str, length: int, cp: int, batch: int) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+LOCAL, GLOBAL = "--training.local_batch_size", "--training.global_batch_size"
 SCHEDULE = "--parallelism.pipeline_parallel_schedule"
 # That version of TorchTitan divided a batch into as many microbatches as the pipeline has ranks.
-OF_FOUR = ("--parallelism.pipeline_parallel_microbatch_size", "4")
+MICROBATCH = "--parallelism.pipeline_parallel_microbatch_size"
+OF_FOUR = (MICROBATCH, "4")
 BATCH_70B = ("--training.local_batch_size", "16", "--training.global_batch_size", "512")
 ROWS = (
     Row("8b-8-eager", "llama3_8b", 8, EAGER, 5762, 82.4),
@@ -90,6 +96,40 @@ ROWS = (
     Row("405b-cp4", "llama3_405b", 512, (*_long("llama3_405b", 131072, 4, 8), SCHEDULE, "1F1B"), 31, 77.1),
     Row("405b-cp8", "llama3_405b", 512, (*_long("llama3_405b", 262144, 8, 8), SCHEDULE, "1F1B"), 16, 84.9),
 )
+
+
+EP8 = ("--parallelism.expert_parallel_degree", "8")
+LENGTH = ("--training.seq_len", "4096")
+OF_30B = (*EP8, *COMPILE, *LENGTH, "--activation_checkpoint.mode", "full")
+OF_235B = (*COMPILE, *LENGTH, GLOBAL, "2048", "--parallelism.tensor_parallel_degree", "2")
+PIPELINED = (
+    *OF_235B, LOCAL, "128", MICROBATCH, "1", SCHEDULE, "Interleaved1F1B", "--activation_checkpoint.mode", "selective",
+)  # fmt: skip
+
+
+def _of_step(seconds: float) -> float:
+    """Return the tokens per second and GPU of Megatron's runs from the duration of a step."""
+    return 2048 * 4096 / seconds / 256
+
+
+# Experts, with an even choice, as in the published runs.
+# qwen3-30b-*: torchtitan/distributed/deepep/README.md and qwen3_30b_a3b_with_deepep.toml of pytorch/torchtitan at
+#   022f885f: with its own all-to-all and with DeepEP.
+# nemo-30b: docs/performance-summary.md and qwen3_moe_30b_te_deepep.yaml of NVIDIA-NeMo/Automodel at 01926a5c: DeepEP,
+#   kernels of Transformer Engine.
+# megatron-235b-*: best_practice/Qwen3/readme.md of yanring/Megatron-MoE-ModelZoo at c1ad0b5c: DeepEP. The pipeline
+#   recomputes norms and activation functions, which is less than Titan's selective mode.
+ROWS_OF_EXPERTS = (
+    Row("qwen3-30b-alltoall", "qwen3_30b_a3b", 8, (*OF_30B, LOCAL, "8"), 9930, None, "b200"),
+    Row("qwen3-30b-deepep", "qwen3_30b_a3b", 8, (*OF_30B, LOCAL, "8"), 14796, 167.9, "b200"),
+    Row("nemo-30b", "qwen3_30b_a3b", 8, (*OF_30B, LOCAL, "4", GLOBAL, "512"), 12040, None, "h100", False),
+    Row("megatron-235b-fsdp", "qwen3_235b_a22b", 256, (*OF_235B, *EP8, LOCAL, "4"), _of_step(17.6), None, "h100", False),
+    Row(
+        "megatron-235b-pp8", "qwen3_235b_a22b", 256,
+        (*PIPELINED, "--parallelism.expert_parallel_degree", "32", "--parallelism.pipeline_parallel_degree", "8"),
+        _of_step(19.7), None, "h100", False,
+    ),
+)  # fmt: skip
 
 
 UNCOMPILED_LOSS = {"objective.chunk_tokens": str(2**40), "compile.components": '["model"]'}
@@ -124,13 +164,17 @@ def estimated(row: Row) -> Estimate:
     from titan_simulate.estimate.estimate import estimate
 
     own = [Override(key.removeprefix("--"), value) for key, value in zip(row.options[::2], row.options[1::2], strict=True)]
-    own += [Override(key, value) for key, value in UNCOMPILED_LOSS.items()]
+    if row.torchtitan:
+        own += [Override(key, value) for key, value in UNCOMPILED_LOSS.items()]
 
     def job_of(more: Sequence[Override]) -> AssembledJob:
         config, registry = load_config(row.recipe, [*own, *more], Components.from_installed())
         return assemble(config, registry, row.ranks, missing_ok=True)
 
-    return estimate(job_of, train, with_flash_attention(read_machine("h100-96gb")), change=as_published)
+    machine = read_machine(row.machine)
+    if not row.torchtitan:
+        return estimate(job_of, train, machine)
+    return estimate(job_of, train, with_flash_attention(machine), change=as_published)
 
 
 def predict(row: Row) -> dict[str, Any]:
@@ -149,7 +193,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="rows (default: all)")
     parser.add_argument("--json", action="store_true", help="print the whole estimate of one row, as JSON")
     options = parser.parse_args()
-    rows = [row for row in ROWS if not options.names or row.name in options.names]
+    rows = [row for row in (*ROWS, *ROWS_OF_EXPERTS) if not options.names or row.name in options.names]
     if options.json:
         print(json.dumps(asdict(estimated(rows[0]))))
         return
@@ -157,11 +201,8 @@ def main() -> None:
     for row in rows:
         found = predict(row)
         tokens, gib = found["tokens_per_second_per_gpu"], found["reserved_gib"]
-        print(
-            f"{row.name:18} {tokens:9,.0f} {row.tokens:9,.0f} {tokens / row.tokens:6.2f} "
-            f"{gib:7.1f} {row.gib:9.1f} {gib / row.gib:6.2f}",
-            flush=True,
-        )
+        memory = f"{gib:7.1f}" + ("" if row.gib is None else f" {row.gib:9.1f} {gib / row.gib:6.2f}")
+        print(f"{row.name:18} {tokens:9,.0f} {row.tokens:9,.0f} {tokens / row.tokens:6.2f} {memory}", flush=True)
 
 
 if __name__ == "__main__":
