@@ -8,8 +8,8 @@ Source: arXiv 2410.06511, tables 1 to 6 (pytorch/torchtitan, benchmarks/llama3_h
 rank that needed most, with expandable segments. A row takes half a minute to minutes. Rows of models with experts come
 last; their sources stand beside them.
 
-TorchTitan's runs are estimated with what they had in place of Titan's own: a loss that holds the logits of all positions in fp32
-and is not compiled (:mod:`benchmarks.published_loss`), their ring attention (:mod:`benchmarks.published_ring`), and
+TorchTitan's runs are estimated with what they had in place of Titan's own: a loss that holds the logits of all positions in
+fp32 and is not compiled (:mod:`benchmarks.published_loss`), their ring attention (:mod:`benchmarks.published_ring`), and
 FlashAttention 2.
 """
 

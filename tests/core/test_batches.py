@@ -12,7 +12,8 @@ import torch
 from harness.letters import BYTE, letters, stream
 from harness.loaders import LENGTHS, close, loaders, loaders_of, plan
 from titan_core.api.training.batch import IGNORE, with_positions
-from titan_core.data.loader import DataLoader, _batch
+from titan_core.data.batches import _batch
+from titan_core.data.loader import DataLoader
 
 
 def test_document_mask_separates_documents() -> None:

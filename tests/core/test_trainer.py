@@ -17,7 +17,7 @@ from harness.jobs import TINY, Recorder, make_job, run_recipe
 from titan_core.api import Batch, UserError, hookimpl
 from titan_core.api.training.batch import IGNORE
 from titan_core.cli.main import main
-from titan_core.data import loader
+from titan_core.data import batches
 from titan_core.loop.finite_guard import NonFiniteError
 from titan_core.loop.lookahead import Lookahead
 from titan_core.loop.training import train
@@ -96,13 +96,13 @@ def test_a_pattern_that_matches_no_parameter_is_refused(in_tmp: Path) -> None:
 
 def test_a_replica_without_a_target_in_a_step_learns_nothing(monkeypatch: pytest.MonkeyPatch, in_tmp: Path) -> None:
     """With diverging replicas (local SGD), one replica may have all targets of a batch. The other's loss is 0, not 0 / 0."""
-    look, batch = Lookahead.take, loader._batch
+    look, batch = Lookahead.take, batches._batch
 
     def without_targets(rows: Any, weights: Any, lengths: Any, document_mask: bool) -> Batch:
         made = batch(rows, weights, lengths, document_mask)
         return replace(made, targets=torch.full_like(made.targets, IGNORE))
 
-    monkeypatch.setattr(loader, "_batch", without_targets)
+    monkeypatch.setattr(batches, "_batch", without_targets)
     monkeypatch.setattr(
         Lookahead,
         "take",

@@ -146,7 +146,7 @@ def test_a_name_that_the_hub_does_not_allow_is_refused(hub: FakeHub) -> None:
         ("HF_TOKEN", "hf_1 hf_2", "HF_TOKEN: is not an access token: it contains a blank"),
         ("offline", "", "needs the hub, but HF_HUB_OFFLINE is set; unset one of them"),
         ("missing", "", "needs the package huggingface-hub, which is not installed; install it: "
-                        "`uv pip install 'titan-ckpt[hub]'`"),
+                        "`uv pip install 'huggingface-hub>=1.20'`"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_named_before_anything_is_written(

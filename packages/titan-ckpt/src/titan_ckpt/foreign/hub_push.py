@@ -49,7 +49,7 @@ class HubRepository:
         self.name, self._where = name, f"{where} = {name!r}"
         if find_spec("huggingface_hub") is None:
             why = "needs the package huggingface-hub, which is not installed"
-            raise UserError.one(self._where, why, "install it: `uv pip install 'titan-ckpt[hub]'`")
+            raise UserError.one(self._where, why, "install it: `uv pip install 'huggingface-hub>=1.20'`")
         from huggingface_hub import is_offline_mode
 
         if is_offline_mode():
