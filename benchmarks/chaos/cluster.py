@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -170,20 +170,33 @@ def processes_of(folder: Path) -> dict[int, str]:
             if mark not in (process / "environ").read_bytes().split(b"\0"):
                 continue
             command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            state = (process / "stat").read_text().rpartition(") ")[2][:1]
         except (OSError, ProcessLookupError):
             continue  # it has just ended, or is another user's
-        if state not in "ZX":
+        if _is_running(process):
             found[int(process.name)] = command
     return found
 
 
-def wait_until_gone(folder: Path, seconds: float) -> dict[int, str]:
-    """Wait until no process of the job is left. Return those that still run after ``seconds``."""
+def _is_running(process: Path) -> bool:
+    """Whether the process of a folder of ``/proc`` has not ended. One that has may remain until its parent asks."""
+    try:
+        return (process / "stat").read_text().rpartition(") ")[2][:1] not in "ZX"
+    except (OSError, ProcessLookupError):
+        return False
+
+
+def wait_until_gone(folder: Path, seconds: float, killed: Iterable[int] = ()) -> dict[int, str]:
+    """Wait until no process of the job is left. Return those that still run after ``seconds``.
+
+    Args:
+        killed: processes of the job that were killed. While one ends, it has no environment any more, but still its locks.
+    """
     end = time.monotonic() + seconds
-    while (left := processes_of(folder)) and time.monotonic() < end:
+    while True:
+        left = processes_of(folder) | {pid: "killed" for pid in killed if _is_running(Path(f"/proc/{pid}"))}
+        if not left or time.monotonic() >= end:
+            return left
         time.sleep(0.05)
-    return left
 
 
 def _free_port() -> int:

@@ -64,7 +64,8 @@ class Recorded:
                 assert process.poll() is None and time.monotonic() < deadline, log.read_text()
                 time.sleep(0.02)
         finally:
-            for pid in processes_of(self._folder):
+            killed = processes_of(self._folder)
+            for pid in killed:
                 os.kill(pid, signal.SIGKILL)
             process.wait()
-        assert wait_until_gone(self._folder, PATIENCE) == {}
+        assert wait_until_gone(self._folder, PATIENCE, killed) == {}
