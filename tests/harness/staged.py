@@ -9,13 +9,16 @@ from typing import Any
 
 from harness.jobs import RunRecord, run_recipe
 
-RECIPE = """
+MODEL = """
 [model]
 name = "llama3"
 flavor = "debug"
 tokenizer = "byte"
 args = {dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 2, ffn_dim = 64}
-
+"""
+RECIPE = (
+    MODEL
+    + """
 [training]
 steps = 12
 seq_len = 32
@@ -83,6 +86,7 @@ name = "web"
 dataset = "json"
 dataset_path = "web.jsonl"
 """
+)
 SOURCES = ("web", "code", "books")
 
 

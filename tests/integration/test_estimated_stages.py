@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from harness.fake_cuda import why_not
-from harness.staged import write_recipe
+from harness.staged import MODEL, write_recipe
 from titan_core.api import UserError
 from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
@@ -26,13 +26,9 @@ from titan_simulate.cli.planned_stage import planned_stage
 from titan_simulate.cli.stages import all_stages
 from titan_simulate.estimate.stages import estimate_stages, number_of_stage, simulated_as
 
-STAGES = """
-[model]
-name = "llama3"
-flavor = "debug"
-tokenizer = "byte"
-args = {dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 2, ffn_dim = 64}
-
+STAGES = (
+    MODEL
+    + """
 [training]
 dataset = "stdlib"
 steps = 100
@@ -77,6 +73,7 @@ at_step = 200
 [stages.training]
 seq_len = 128
 """
+)
 
 
 def context_of(folder: Path, text: str = STAGES, overrides: Mapping[str, str] | None = None) -> Invocation:
