@@ -27,11 +27,14 @@ pytest.importorskip("titan_simulate")
 
 from titan_simulate.hardware.machine import Allocator, Attention, Host, Link, Links, Machine, Matmul, MemoryRates
 from titan_simulate.hardware.read import read_machine
-from titan_simulate.plan.arithmetic import STATE, Arithmetic, Guess, Workload, exchange_seconds
+from titan_simulate.plan.arithmetic import Arithmetic
 from titan_simulate.plan.candidates import divisors, factorisations
 from titan_simulate.plan.groups import group_along
 from titan_simulate.plan.model_sizes import Matrix, ModelSizes, Unit, keys_of, sizes_of
+from titan_simulate.plan.rank_collectives import exchange_seconds
 from titan_simulate.plan.search import _reason, _speed, corrected
+from titan_simulate.plan.unit_kinds import UnitKinds
+from titan_simulate.plan.workload import STATE, Guess, Workload
 
 DIM, HIDDEN, VOCABULARY, BLOCKS, EXPERTS, CHOSEN = 1024, 4096, 32_000, 8, 8, 2
 VIEW = MeshView("ep", "x.ep", ("dp_shard", "cp"))
@@ -212,11 +215,11 @@ def test_experts_of_few_rows_compute_empty_tiles_and_are_read_nevertheless() -> 
     assert compute(8192, 1) == pytest.approx(compute(8192, 8), rel=0.05)
     assert compute(64, 1) > 2 * compute(64, 8)
     # 16 rows of each expert, whose weights take longer to read twice and to write than to multiply.
-    arithmetic = Arithmetic(SIZES, read_machine("h100"))
+    kinds = UnitKinds(SIZES, read_machine("h100"))
     (up,) = (one for one in SIZES.units["blocks.3"].matrices if one.experts and one.inner == HIDDEN)
-    rates, memory = arithmetic.machine.matmul_of("bf16"), arithmetic.machine.memory
+    rates, memory = kinds.machine.matmul_of("bf16"), kinds.machine.memory
     moving = 3 * EXPERTS * DIM * HIDDEN * 2 / (memory.bandwidth_gb_s * 1e9 * memory.efficiency)
-    assert arithmetic._expert_seconds(up, rates, 1.0, 1, 2) == pytest.approx(moving)
+    assert kinds._expert_seconds(up, rates, 1.0, 1, 2) == pytest.approx(moving)
 
 
 def test_exchanging_heads_costs_less_the_more_ranks_there_are_and_rings_do_not() -> None:

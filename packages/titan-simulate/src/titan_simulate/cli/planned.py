@@ -8,9 +8,9 @@ from titan_core.toolkit.sections import TrainingSection
 from titan_core.toolkit.text import print_table, show_bytes
 from titan_simulate.cli.planned_stage import StagedFigures
 from titan_simulate.hardware.machine import Machine
-from titan_simulate.plan.arithmetic import GIB
 from titan_simulate.plan.candidates import Candidate
 from titan_simulate.plan.search import TIME_LIMIT, Finalist, Plan, describe, short
+from titan_simulate.plan.workload import GIB
 
 
 def compared(plan: Plan) -> str:

@@ -13,7 +13,7 @@ from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_core.toolkit.sections import TrainingSection
 from titan_core.toolkit.text import show
 from titan_simulate.costs import ADAMW, costs_of, costs_of_optimizer
-from titan_simulate.plan.arithmetic import Workload
+from titan_simulate.plan.workload import Workload
 
 LOCAL_BATCH = "training.local_batch_size"
 GLOBAL_BATCH = "training.global_batch_size"

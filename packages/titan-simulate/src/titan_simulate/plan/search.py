@@ -11,9 +11,10 @@ from typing import Any, Protocol
 from titan_core.api import UserError
 from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_simulate.hardware.machine import Machine
-from titan_simulate.plan.arithmetic import Arithmetic, Guess
+from titan_simulate.plan.arithmetic import Arithmetic
 from titan_simulate.plan.candidates import GLOBAL_BATCH, LOCAL_BATCH, Candidate, JobOf, Refused, Space, refusal
 from titan_simulate.plan.model_sizes import ModelSizes
+from titan_simulate.plan.workload import Guess
 
 MARGIN = 1.25
 """Candidates whose guessed memory is up to this factor too large may fit; only an estimate knows."""
