@@ -8,6 +8,7 @@ from benchmarks.mutants.mutant import Mutant
 
 DISPATCH, JOBS = "tests/experts/test_dispatch.py", "tests/integration/test_expert_parallel.py"
 BALANCED = "tests/integration/test_expert_balance.py"
+BESIDE = "tests/integration/test_qwen3_moe.py::test_shared_experts_compute_while_rows_are_on_their_way"
 BALANCE = "experts/balance.py"
 BIASED, LOSSES = "tests/integration/test_expert_biases.py", "tests/experts/test_router_losses.py"
 MESHES = "tests/integration/test_third_party_meshes.py"
@@ -21,6 +22,9 @@ MUTANTS = (
     Mutant("experts-arrive-by-rank", SENDING, "experts = torch.arange(arriving.shape[1], device=rows.device).repeat(ranks)", "experts = torch.arange(arriving.numel(), device=rows.device)", (DISPATCH,)),
     Mutant("experts-outputs-not-returned-in-order", SENDING, "outputs = move_rows(compute(move_rows(arrived, order, back), arriving.sum(0)), back, order)", "outputs = compute(move_rows(arrived, order, back), arriving.sum(0))", (DISPATCH,)),
     Mutant("experts-tail-sent", SENDING, "exchange_rows(rows[: sum(sent)], received", "exchange_rows(rows, received", (DISPATCH,)),
+    Mutant("experts-wait-before-the-shared-ones", "experts/exchange.py", "    if beside is not None:\n        beside()\n    arrived: Tensor = _End.apply(ticket, arriving, received, sent, group)\n", "    arrived: Tensor = _End.apply(ticket, arriving, received, sent, group)\n    if beside is not None:\n        beside()\n", (DISPATCH,)),
+    Mutant("experts-gradients-waited-for-at-once", "experts/exchange.py", "return start_all_to_all(gradient.contiguous(), ctx.sent, ctx.received, ctx.group), None", "return wait(start_all_to_all(gradient.contiguous(), ctx.sent, ctx.received, ctx.group)), None", (DISPATCH,)),
+    Mutant("experts-shared-ones-after-all", DIVIDING, "results: tuple[Tensor, Tensor] = experts(rows, counts, other)", "results: tuple[Tensor, Tensor] = experts(rows, counts), other()", (BESIDE,)),
     Mutant("experts-starts-inclusive", SENDING, "starts = sent.cumsum(0) - sent", "starts = sent.cumsum(0)", (DISPATCH,)),
     Mutant("experts-empty-slots-first", SENDING, "right=True)", "right=False)", (DISPATCH,)),
     Mutant("experts-dropped-silently", SENDING, ".masked_fill(overflows, torch.nan)", "", (DISPATCH,)),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.gloo_pool import GlooPool
 from titan_core.toolkit.models import inverse, move_rows
@@ -45,7 +47,7 @@ def dispatched(kind: str, dispatch: str, share: float, tail: int) -> tuple[Tenso
         weights = torch.arange(1.0, EXPERTS + 1)[:, None].expand(-1, DIM).contiguous()
         mine = weights.chunk(ranks)[rank].clone().requires_grad_()
         send: Dispatch = AllToAll(mesh) if dispatch == "alltoall" else Padded(mesh, lambda _: math.ceil(share * 8))
-        outputs = send(rows, counts, lambda *arguments: of_experts(mine, *arguments))
+        outputs = send(rows, counts, lambda *arguments: of_experts(mine, *arguments), None)
         (outputs[:used] ** 2).sum().backward()
         assert rows.grad is not None and mine.grad is not None
         gradients = [torch.empty_like(mine) for _ in range(ranks)]
@@ -78,6 +80,56 @@ def test_more_rows_than_the_capacity_make_the_outputs_nan(gloo: GlooPool) -> Non
     assert all(outputs.isnan().all() for outputs, *_ in results)
     results = gloo.run(2, dispatched, "uneven", "device", 0.75, 0)
     assert all(torch.equal(outputs, expected) for outputs, _, _, expected, *_ in results)
+
+
+class Recorded(TorchDispatchMode):
+    """Records the operators that run: what they compute first, "start" and "wait" for exchanges of fp32, and "beside"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        names = {"all_to_all_single": "start", "wait_tensor": "wait", "tanh": "beside", "tanh_backward": "beside"}
+        name = names.get(func.overloadpacket.__name__)
+        if name and args[0].is_floating_point():
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def beside_a_dispatch(dispatch: str) -> tuple[list[str], list[str], bool]:
+    """Return what runs in the forward and the backward pass, and whether the numbers are those of one after the other."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo")
+    try:
+        mesh = init_device_mesh("cpu", (ranks,))
+        send: Dispatch = AllToAll(mesh) if dispatch == "alltoall" else Padded(mesh, lambda _: 8)
+        counts, factors = counts_of("uneven", rank), torch.arange(1.0, EXPERTS + 1).chunk(ranks)[rank]
+        source = torch.randn(int(counts.sum()), DIM, generator=torch.Generator().manual_seed(rank)).requires_grad_()
+
+        def compute(rows: Tensor, counts: Tensor) -> Tensor:
+            return of_experts(factors, rows, counts)
+
+        results: list[Tensor] = []
+        with Recorded() as forward:
+            outputs = send(source * 2, counts, compute, lambda: results.append((source * 3).tanh()))
+        with Recorded() as backward:
+            (outputs * results[0]).sum().backward()
+        (gradient,) = torch.autograd.grad(
+            (send(source * 2, counts, compute, None) * (source * 3).tanh()).sum(), source, retain_graph=True
+        )
+        assert source.grad is not None
+        return forward.found, backward.found, torch.equal(gradient, source.grad)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("dispatch", ["alltoall", "device"])
+def test_something_else_is_computed_while_rows_are_on_their_way_in_both_directions(gloo: GlooPool, dispatch: str) -> None:
+    for forward, backward, equal in gloo.run(2, beside_a_dispatch, dispatch):
+        assert forward == ["start", "beside", "wait", "start", "wait"]
+        assert backward == ["start", "wait", "start", "beside", "wait"]
+        assert equal
 
 
 def test_move_is_indexing_with_a_gradient_by_gathering() -> None:

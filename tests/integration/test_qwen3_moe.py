@@ -8,9 +8,11 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job, run_recipe
@@ -101,6 +103,34 @@ COMPILED = {"one device": (1, {}), "EP 2": (2, {EP: 2}), "EP 2 x PP 2": (4, {EP:
 
 
 @pytest.mark.full
+def trained_beside(folder: str, dispatch: str, one_after_the_other: bool) -> tuple[RunRecord, list[bool]]:
+    """Train, and return also whether something was computed beside each exchange of rows."""
+    from titan_experts import dispatch as dispatches
+
+    exchange, found = dispatches.exchange_rows, list[bool]()
+
+    def exchanged(*arguments: Any) -> Tensor:
+        *exchanged, beside = arguments if len(arguments) == 5 else (*arguments, None)
+        found.append(beside is not None)
+        if not one_after_the_other or beside is None:
+            return exchange(*exchanged, beside)
+        result = exchange(*exchanged)
+        beside()
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatches, "exchange_rows", exchanged)
+        overrides = {**settings("deepseek"), EP: 2, "parallelism.expert_parallel_dispatch": dispatch}
+        return run_in(folder, overrides, True, "qwen3_moe_debug"), found
+
+
+@pytest.mark.parametrize("dispatch", [pytest.param("alltoall", marks=pytest.mark.full), "device"])
+def test_shared_experts_compute_while_rows_are_on_their_way(gloo: GlooPool, tmp_path: Path, dispatch: str) -> None:
+    (run, beside), (in_turn, _) = (gloo.run(2, trained_beside, str(tmp_path), dispatch, turn)[0] for turn in (False, True))
+    assert beside and beside == [True, False] * (len(beside) // 2)  # not the way back
+    assert run.losses == in_turn.losses and run.grad_norms == in_turn.grad_norms
+
+
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 @pytest.mark.parametrize("mesh", COMPILED)
 def test_compiled_blocks_are_interrupted_to_count(

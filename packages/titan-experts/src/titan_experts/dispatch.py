@@ -13,12 +13,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from titan_core.toolkit.models import inverse, move_rows
-from titan_experts.torch_private import exchange_counts, exchange_rows
+from titan_experts.exchange import exchange_counts, exchange_rows
 
 Compute = Callable[[Tensor, Tensor], Tensor]
 """(rows sorted by this rank's experts, number of rows of each) -> outputs of the same shape."""
-Dispatch = Callable[[Tensor, Tensor, Compute], Tensor]
-"""(rows, number of rows of each expert, what this rank's experts compute) -> outputs of the same shape as the rows."""
+Beside = Callable[[], object]
+"""What the rank computes once while the rows are on their way to their experts."""
+Dispatch = Callable[[Tensor, Tensor, Compute, Beside | None], Tensor]
+"""(rows, number of rows of each expert, what this rank's experts compute, what it computes meanwhile) -> outputs of the same
+shape as the rows."""
 
 
 class AllToAll:
@@ -27,14 +30,14 @@ class AllToAll:
     def __init__(self, mesh: DeviceMesh) -> None:
         self._mesh = mesh
 
-    def __call__(self, rows: Tensor, counts: Tensor, compute: Compute) -> Tensor:
+    def __call__(self, rows: Tensor, counts: Tensor, compute: Compute, beside: Beside | None = None) -> Tensor:
         """Return what the experts of all ranks compute; see :data:`Dispatch`."""
         ranks = self._mesh.size()
         # [ranks, experts per rank]: the rows that this rank sends to each rank, and those that each rank sends to this one.
         leaving = counts.view(ranks, -1)
         arriving = exchange_counts(counts, self._mesh).view(ranks, -1)
         sent, received = torch.stack((leaving.sum(1), arriving.sum(1))).tolist()
-        arrived = exchange_rows(rows[: sum(sent)], received, sent, self._mesh)
+        arrived = exchange_rows(rows[: sum(sent)], received, sent, self._mesh, beside)
         # Rows arrive sorted by rank, then by expert. The experts need them sorted by expert.
         experts = torch.arange(arriving.shape[1], device=rows.device).repeat(ranks)
         order = experts.repeat_interleave(arriving.flatten(), output_size=sum(received)).argsort(stable=True)
@@ -54,7 +57,7 @@ class Padded:
         """
         self._mesh, self._most = mesh, most
 
-    def __call__(self, rows: Tensor, counts: Tensor, compute: Compute) -> Tensor:
+    def __call__(self, rows: Tensor, counts: Tensor, compute: Compute, beside: Beside | None = None) -> Tensor:
         """Return what the experts of all ranks compute; see :data:`Dispatch`. If this rank has more rows for a rank than it
         can send, all outputs are NaN."""
         ranks, limit = self._mesh.size(), self._most(rows.shape[0])
@@ -65,13 +68,14 @@ class Padded:
         # Slot -> row, and row -> slot; -1: none.
         row_of = torch.where(slots < sent[:, None], starts[:, None] + slots, -1).flatten()
         slot_of = inverse(row_of, rows.shape[0])
-        padded = exchange_rows(move_rows(rows, row_of, slot_of, partial=True), [limit] * ranks, [limit] * ranks, self._mesh)
+        equal = [limit] * ranks
+        padded = exchange_rows(move_rows(rows, row_of, slot_of, partial=True), equal, equal, self._mesh, beside)
         arriving = exchange_counts(leaving.flatten(), self._mesh).view(ranks, -1)
         # Experts come first in their order, then the slots that hold nothing.
         expert_of = torch.searchsorted(arriving.cumsum(1), slots.expand(ranks, -1).contiguous(), right=True)
         order = expert_of.flatten().argsort(stable=True)
         back = inverse(order)
         outputs = move_rows(compute(move_rows(padded, order, back), arriving.sum(0)), back, order)
-        returned = exchange_rows(outputs, [limit] * ranks, [limit] * ranks, self._mesh)
+        returned = exchange_rows(outputs, equal, equal, self._mesh)
         overflows = (sent > limit).any()
         return move_rows(returned, slot_of, row_of, partial=True).masked_fill(overflows, torch.nan)

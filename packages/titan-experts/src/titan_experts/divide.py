@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 
-from titan_core.api import Experts, ModelLayout, ModelPart, TrainingContext
+from titan_core.api import BesideExperts, Experts, ModelLayout, ModelPart, TrainingContext
 from titan_experts.check import folded
 from titan_experts.config import VIEW, ExpertParallelKeys
 from titan_experts.dispatch import AllToAll, Dispatch, Padded
@@ -28,7 +28,7 @@ FREE_ROWS = 1024
 
 def apply(part: ModelPart, context: TrainingContext[ExpertParallelKeys]) -> ModelPart:
     """Divide the modules that hold experts over the view ``ep``."""
-    for path, module in part.named_modules():
+    for path, module in list(part.named_modules()):
         rules = expert_rules(module, path, part.layout)
         if rules:
             before = dict(module.named_parameters(recurse=False))
@@ -36,7 +36,20 @@ def apply(part: ModelPart, context: TrainingContext[ExpertParallelKeys]) -> Mode
                 module.register_parameter(name, _divided(before[name], rule.dim, context))
             inner: Any = module.forward
             module.forward = DividedExperts(module, inner, dispatch_of(path, context), tuple(rules))
+        elif isinstance(module, BesideExperts):
+            part.module.set_submodule(path, DuringExchange())
     return part
+
+
+class DuringExchange(BesideExperts):
+    """Lets divided experts compute something else while their rows are on their way."""
+
+    def forward(
+        self, experts: nn.Module, rows: Tensor, counts: Tensor, other: Callable[[], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """See :class:`titan_core.api.BesideExperts`."""
+        results: tuple[Tensor, Tensor] = experts(rows, counts, other)
+        return results
 
 
 def dispatch_of(path: str, context: TrainingContext[ExpertParallelKeys]) -> Dispatch:
@@ -96,13 +109,21 @@ class DividedExperts:
         """
         self._module, self._inner, self._dispatch, self._names = module, inner, dispatch, names
 
-    def __call__(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """
+    def __call__(
+        self, rows: Tensor, counts: Tensor, other: Callable[[], Tensor] | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the outputs of the rows, and what ``other`` returns, if it is given.
+
         Args:
             rows: ``[rows, dim]``, sorted by expert.
             counts: number of rows of each expert, int64 ``[experts]``.
+            other: is called while the rows are on their way to their experts.
         """
-        return self._dispatch(rows, counts, self._local_forward)
+        if other is None:
+            return self._dispatch(rows, counts, self._local_forward, None)
+        results: list[Tensor] = []
+        outputs = self._dispatch(rows, counts, self._local_forward, lambda: results.append(other()))
+        return outputs, results[0]
 
     def _local_forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Call the original forward with this rank's experts, or its share of them under tensor parallelism, as parameters:

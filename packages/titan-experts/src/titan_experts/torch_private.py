@@ -1,7 +1,7 @@
 """The private torch API that this plugin uses, checked with torch 2.15.
 
-* ``torch.distributed._functional_collectives``: all-to-all on a ``DeviceMesh``, with autograd. Its public counterparts in
-  ``torch.distributed.nn.functional`` are deprecated in favour of it.
+* ``torch.ops._c10d_functional``: all-to-all and the wait for it, as two operators that can be compiled. The public ones of
+  ``torch.distributed.nn.functional`` are deprecated, and wait at once.
 * ``nn.Module._parameters``: the parameters as registered. Attribute access may return this rank's share of a parameter
   instead, as tensor parallelism does.
 """
@@ -12,24 +12,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.distributed._functional_collectives import all_to_all_single_autograd
-from torch.distributed.device_mesh import DeviceMesh
 
 
-def exchange_counts(counts: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Send an equal piece of ``counts`` to each rank of ``mesh``, and return the received pieces in rank order."""
-    equal = [len(counts) // mesh.size()] * mesh.size()
-    return exchange_rows(counts, equal, equal, mesh)
-
-
-def exchange_rows(rows: Tensor, received: list[int], sent: list[int], mesh: DeviceMesh) -> Tensor:
-    """Send ``sent[rank]`` rows to each rank of ``mesh``, and return the received rows in rank order. Differentiable.
+def start_all_to_all(rows: Tensor, received: list[int], sent: list[int], group: str) -> Tensor:
+    """Start to send ``sent[rank]`` of the contiguous ``rows`` to each rank of the group called ``group``. Return the rows
+    that arrive, in the order of the ranks, for :func:`wait`. Has no gradient.
 
     Args:
         received: number of rows from each rank.
     """
-    return all_to_all_single_autograd(rows, received, sent, mesh)
+    result: Tensor = torch.ops._c10d_functional.all_to_all_single.default(rows, received, sent, group)
+    return result
+
+
+def wait(arriving: Tensor) -> Tensor:
+    """Return what a collective that has been started returns. Has no gradient."""
+    result: Tensor = torch.ops._c10d_functional.wait_tensor.default(arriving)
+    return result
 
 
 def registered_parameters(module: nn.Module) -> dict[str, Any]:

@@ -5,11 +5,13 @@ Shape suffixes in comments: B batch, S sequence, N = B x S tokens, D width, K ex
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from titan_core.api import ExpertChoice, GroupedLinear, combine, mask_rows, permute_to_experts
+from titan_core.api import BesideExperts, ExpertChoice, GroupedLinear, combine, mask_rows, permute_to_experts
 from titan_core.toolkit.decoder import FeedForward
 from titan_models_qwen3.moe_config import Qwen3MoEArgs
 from titan_models_qwen3.mtp_model import PredictingDecoder
@@ -81,13 +83,16 @@ class MixtureOfExperts(nn.Module):
         self.router = TokenRouter(args)
         self.experts = StackedExperts(args)
         self.shared = FeedForward(args.dim, args.shared_dim) if args.n_shared_experts else None
+        self.beside = BesideExperts()
 
     def forward(self, x: Tensor) -> Tensor:
         """B S D to B S D."""
         weights, chosen, _ = self.router(x)
         rows, counts, places = permute_to_experts(x.flatten(0, 1), chosen, self.n_experts)
-        result = combine(self.experts(rows, counts), weights, places).view_as(x)
-        return result if self.shared is None else result + self.shared(x)
+        if self.shared is None:
+            return combine(self.experts(rows, counts), weights, places).view_as(x)
+        outputs, shared = self.beside(self.experts, rows, counts, partial(self.shared, x))
+        return combine(outputs, weights, places).view_as(x) + shared
 
 
 class Qwen3MoE(PredictingDecoder):

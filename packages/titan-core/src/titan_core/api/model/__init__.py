@@ -32,6 +32,7 @@ divided::
 * ``ExpertChoice``: a module that chooses the experts of each token by their scores
 * ``grouped_linear``: the linear layers of all experts, each applied to its rows
 * ``GroupedLinear``: the same as a module, which transforms can replace
+* ``BesideExperts``: shared experts, computed while rows are on their way between ranks
 * ``permute_to_experts``: copies tokens to rows sorted by expert
 * ``combine``: sums what the experts of each token return
 * ``mask_rows``: zeros in rows that belong to no expert
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from titan_core.api.model.decoding import Decoding as Decoding, current_decoding as current_decoding
     from titan_core.api.model.dropout import Dropout as Dropout
     from titan_core.api.model.experts import (
+        BesideExperts as BesideExperts,
         ExpertChoice as ExpertChoice,
         GroupedLinear as GroupedLinear,
         combine as combine,

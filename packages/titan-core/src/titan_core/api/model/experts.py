@@ -5,7 +5,7 @@ Shape suffixes in comments: N tokens, D width, K experts that a token passes thr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,23 @@ class GroupedLinear(nn.Module):
     def forward(self, rows: Tensor, weight: Tensor, counts: Tensor, *, masked: bool = True) -> Tensor:
         """See :func:`grouped_linear`."""
         return grouped_linear(rows, weight, counts, masked=masked)
+
+
+class BesideExperts(nn.Module):
+    """Calls a module of experts, and computes what else the block needs of its input, such as shared experts. A transform
+    that moves rows between ranks replaces it by a subclass that computes this while the rows are on their way, in any
+    model."""
+
+    def forward(
+        self, experts: nn.Module, rows: Tensor, counts: Tensor, other: Callable[[], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return what ``experts``, called with ``rows`` and ``counts``, and ``other`` return.
+
+        Args:
+            experts: see :class:`titan_core.api.Experts`.
+            other: computes what does not depend on ``experts``. Is called once.
+        """
+        return experts(rows, counts), other()
 
 
 def grouped_weight_gradient(gradient: Tensor, rows: Tensor, counts: Tensor) -> Tensor:
