@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,6 +13,9 @@ from harness.jobs import make_job
 pytest.importorskip("titan_simulate")
 
 if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+
     from titan_simulate.estimate.work import Work
 
 P = "parallelism."
@@ -25,8 +28,8 @@ JOB: dict[str, object] = {
 RING = {P + "context_parallel_degree": 2, P + "context_parallel_rotate_method": "alltoall"}
 
 
-def traced(settings: dict[str, object], world_size: int) -> list[Work]:
-    """Return the trace of a step of ``llama3_debug``, all modules of which a compiler would compile."""
+def traced(settings: dict[str, object], world_size: int, recipe: str = "llama3_debug") -> list[Work]:
+    """Return the trace of a step of a recipe, all modules of which a compiler would compile."""
     from titan_core.loop.training import train
     from titan_simulate.engine.simulate import SETTINGS, simulate
     from titan_simulate.estimate.trace import Trace
@@ -34,7 +37,7 @@ def traced(settings: dict[str, object], world_size: int) -> list[Work]:
     trace = Trace(lambda module: True)
     with tempfile.TemporaryDirectory() as folder:
         more = {"training.steps": 1, "job.dump_folder": folder, **SETTINGS, **JOB, **settings}
-        simulate(make_job("llama3_debug", more, world_size, missing_ok=True), train, observers=[trace], strict=False)
+        simulate(make_job(recipe, more, world_size, missing_ok=True), train, observers=[trace], strict=False)
     return trace.work
 
 
@@ -53,10 +56,44 @@ def test_the_hooks_of_fsdp_are_not_compiled(fake_cuda: FakeCuda) -> None:
     assert hooks and not any(work.compiled for work in hooks)
 
 
+def exchanges_of_experts(of_torch: bool) -> list[Work]:
+    """Return the trace of a model with experts on two ranks, which torch's own function exchanges if ``of_torch``."""
+    from torch.distributed import _functional_collectives
+
+    from titan_experts import dispatch
+
+    def exchange(rows: Tensor, received: list[int], sent: list[int], mesh: DeviceMesh, beside: Any = None) -> Tensor:
+        arriving = _functional_collectives.all_to_all_single_autograd(rows, received, sent, mesh)
+        if beside is not None:
+            beside()
+        return arriving
+
+    with pytest.MonkeyPatch.context() as patch:
+        if of_torch:
+            patch.setattr(dispatch, "exchange_rows", exchange)
+        args = "{n_layers = 1, n_shared_experts = 1}"
+        return traced({"model.args": args, P + "expert_parallel_degree": 2}, 2, "qwen3_moe_debug")
+
+
+@pytest.mark.parametrize("of_torch", [False, True])
+def test_what_experts_compute_waits_for_their_rows(fake_cuda: FakeCuda, of_torch: bool) -> None:
+    """What torch's own exchange returns waits when it is read, which no operator shows; estimates never waited."""
+    pytest.importorskip("titan_experts")
+    trace = fake_cuda.call(exchanges_of_experts, of_torch)
+    forward = [work for work in trace if work.phase == "forward"]
+    exchanged = [number for number, work in enumerate(trace) if "all_to_all" in work.name and work.phase == "forward"]
+    _counts, there, back = exchanged
+    waits = [work.after for work in forward if work.kind.name == "WAIT"]
+    assert [there] in map(list, waits) and [back] in map(list, waits)
+    shared = [number for number, work in enumerate(trace) if work.module.endswith("shared.w2") and work in forward]
+    assert shared and there < shared[0] < back
+    if not of_torch:
+        (waited,) = (number for number, work in enumerate(trace) if work.kind.name == "WAIT" and work.after == (there,))
+        assert shared[0] < waited < back
+
+
 def types_of_matmuls() -> list[str]:
     """Return the types of matmuls of all formats, in which CUDA devices compute."""
-    from typing import Any
-
     import torch
 
     from titan_simulate.engine.fake_device import FakeDevice

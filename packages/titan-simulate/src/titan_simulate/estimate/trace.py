@@ -21,6 +21,8 @@ from titan_simulate.torch_private import process_group_of
 _OVERWRITTEN = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_"})
 _ROWS = frozenset({"embedding", "index", "index_select", "gather", "embedding_dense_backward", "index_put_", "scatter_add_"})
 """Read or write only the rows, or elements, that indices select."""
+_WAITS = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
+"""The second one waits when its result is read (torch 2.15), which no operator shows: it counts as waiting at once."""
 _TYPES = {
     torch.float64: "fp32", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
     torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
@@ -74,7 +76,7 @@ class Trace:
         position, stream = len(self.work), str(operation.stream)
         keywords: dict[str, Any] = {}
         kind = self._kind(operation, short)
-        if short == "wait_tensor":
+        if short in _WAITS:
             kind = Kind.WAIT
             after += [self._made_by[one.storage] for one in reads if one.storage in self._made_by]
             reads = writes = ()
