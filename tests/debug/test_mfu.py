@@ -6,6 +6,7 @@ import functools
 import itertools
 import logging
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,15 +39,27 @@ class Clock:
         return self.now
 
 
+@pytest.fixture
+def unmeasured() -> Iterator[None]:
+    """A process that has measured no device, also afterwards."""
+    peak_flops._measured.cache_clear()
+    yield
+    peak_flops._measured.cache_clear()
+
+
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("slowed", [[1.0], [9.0, 3.0, 8.0, 5.0, 1.0], [40.0] * 9 + [1.0]], ids=["idle", "busy", "very busy"])
 def test_the_peak_is_the_fastest_of_many_short_matmuls(monkeypatch: pytest.MonkeyPatch, slowed: list[float]) -> None:
     clock = Clock(1e11, slowed)
     monkeypatch.setattr(torch, "mm", clock.mm)
     monkeypatch.setattr(time, "perf_counter", clock.perf_counter)
     assert measured_flops(CPU, torch.float32) == pytest.approx(1e11)
-    assert clock.now < 3.0  # it does not measure forever
+    measured = clock.now
+    assert measured < 3.0  # it does not measure forever
+    assert measured_flops(CPU, torch.float32) == pytest.approx(1e11) and clock.now == measured  # once in a process
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_peak_is_measured_quickly_and_draws_no_random_number() -> None:
     state = torch.get_rng_state()
     started = time.process_time()

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -90,9 +91,14 @@ def ideal_time_per_token(
 
 def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
     """Return the FLOP/s of the fastest of many short matmuls under the current ``float32_matmul_precision`` and number of
-    threads. Takes about 0.1 s on an idle CPU."""
+    threads. Takes about 0.1 s on an idle CPU, once in a process."""
     if dtype.itemsize == 1:
         dtype = torch.bfloat16  # not every device can multiply in 8 bits, so use its 16-bit speed
+    return _measured(device, dtype, torch.get_float32_matmul_precision(), torch.get_num_threads())
+
+
+@cache
+def _measured(device: torch.device, dtype: torch.dtype, _precision: str, _threads: int) -> float:
     if device.type == "cuda":
         # Several large matmuls per repeat, so that launch and synchronisation overhead is negligible.
         size, matmuls, repeats, seconds = 8192, 10, 8, 0.0

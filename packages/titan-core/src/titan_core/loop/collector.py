@@ -17,6 +17,7 @@ def collector_as_before() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_freeze_count() > frozen:
+        # Counting takes 0.1 s per million frozen objects; unfreezing takes no time, also where nothing is frozen.
+        if not frozen or gc.get_freeze_count() > frozen:
             gc.unfreeze()
         (gc.enable if enabled else gc.disable)()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -132,6 +133,7 @@ def discover(entry_points: Iterable[importlib_metadata.EntryPoint] | None = None
     broken: list[BrokenPlugin] = []
     disabled: list[InstalledPlugin] = []
     seen: set[tuple[str, str, str]] = set()
+    manager = hook_manager()
     # The core comes first, so that its commands head the help. The others are sorted by name: file systems have no order.
     for entry_point in sorted(entry_points, key=lambda point: (point.name != CORE, point.name, point.value)):
         distribution, version = _distribution_of(entry_point)
@@ -142,9 +144,9 @@ def discover(entry_points: Iterable[importlib_metadata.EntryPoint] | None = None
             disabled.append(InstalledPlugin(entry_point.name, distribution, version))
             continue
         try:
-            with _named_if_slow(f"plugin {entry_point.name!r} ({distribution} {version})", entry_point.name):
+            with _named_if_slow(f"plugin {entry_point.name!r} ({distribution} {version})", entry_point):
                 module = _import(entry_point)
-                components = components_of(module)
+                components = components_of(module, manager)
             plugin = Plugin(entry_point.name, distribution, version, module, components)
             plugins.append(
                 replace(plugin, components=tuple(with_origin(component, plugin.origin) for component in plugin.components))
@@ -152,7 +154,7 @@ def discover(entry_points: Iterable[importlib_metadata.EntryPoint] | None = None
         except PluginError as error:
             broken.append(BrokenPlugin(entry_point.name, distribution, version, str(error)))
     for file, module in load_plugin_files():
-        plugin = _from_file(file, module)
+        plugin = _from_file(file, module, manager)
         if plugin.name in switched_off:
             disabled.append(InstalledPlugin(plugin.name, plugin.distribution, plugin.version))
         else:
@@ -163,10 +165,13 @@ def discover(entry_points: Iterable[importlib_metadata.EntryPoint] | None = None
 
 
 @contextmanager
-def _named_if_slow(plugin: str, name: str) -> Iterator[None]:
+def _named_if_slow(plugin: str, entry_point: importlib_metadata.EntryPoint) -> Iterator[None]:
     """Log one line if the block, which loads ``plugin``, takes longer than :data:`SLOW_SECONDS`: an import that hangs
     would be silent otherwise."""
-    fix = f"{DISABLE_VARIABLE}={name} leaves it out"
+    if entry_point.module in sys.modules:  # it has been loaded before, and did not hang
+        yield
+        return
+    fix = f"{DISABLE_VARIABLE}={entry_point.name} leaves it out"
     line = f"titan: {plugin} is still loading after {SLOW_SECONDS:g} s; {fix}"
     timer = threading.Timer(SLOW_SECONDS, lambda: log.warning("%s", line))  # on stderr unless a program has set up logging
     timer.daemon = True  # if the process is interrupted meanwhile
@@ -188,14 +193,14 @@ def _require_known(switched_off: Iterable[str], names: list[str]) -> None:
         raise UserError(*(Problem(where, f"no plugin is named {name!r}", nearest(name, names)) for name in unknown))
 
 
-def _from_file(file: PluginFile, module: ModuleType) -> Plugin:
+def _from_file(file: PluginFile, module: ModuleType, manager: pluggy.PluginManager) -> Plugin:
     """Return the plugin in ``file``.
 
     Raises:
         UserError: it breaks the contract, or has no hooks. The user asked for this file, so the command cannot do without.
     """
     try:
-        components = components_of(module)
+        components = components_of(module, manager)
     except PluginError as error:
         raise UserError.one(file.where, str(error), "fix the file (see docs/plugins.md)") from error
     if not components and not any(hasattr(value, f"{hookspecs.PROJECT}_impl") for value in vars(module).values()):
@@ -225,8 +230,12 @@ def _import(entry_point: importlib_metadata.EntryPoint) -> ModuleType:
     return module
 
 
-def components_of(module: ModuleType) -> tuple[Component, ...]:
+def components_of(module: ModuleType, manager: pluggy.PluginManager) -> tuple[Component, ...]:
     """Check a plugin module against the contract and return the components that it registers.
+
+    Args:
+        manager: knows the hooks. No plugin is registered with it before and after: errors and components belong to this
+            plugin alone.
 
     Raises:
         PluginError: it needs another contract version, a hook is misspelt or has a wrong signature, or a hook failed.
@@ -235,27 +244,36 @@ def components_of(module: ModuleType) -> tuple[Component, ...]:
     for name, value in vars(module).items():
         if name.startswith("titan_") and inspect.isfunction(value) and not hasattr(value, f"{hookspecs.PROJECT}_impl"):
             raise PluginError(f"function {name} is not marked with @hookimpl, so it would never be called")
-    # A separate manager, so that errors and components belong to this plugin alone.
-    manager = hook_manager()
     try:
         manager.register(module)
         manager.check_pending()
+        components = list(_registered(manager))
     except pluggy.PluginValidationError as error:
         raise PluginError(" ".join(str(error).split())) from error
-    components: list[Component] = []
+    finally:
+        if manager.is_registered(module):
+            manager.unregister(module)
+    _check_keys(components)
+    return tuple(components)
+
+
+def _registered(manager: pluggy.PluginManager) -> Iterator[Component]:
+    """Yield the components of the only plugin of ``manager``.
+
+    Raises:
+        PluginError: a hook fails, or returns something else.
+    """
     for hook, kind in REGISTRATION_HOOKS.items():
         # Not called through pluggy, which drops a None. A module has at most one implementation of a hook.
         for implementation in getattr(manager.hook, hook).get_hookimpls():
             if implementation.wrapper or implementation.hookwrapper:
                 raise PluginError(f"hook {hook} is a wrapper; registration hooks have nothing to wrap")
             try:
-                components += components_from(hook, kind, implementation.function())
+                yield from components_from(hook, kind, implementation.function())
             except PluginError:
                 raise
             except (Exception, SystemExit) as error:
                 raise PluginError(f"hook {hook} raised {type(error).__name__}: {error}") from error
-    _check_keys(components)
-    return tuple(components)
 
 
 def _check_keys(components: Sequence[Component]) -> None:
