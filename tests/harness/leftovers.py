@@ -73,9 +73,12 @@ def settings_undone() -> Iterator[None]:
         torch.set_default_dtype(dtype)
         hide_all(False)  # an interrupted job hides the progress of its process
         os.umask(umask)
-        logging.disable(disabled)
+        if logging.root.manager.disable != disabled:
+            logging.disable(disabled)
         for name, logger in _loggers().items():
-            logger.setLevel(levels.get(name, logging.NOTSET))
+            level = levels.get(name, logging.NOTSET)
+            if logger.level != level:  # setting one clears a cache of every logger
+                logger.setLevel(level)
         for number, handler in handlers.items():
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
