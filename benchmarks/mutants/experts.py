@@ -50,5 +50,7 @@ MUTANTS = (
     Mutant("experts-z-loss-without-a-gradient", BALANCE, "logits.logsumexp(-1)", "logits.detach().logsumexp(-1)", (LOSSES,)),
     Mutant("experts-z-loss-divided", BALANCE, "add_auxiliary_loss(logits, Z_LOSS, loss, divided=divided)", "add_auxiliary_loss(logits, Z_LOSS, loss, divided=True)", (BIASED,)),
     Mutant("experts-z-loss-in-vain", "experts/check_routers.py", "if trial.same(lost):", "if False:", (LOSSES,)),
+    Mutant("experts-bias-of-another-name", "experts/check_routers.py", '.get(name or "")', '.get("choice.bias")', (LOSSES,)),
+    Mutant("experts-no-bias-accepted", "experts/check_routers.py", "any(router.bias is None for router", "any(False for router", (LOSSES,)),
     Mutant("experts-unequal-at-first", BALANCE, "1.0 / rows.shape[0])", "0.0)", (BALANCED,)),
 )  # fmt: skip

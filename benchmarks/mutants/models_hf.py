@@ -12,7 +12,8 @@ SCALED, WINDOW, SINKS, CAPPED = (
 )
 REFUSALS = "tests/models_hf/test_refusals.py"
 FORMATS = "tests/models_hf/test_formats.py"
-EXPERTS = "tests/models_hf/test_experts.py"
+HF_ROUTERS = "tests/integration/test_hf_routers.py"
+EXPERTS, ROUTERS = "tests/models_hf/test_experts.py", "tests/models_hf/test_routers.py"
 RECURRENCES = "tests/models_hf/test_recurrences.py"
 OPTIONS = "tests/core/test_attention_options.py"
 PARTS = "tests/parallel/test_attention.py"
@@ -47,7 +48,14 @@ MUTANTS = (
     Mutant("hf-later-positions-seen", "models-hf/reference.py", "if not trial.same(trial.run(tokens)[:, :-1], trial.run(trial.tokens)[:, :-1]):", "if False:", ("tests/models_hf/test_refusals.py",)),
     Mutant("hf-experts-not-compared", "models-hf/reference.py", "            compute_by_library(module)\n", "            pass\n", (REFUSALS,)),
     Mutant("hf-bias-of-no-expert", "models-hf/experts.py", "(0, 0, 0, 1))[experts]", "(0, 0, 0, 1))[experts.clamp(max=len(counts) - 1)]", (EXPERTS,)),
-    Mutant("hf-any-router-is-a-softmax", "models-hf/routers.py", " and torch.allclose(factors, factors[:, :1], rtol=1e-4)", "", (EXPERTS,)),
+    Mutant("hf-any-router-is-a-softmax", "models-hf/routers.py", " and torch.allclose(factors, factors[:, :1], rtol=1e-4)", "", (ROUTERS,)),
+    Mutant("hf-loss-of-the-logits-lost", "models-hf/routers.py", "if returned is not logits:", "if False:", (ROUTERS,)),
+    Mutant("hf-scores-of-other-logits", "models-hf/routers.py", "_SCORES[scores](returned)", "_SCORES[scores](returned * 2)", (ROUTERS,)),
+    Mutant("hf-any-buffer-is-a-bias", "models-hf/routers.py", "found += [name] if same else []", "found += [name]", (ROUTERS,)),
+    Mutant("hf-bias-of-the-logits", "models-hf/routers.py", " and torch.equal(after, logits)", "", (ROUTERS,)),
+    Mutant("hf-bias-of-the-weights", "models-hf/routers.py", "same &= scores_of(router, hidden) == scores", "pass", (ROUTERS,)),
+    Mutant("hf-bias-not-saved", "models-hf/routers.py", "if name in kept and bias.shape", "if bias.shape", (ROUTERS,)),
+    Mutant("hf-bias-not-in-the-layout", LAYOUT, "per_token=one.per_token, bias=one.bias)", "per_token=one.per_token)", (HF_ROUTERS,)),
     Mutant("hf-experts-not-transposed", "models-hf/experts.py", "weight.mT if module.is_transposed else weight", "weight", (EXPERTS,)),
     Mutant("cap-after-the-mask", DENSE, "        scores = softcap * torch.tanh(scores / softcap)\n    scores = scores.masked_fill(~seen.unsqueeze(2), -torch.inf)\n", "        scores = softcap * torch.tanh(scores.masked_fill(~seen.unsqueeze(2), -torch.inf) / softcap)\n", (OPTIONS,)),
     Mutant("window-lost-in-the-cache", DECODING, "seen = ((distance >= 0) & (distance < window) & ", "seen = ((distance >= 0) & ", (OPTIONS,)),

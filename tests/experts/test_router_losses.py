@@ -1,4 +1,5 @@
-"""The z-loss of routers is that of the formula, with its gradients, and needs routers whose logits can be reached."""
+"""The z-loss of routers is that of the formula, with its gradients, and needs routers whose logits can be reached. Biases
+are those that the layout names."""
 
 from __future__ import annotations
 
@@ -94,9 +95,9 @@ def routed(change: str = "") -> SmallGPT:
 def job(in_tmp: object, monkeypatch: pytest.MonkeyPatch) -> Job:
     """Return a function that makes a job that trains a model."""
 
-    def made(model: ModelDefinition, weight: float = WEIGHT) -> Any:
+    def made(model: ModelDefinition, weight: float = WEIGHT, balance: str = "none") -> Any:
         monkeypatch.setattr("harness.tiny.define", lambda args: model)
-        return make_job("tiny", {**SETTINGS, "experts.z_loss_weight": weight}, 1)
+        return make_job("tiny", {**SETTINGS, "experts.z_loss_weight": weight, "experts.balance": balance}, 1)
 
     return made
 
@@ -155,3 +156,60 @@ def test_logits_that_cannot_be_reached_are_refused(job: Job, change: str, why: s
 def test_a_model_without_routers_is_refused(job: Job) -> None:
     with pytest.raises(UserError, match=r"experts\.z_loss_weight.*its layout names no routers; set it to 0\.0"):
         job(definition())
+
+
+class Offset(nn.Module):
+    """A choice with a bias of a name of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("offset", torch.zeros(EXPERTS))
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return (scores.detach() + self.offset).topk(PER_TOKEN).indices
+
+
+def biased() -> SmallGPT:
+    model = routed()
+    for block in model.blocks:
+        block.mlp.router.choice = Offset()
+    return model
+
+
+def named(bias: str | None) -> ModelDefinition:
+    """Return a model whose layout names a bias of its routers, which have ``choice.offset``."""
+    router = Router(experts=EXPERTS, per_token=PER_TOKEN, bias=bias)
+    values = {"blocks.*.mlp.router.choice.offset": lambda: torch.zeros(EXPERTS)}
+    return definition(biased, replace(ROUTED, routers={"blocks.*.mlp.router": router}, buffers={**ROUTED.buffers, **values}))
+
+
+class Offsets:
+    """Keeps the biases at the end of the run."""
+
+    def __init__(self) -> None:
+        self.found: list[Tensor] = []
+
+    @hookimpl
+    def titan_train_start(self, run: Any) -> None:
+        self.found += [buffer for name, buffer in run.parts[0].module.named_buffers() if name.endswith("offset")]
+
+
+def test_the_bias_that_the_layout_names_balances(job: Job) -> None:
+    record = run_job(job(named("choice.offset"), 0.0, "bias"), observers=[offsets := Offsets()])
+    assert len(offsets.found) == len(record.statistics[0]["experts_rows"])
+    for bias, rows in zip(offsets.found, record.statistics[0]["experts_rows"], strict=True):
+        loads = torch.tensor(rows).double()
+        assert torch.equal(bias, 0.001 * torch.sign(loads.mean() - loads).float())
+        assert bias.any()
+
+
+@pytest.mark.parametrize(
+    ("bias", "why"),
+    [
+        (None, "choose by their scores alone: it has no bias of the choice, and its weight files could not hold one"),
+        ("choice.bias", r"router 'blocks\.0\.mlp\.router' has no bias: it has no buffer 'choice\.bias'"),
+    ],
+)
+def test_routers_without_a_bias_are_not_balanced_by_one(job: Job, bias: str | None, why: str) -> None:
+    with pytest.raises(UserError, match=rf"experts\.balance.*{why}"):
+        require(job(named(bias), 0.0, "bias"))

@@ -177,11 +177,14 @@ class Curve:
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)
+    z_losses: list[float] = field(default_factory=list)
+    """Of the routers, by step; empty if none is trained with."""
 
 
 def curve_of(record: RunRecord) -> Curve:
     """Return what a run of Titan's has recorded."""
-    return Curve(record.losses, record.grad_norms, record.gradients)
+    z_losses = [losses["router_z_loss"] for losses in record.auxiliary if "router_z_loss" in losses]
+    return Curve(record.losses, record.grad_norms, record.gradients, z_losses)
 
 
 def train(overrides: dict[str, object]) -> Curve:
@@ -190,15 +193,21 @@ def train(overrides: dict[str, object]) -> Curve:
     return curve_of(run_recipe("hf_debug", overrides, weights=True))
 
 
-def train_and_reference(family: str, overrides: dict[str, object], **more: object) -> tuple[Curve, Curve]:
+def train_and_reference(
+    family: str, overrides: dict[str, object], z_loss: float = 0.0, **more: object
+) -> tuple[Curve, Curve]:
     """Train a family on one rank, and from the same weights on the same batches by a plain loop of the library. Return the
-    results of both."""
+    results of both.
+
+    Args:
+        z_loss: factor of the z-loss of routers in the plain loop.
+    """
     torch.set_num_threads(1)
     batches = Batches()
     record = run_recipe("hf_debug", overrides, weights=True, observers=[batches])
     found = curve_of(record)
     found.gradients = of_library(family, found.gradients, **more)
-    return found, plain_loop(family, record, batches.kept, **more)
+    return found, plain_loop(family, record, batches.kept, z_loss, **more)
 
 
 def library_model(family: str, **more: object) -> Any:
@@ -225,8 +234,12 @@ def of_library(family: str, tensors: Mapping[str, Tensor], **more: object) -> di
     return kept | {name: torch.cat([tensors[part] for part in parts]) for name, parts in joined.items()}
 
 
-def plain_loop(family: str, record: RunRecord, batches: list[Batch], **more: object) -> Curve:
-    """Train the library's model by AdamW: each document by itself, in a call of its own."""
+def plain_loop(family: str, record: RunRecord, batches: list[Batch], z_loss: float = 0.0, **more: object) -> Curve:
+    """Train the library's model by AdamW: each document by itself, in a call of its own.
+
+    Args:
+        z_loss: factor of the z-loss of routers, which return their logits first.
+    """
     model = library_model(family, **more)
     parameters = dict(model.named_parameters())
     initial = of_library(family, record.initial, **more)
@@ -235,22 +248,32 @@ def plain_loop(family: str, record: RunRecord, batches: list[Batch], **more: obj
         for name, parameter in parameters.items():
             parameter.copy_(initial[name])
     model.train()
+    logits: list[Tensor] = []
+    for module in model.modules():
+        if z_loss and type(module).__name__.lower().endswith("topkrouter"):
+            module.register_forward_hook(lambda router, inputs, output: logits.append(output[0]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
     result, each = Curve(), len(batches) // len(record.losses)
     for step, rate in enumerate(record.learning_rates):
         of_step = batches[step * each : (step + 1) * each]
         targets = sum(int((batch.targets != -100).sum()) for batch in of_step)
+        positions = sum(batch.tokens.numel() for batch in of_step)
         optimizer.param_groups[0]["lr"] = rate
         optimizer.zero_grad()
-        total = 0.0
+        total = penalties = 0.0
         for batch in of_step:
+            logits.clear()
             loss = _loss(model, batch) / targets
-            loss.backward()
-            total += loss.item()
+            penalty = (
+                sum((torch.log(one.exp().sum(-1)).square().sum() for one in logits), torch.zeros(())) * z_loss / positions
+            )
+            (loss + penalty).backward()
+            total, penalties = total + loss.item(), penalties + penalty.item()
         if not result.gradients:
             result.gradients = {name: one.grad.clone() for name, one in parameters.items() if one.grad is not None}
         result.norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
         result.losses.append(total)
+        result.z_losses += [penalties] if z_loss else []
         optimizer.step()
     return result
 

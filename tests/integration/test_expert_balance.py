@@ -122,7 +122,7 @@ def test_metrics_say_how_busy_experts_are(gloo: GlooPool, experts: str, tmp_path
     [
         (
             {"experts.balance": "bias"},
-            r"the choice of router 'blocks\.0\.feed_forward\.router' has no bias; use another balance",
+            r"router 'blocks\.0\.feed_forward\.router' has no bias: it has no buffer 'choice\.bias'; set it to \"sequence\"",
         ),
         ({"experts.force_balanced": "true"}, r"router 'blocks\.0\.feed_forward\.router' has no module `choice`"),
     ],

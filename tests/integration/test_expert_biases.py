@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from harness.expert_biases import Biases, biases_of
 from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, run_recipe
+from harness.jobs import RunRecord
 from harness.meshes import CP, DR, FAST, PP, RECOMPUTATION, SCHEDULE, TP
 from harness.quick import rows
 
+RECIPE, BIAS = "qwen3_moe_debug", "choice.bias"
 EP = "parallelism.expert_parallel_degree"
 AC, LOCAL = "activation_checkpoint.mode", "training.local_batch_size"
 ARGS = (
@@ -85,33 +85,9 @@ def table() -> dict[str, tuple[int, dict[str, object]]]:
 TABLE = table()
 
 
-Biases = dict[str, list[Tensor]]
-
-
-def biases_of(folder: str, overrides: dict[str, object]) -> tuple[RunRecord, Biases]:
-    """Train, and return the record and the biases of this rank's blocks after each step."""
-    from titan_core.api import hookimpl
-
-    os.chdir(folder)
-    found: Biases = {}
-
-    class Observed:
-        @hookimpl
-        def titan_train_start(self, run: Any) -> None:
-            named = (pair for part in run.parts for pair in part.module.named_buffers())
-            self.biases = {name: bias for name, bias in named if name.endswith("choice.bias")}
-
-        @hookimpl(trylast=True)
-        def titan_step_end(self) -> None:
-            for name, bias in self.biases.items():
-                found.setdefault(name, []).append(bias.clone())
-
-    return run_recipe("qwen3_moe_debug", {"job.device": "cpu", **overrides}, weights=True, observers=[Observed()]), found
-
-
 @pytest.fixture(scope="module")
 def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, Biases]:
-    record, biases = gloo.run(1, biases_of, str(tmp_path_factory.mktemp("one")), SETTINGS)[0]
+    record, biases = gloo.run(1, biases_of, str(tmp_path_factory.mktemp("one")), RECIPE, SETTINGS, BIAS)[0]
     assert len(biases) == 3 and all(values[-1].any() for values in biases.values())
     return record, biases
 
@@ -123,7 +99,7 @@ def test_a_mesh_trains_as_one_device_with_the_same_biases_to_the_bit(
     (one, biases), (ranks, overrides) = one_device, TABLE[name]
     seen: set[str] = set()
     gradients: dict[str, Tensor] = {}
-    for record, found in gloo.run(ranks, biases_of, str(tmp_path), {**SETTINGS, **overrides}):
+    for record, found in gloo.run(ranks, biases_of, str(tmp_path), RECIPE, {**SETTINGS, **overrides}, BIAS):
         assert record.losses == pytest.approx(one.losses, rel=1e-6)
         assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-5)
         assert record.statistics == one.statistics
@@ -140,15 +116,15 @@ def test_a_mesh_trains_as_one_device_with_the_same_biases_to_the_bit(
 
 @pytest.mark.full
 def test_biases_follow_the_rows_by_hand_and_are_saved(gloo: GlooPool, tmp_path: Path) -> None:
-    ((record, biases),) = gloo.run(1, biases_of, str(tmp_path), SETTINGS)
+    ((record, biases),) = gloo.run(1, biases_of, str(tmp_path), RECIPE, SETTINGS, BIAS)
     expected = torch.zeros(8)
     for step, rows_of in enumerate(record.statistics):
         loads = torch.tensor(rows_of["experts_rows"][2]).double()
         expected += 0.01 * torch.sign(loads.mean() - loads).float()
         assert torch.equal(biases["layers.2.feed_forward.router.choice.bias"][step], expected)
     saved = {**SETTINGS, "checkpoint.enable": "true", "job.dump_folder": "saved"}
-    gloo.run(2, biases_of, str(tmp_path), {**saved, "training.stop_at_step": 2, EP: 2})
-    ((resumed, again),) = gloo.run(1, biases_of, str(tmp_path), saved)
+    gloo.run(2, biases_of, str(tmp_path), RECIPE, {**saved, "training.stop_at_step": 2, EP: 2}, BIAS)
+    ((resumed, again),) = gloo.run(1, biases_of, str(tmp_path), RECIPE, saved, BIAS)
     assert resumed.losses == pytest.approx(record.losses[2:], rel=1e-6)
     for name, values in again.items():
         assert torch.equal(values[0], biases[name][2])
@@ -166,7 +142,7 @@ def test_experts_become_equally_busy(gloo: GlooPool, tmp_path: Path, balance: st
     settings = {**SETTINGS, "experts.balance": balance, "experts.bias_rate": 0.02, "experts.balance_weight": 1.0}
     settings |= {"optimizer.lr": 3e-3, "training.steps": 100, LOCAL: 16}
     settings |= {"lr_scheduler.min_lr_factor": 1.0, "experts.z_loss_weight": 0.0}
-    ((record, _),) = gloo.run(1, biases_of, str(tmp_path), settings)
+    ((record, _),) = gloo.run(1, biases_of, str(tmp_path), RECIPE, settings, BIAS)
     busiest = [max(max(one) * 8 / sum(one) for one in step["experts_rows"] if any(one)) for step in record.statistics]
     assert least < sum(busiest[-10:]) / 10 < most
 
@@ -174,6 +150,6 @@ def test_experts_become_equally_busy(gloo: GlooPool, tmp_path: Path, balance: st
 @pytest.mark.full
 def test_experts_can_be_chosen_by_turns(gloo: GlooPool, tmp_path: Path) -> None:
     settings = {**SETTINGS, "experts.balance": "none", "experts.force_balanced": "true", "training.steps": 1}
-    ((record, _),) = gloo.run(1, biases_of, str(tmp_path), settings)
+    ((record, _),) = gloo.run(1, biases_of, str(tmp_path), RECIPE, settings, BIAS)
     blocks = [rows_of for rows_of in record.statistics[0]["experts_rows"] if any(rows_of)]
     assert len(blocks) == 3 and all(len(set(rows_of)) == 1 for rows_of in blocks)

@@ -1,4 +1,4 @@
-"""Experts computed from sorted rows are the library's eager ones, gradients included; and routers are known."""
+"""Experts computed from sorted rows are the library's eager ones, gradients included."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from harness.hf_families import config_of
 from titan_models_hf import transformers_private as library
 from titan_models_hf.config import HFArgs
-from titan_models_hf.derive import derive
 from titan_models_hf.experts import compute_by_library, compute_by_rows
-from titan_models_hf.routers import return_scores, scores_of
 
 EXPERTS, PER_TOKEN, TOKENS, DIM = 4, 2, 20, 64
 KINDS: dict[str, dict[str, Any]] = {
@@ -102,44 +100,3 @@ def test_one_graph_holds_a_call(kind: str) -> None:
 
     compiled = torch.compile(call, fullgraph=True, backend="eager")
     assert torch.equal(compiled(hidden, chosen, weights), call(hidden, chosen, weights))
-
-
-SCORES = {"mixtral": "softmax", "gpt_oss": "softmax", "deepseek_v3": "sigmoid", "llama": None}
-
-
-@pytest.mark.parametrize("family", SCORES)
-def test_routers_are_known_by_what_they_compute(family: str) -> None:
-    architecture, config = config_of(family)
-    args = HFArgs(architecture=architecture, config=config)
-    facts = derive(args)
-    assert len(facts.routers) == len(facts.experts) == {"llama": 0, "deepseek_v3": 3}.get(family, 4)
-    assert {one.scores for one in facts.routers.values()} == ({SCORES[family]} - {None})
-    assert all((one.experts, one.per_token) == (EXPERTS, PER_TOKEN) for one in facts.routers.values())
-
-
-@pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])
-def test_a_router_returns_scores_to_transforms_and_the_same_as_before_to_its_caller(family: str) -> None:
-    architecture, config = config_of(family)
-    router: Any = nn.ModuleList(library.build(library.configuration(architecture, config)).model.layers)[1].mlp
-    router = router.router if family == "gpt_oss" else router.gate
-    hidden = torch.randn(TOKENS, DIM)
-    logits, weights, chosen = router(hidden)
-    return_scores(router, str(SCORES[family]))
-    assert torch.equal(router(hidden)[1], weights) and torch.equal(router(hidden)[2], chosen)
-    ours, choice, scores = router.forward(hidden)
-    assert torch.equal(ours, weights) and torch.equal(choice, chosen)
-    torch.testing.assert_close(scores, logits.softmax(-1) if family == "gpt_oss" else logits.sigmoid())
-
-
-def test_a_router_with_other_weights_is_unknown() -> None:
-    class Squared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.empty(EXPERTS, DIM, device="meta"))
-
-        def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            logits = hidden @ self.weight.T
-            values, chosen = (logits**2).topk(PER_TOKEN)
-            return logits, values, chosen
-
-    assert scores_of(Squared(), (TOKENS, DIM)) is None

@@ -28,6 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from titan_core.api import (
     ModelPart,
     Record,
+    Router,
     Run,
     RunEnd,
     StepReport,
@@ -38,7 +39,7 @@ from titan_core.api import (
     hookimpl,
 )
 from titan_core.toolkit.json_lines import LineFile
-from titan_experts.check_routers import block_of, num_experts
+from titan_experts.check_routers import bias_of, block_of, num_experts
 from titan_experts.config import ExpertsSection
 
 FILE = "debug/expert_rows.jsonl"
@@ -49,8 +50,8 @@ LOSS, Z_LOSS, ROWS = "expert_balance", "router_z_loss", "experts_rows"
 def apply(part: ModelPart, context: TrainingContext[ExpertsSection]) -> ModelPart:
     """Wrap each router of the part."""
     for path, module in part.named_modules():
-        if part.layout.router(path) is not None:
-            module.forward = BalancedRouter(path, module, part, context)
+        if (router := part.layout.router(path)) is not None:
+            module.forward = BalancedRouter(path, module, router, part, context)
     part.statistics = {**part.statistics, ROWS: (part.layout.num_blocks, num_experts(part.layout))}
     if context.section.balance in ("sequence", "global"):
         part.auxiliary_losses += (LOSS,)
@@ -62,8 +63,11 @@ def apply(part: ModelPart, context: TrainingContext[ExpertsSection]) -> ModelPar
 class BalancedRouter:
     """Replaces the forward of a router: counts the rows of each expert, and adds losses."""
 
-    def __init__(self, path: str, module: nn.Module, part: ModelPart, context: TrainingContext[ExpertsSection]) -> None:
+    def __init__(
+        self, path: str, module: nn.Module, router: Router, part: ModelPart, context: TrainingContext[ExpertsSection]
+    ) -> None:
         self.module, self._inner, self._section = module, module.forward, context.section
+        self.bias = router.bias
         self.block = block_of(path, part.layout)
         self.previous = torch.zeros(num_experts(part.layout), dtype=torch.int64, device=context.device)
         """Rows of each expert of the block in the previous step; the observer keeps it."""
@@ -193,7 +197,8 @@ class ExpertLoads:
             for router in self._routers:
                 rows = found[router.block]
                 few = torch.sign(rows.sum() - rows * rows.shape[0])  # exact, so that every mesh has the same biases
-                bias: Any = router.module.get_submodule("choice").bias
+                bias = bias_of(router.module, router.bias)
+                assert bias is not None, "the check of the model has required one"
                 bias += self._section.bias_rate * (taken * few)
 
     @hookimpl

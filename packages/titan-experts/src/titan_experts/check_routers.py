@@ -11,9 +11,10 @@ from titan_core.api import JobContext, ModelLayout, ModelTrial, Problem, Router,
 from titan_experts.config import ExpertsSection
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 BALANCE, Z_LOSS, FORCED = "experts.balance", "experts.z_loss_weight", "experts.force_balanced"
+OTHER_BALANCE = 'set it to "sequence" or "global", or use a model with a bias of each expert (Router.bias)'
 
 
 def check(context: JobContext[ExpertsSection]) -> Iterator[Problem]:
@@ -30,6 +31,14 @@ def check(context: JobContext[ExpertsSection]) -> Iterator[Problem]:
     elif len({router.experts for router in layout.routers.values()}) > 1:
         why = f"the routers of model {context.job.model_name!r} choose from different numbers of experts"
         yield context.config.problem(BALANCE, why, "use a model whose blocks have equally many")
+    elif context.section.balance == "bias" and any(router.bias is None for router in layout.routers.values()):
+        why = f"the routers of model {context.job.model_name!r} choose by their scores alone: it has no bias of the choice,"
+        yield context.config.problem(BALANCE, f"{why} and its weight files could not hold one", OTHER_BALANCE)
+
+
+def bias_of(router: nn.Module, name: str | None) -> Tensor | None:
+    """Return the buffer ``name`` of a router (:attr:`titan_core.api.Router.bias`); ``None`` if it has none."""
+    return dict(router.named_buffers()).get(name or "")
 
 
 def num_experts(layout: ModelLayout) -> int:
@@ -45,8 +54,8 @@ def block_of(path: str, layout: ModelLayout) -> int:
 
 
 def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[ExpertsSection]) -> Iterator[Problem]:
-    """Require that each block has at most one router, which returns what it must, with a choice that has a bias if it is
-    changed, and with logits if they have a loss."""
+    """Require that each block has at most one router, which returns what it must, with a bias if it is changed, and with
+    logits if they have a loss."""
     routers = {path: router for path, _ in model.named_modules() if (router := trial.layout.router(path)) is not None}
     blocks = [block_of(path, trial.layout) for path in routers]
     if -1 in blocks or len(set(blocks)) < len(blocks):
@@ -66,13 +75,13 @@ def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[Ex
         fix = "pass its logits [tokens, experts] through a child module `logits` (nn.Identity()), or set it to 0.0"
         yield context.config.problem(Z_LOSS, wrong, fix)
         return
-    for path in routers:
-        choice = dict(model.get_submodule(path).named_children()).get("choice")
-        if context.section.balance == "bias" and getattr(choice, "bias", None) is None:
-            why = f"the choice of router {path!r} has no bias"
-            yield context.config.problem(BALANCE, why, 'use another balance, or a model with one (an ExpertChoice "choice")')
+    for path, router in routers.items():
+        module = model.get_submodule(path)
+        if context.section.balance == "bias" and bias_of(module, router.bias) is None:
+            why = f"the choice of router {path!r} has no bias: it has no buffer {router.bias!r}"
+            yield context.config.problem(BALANCE, why, OTHER_BALANCE)
             return
-        if context.section.force_balanced and choice is None:
+        if context.section.force_balanced and "choice" not in dict(module.named_children()):
             yield context.config.problem(FORCED, f"router {path!r} has no module `choice`", "set it to false")
             return
 

@@ -60,6 +60,8 @@ class Routing(BaseModel):
     per_token: int
     scores: str
     """Name of the function of its logits to which the weights are proportional: "softmax" or "sigmoid"."""
+    bias: str | None
+    """Name, within the router, of the buffer that is added to the scores for the choice only; ``None``: it has none."""
 
 
 class Facts(BaseModel):

@@ -82,7 +82,9 @@ def layout(args: HFArgs, facts: Facts) -> ModelLayout:
         regions=facts.regions,
         mixers=mixers(facts),
         masks_documents=facts.masks_documents,
-        routers={name: Router(experts=one.experts, per_token=one.per_token) for name, one in facts.routers.items()},
+        routers={
+            name: Router(experts=one.experts, per_token=one.per_token, bias=one.bias) for name, one in facts.routers.items()
+        },
         parameters={pattern: VALUES[name](*numbers) for pattern, (name, numbers) in facts.parameters.items()},
         buffers={name: partial(_buffer, args, name) for name in facts.buffers},
         tied=facts.tied,

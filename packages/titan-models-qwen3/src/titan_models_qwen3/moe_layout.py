@@ -54,7 +54,13 @@ def layout(args: Qwen3MoEArgs) -> ModelLayout:
         base,
         rules=rules,
         regions=("layers.*.attention", *divided),
-        routers={f"{_FEED_FORWARD}.router": Router(experts=args.n_experts, per_token=args.experts_per_token)},
+        routers={
+            f"{_FEED_FORWARD}.router": Router(
+                experts=args.n_experts,
+                per_token=args.experts_per_token,
+                bias="choice.bias" if args.choice_bias else None,
+            )
+        },
         exact=(f"{_FEED_FORWARD}.router.weight",),
         block_costs=args.block_costs(min(args.max_seq_len, USUAL_LENGTH)) if args.n_dense_layers else base.block_costs,
         parameters=_initial_values(args),

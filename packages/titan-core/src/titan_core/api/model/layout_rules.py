@@ -76,8 +76,7 @@ class Router:
       bias: the probabilities of a softmax, or the scores of a sigmoid.
 
     Its child module ``choice``, an :class:`~titan_core.api.ExpertChoice` or a module like it, turns scores into ``chosen``.
-    The attribute ``bias`` of ``choice`` is a persistent buffer, fp32 ``[experts]``, which is added to the scores for the
-    choice only, or ``None``. Transforms that balance the experts wrap both modules and change the bias, in any model.
+    Transforms that force a choice wrap it. Those that balance the experts wrap the router and change its ``bias``.
 
     A router that computes ``scores`` from logits passes them, fp32 ``[tokens, experts]``, through a child module ``logits``,
     such as ``nn.Identity()``, so that a transform can add a loss of them, and uses what it returns.
@@ -90,6 +89,9 @@ class Router:
     """Number of experts that it chooses from."""
     per_token: int
     """Number of experts that each token passes through; those that all tokens pass through are not counted."""
+    bias: str | None = "choice.bias"
+    """Name, within the router, of a persistent buffer, fp32 ``[experts]``, that is added to the scores for the choice only.
+    The buffer may be ``None``, or absent; ``None`` here: no router of the model has one."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.per_token <= self.experts:
