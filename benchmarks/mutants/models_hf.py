@@ -12,7 +12,7 @@ SCALED, WINDOW, SINKS, CAPPED = (
 )
 REFUSALS = "tests/models_hf/test_refusals.py"
 FORMATS = "tests/models_hf/test_formats.py"
-HF_ROUTERS = "tests/integration/test_hf_routers.py"
+UNBIASED = "tests/integration/test_hf_routers.py::test_a_family_without_a_bias_in_its_files_is_refused"
 EXPERTS, ROUTERS = "tests/models_hf/test_experts.py", "tests/models_hf/test_routers.py"
 RECURRENCES = "tests/models_hf/test_recurrences.py"
 OPTIONS = "tests/core/test_attention_options.py"
@@ -55,7 +55,7 @@ MUTANTS = (
     Mutant("hf-bias-of-the-logits", "models-hf/routers.py", " and torch.equal(after, logits)", "", (ROUTERS,)),
     Mutant("hf-bias-of-the-weights", "models-hf/routers.py", "same &= scores_of(router, hidden) == scores", "pass", (ROUTERS,)),
     Mutant("hf-bias-not-saved", "models-hf/routers.py", "if name in kept and bias.shape", "if bias.shape", (ROUTERS,)),
-    Mutant("hf-bias-not-in-the-layout", LAYOUT, "per_token=one.per_token, bias=one.bias)", "per_token=one.per_token)", (HF_ROUTERS,)),
+    Mutant("hf-bias-not-in-the-layout", LAYOUT, "per_token=one.per_token, bias=one.bias)", "per_token=one.per_token)", (UNBIASED,)),
     Mutant("hf-experts-not-transposed", "models-hf/experts.py", "weight.mT if module.is_transposed else weight", "weight", (EXPERTS,)),
     Mutant("cap-after-the-mask", DENSE, "        scores = softcap * torch.tanh(scores / softcap)\n    scores = scores.masked_fill(~seen.unsqueeze(2), -torch.inf)\n", "        scores = softcap * torch.tanh(scores.masked_fill(~seen.unsqueeze(2), -torch.inf) / softcap)\n", (OPTIONS,)),
     Mutant("window-lost-in-the-cache", DECODING, "seen = ((distance >= 0) & (distance < window) & ", "seen = ((distance >= 0) & ", (OPTIONS,)),

@@ -70,7 +70,7 @@ LAYOUT = layout(ARGS)
                 rules={"layers.0.feed_forward.w1.weight": Experts(), **LAYOUT.rules},
                 routers={"layers.*.feed_forward": Router(experts=7, per_token=1)},
             ),
-            r"routers contain Router\(experts=7, per_token=1\) for 'layers.0.feed_forward', but its block has \d+ experts",
+            r"routers let 'layers.0.feed_forward' choose from 7 experts, but its block has \d+",
         ),
         (replace(LAYOUT, block_costs=(1.0,)), "block_costs has 1 numbers, but num_blocks is 6"),
         (

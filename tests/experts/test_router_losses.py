@@ -206,7 +206,7 @@ def test_the_bias_that_the_layout_names_balances(job: Job) -> None:
 @pytest.mark.parametrize(
     ("bias", "why"),
     [
-        (None, "choose by their scores alone: it has no bias of the choice, and its weight files could not hold one"),
+        (None, "has no bias of the choice of experts that training may change and that its weight files hold"),
         ("choice.bias", r"router 'blocks\.0\.mlp\.router' has no bias: it has no buffer 'choice\.bias'"),
     ],
 )

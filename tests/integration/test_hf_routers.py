@@ -127,6 +127,6 @@ def test_biases_are_saved_exported_and_read_back(tmp_path: Path, gloo: GlooPool,
 
 
 def test_a_family_without_a_bias_in_its_files_is_refused(tmp_path: Path, gloo: GlooPool) -> None:
-    why = r"experts\.balance.*choose by their scores alone.*weight files could not hold one.*\"global\""
+    why = r"experts\.balance.*model 'hf' has no bias of the choice of experts.*that its weight files hold.*\"global\""
     with pytest.raises(RuntimeError, match=why):
         biased(gloo, "mixtral", "one", tmp_path)

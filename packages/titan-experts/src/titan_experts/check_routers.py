@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 BALANCE, Z_LOSS, FORCED = "experts.balance", "experts.z_loss_weight", "experts.force_balanced"
-OTHER_BALANCE = 'set it to "sequence" or "global", or use a model with a bias of each expert (Router.bias)'
+OTHER_BALANCE = 'set it to "sequence" or "global", or use a model whose routers have one (Router.bias)'
 
 
 def check(context: JobContext[ExpertsSection]) -> Iterator[Problem]:
@@ -32,8 +32,8 @@ def check(context: JobContext[ExpertsSection]) -> Iterator[Problem]:
         why = f"the routers of model {context.job.model_name!r} choose from different numbers of experts"
         yield context.config.problem(BALANCE, why, "use a model whose blocks have equally many")
     elif context.section.balance == "bias" and any(router.bias is None for router in layout.routers.values()):
-        why = f"the routers of model {context.job.model_name!r} choose by their scores alone: it has no bias of the choice,"
-        yield context.config.problem(BALANCE, f"{why} and its weight files could not hold one", OTHER_BALANCE)
+        why = f"model {context.job.model_name!r} has no bias of the choice of experts that training may change and that its"
+        yield context.config.problem(BALANCE, f"{why} weight files hold", OTHER_BALANCE)
 
 
 def bias_of(router: nn.Module, name: str | None) -> Tensor | None:

@@ -152,7 +152,7 @@ def _routers(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
     for path, _ in model.named_modules():
         router, experts = layout.router(path), held.get(_block_of(path, layout))
         if router is not None and experts is not None and router.experts not in experts:
-            yield f"routers contain {router} for {path!r}, but its block has {min(experts)} experts"
+            yield f"routers let {path!r} choose from {router.experts} experts, but its block has {min(experts)}"
 
 
 def _block_of(path: str, layout: ModelLayout) -> str:
