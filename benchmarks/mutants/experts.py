@@ -10,7 +10,8 @@ DISPATCH, JOBS = "tests/experts/test_dispatch.py", "tests/integration/test_exper
 BALANCED = "tests/integration/test_expert_balance.py"
 BESIDE = "tests/integration/test_qwen3_moe.py::test_shared_experts_compute_while_rows_are_on_their_way"
 BALANCE = "experts/balance.py"
-BIASED, LOSSES = "tests/integration/test_expert_biases.py", "tests/experts/test_router_losses.py"
+WHOLE = "tests/integration/test_hf_routers.py::test_the_z_loss_and_its_gradients_are_those_of_the_formula[deepseek_v3, tp2 whole]"
+LOSSES = "tests/experts/test_router_losses.py"
 MESHES = "tests/integration/test_third_party_meshes.py"
 VIEWED = "tests/parallel/test_region_collectives.py::test_gradients_of_parameters_that_a_view_has_divided_among_the_ranks_are_not_summed"
 REGION = MESHES + "::test_experts_within_a_region_are_not_divided_among_ranks_with_the_same_positions"
@@ -48,9 +49,10 @@ MUTANTS = (
     Mutant("experts-counted-by-all-ranks", BALANCE, "return positions * ranks < self._seq_len", "return True", (BALANCED,)),
     Mutant("experts-z-loss-of-a-share", BALANCE, "logits.logsumexp(-1).square().sum()", "logits.logsumexp(-1).square().mean()", (LOSSES,)),
     Mutant("experts-z-loss-without-a-gradient", BALANCE, "logits.logsumexp(-1)", "logits.detach().logsumexp(-1)", (LOSSES,)),
-    Mutant("experts-z-loss-divided", BALANCE, "add_auxiliary_loss(logits, Z_LOSS, loss, divided=divided)", "add_auxiliary_loss(logits, Z_LOSS, loss, divided=True)", (BIASED,)),
+    Mutant("experts-z-loss-divided", BALANCE, "add_auxiliary_loss(logits, Z_LOSS, loss, divided=divided)", "add_auxiliary_loss(logits, Z_LOSS, loss, divided=True)", (WHOLE,)),
     Mutant("experts-z-loss-in-vain", "experts/check_routers.py", "if trial.same(lost):", "if False:", (LOSSES,)),
     Mutant("experts-bias-of-another-name", "experts/check_routers.py", '.get(name or "")', '.get("choice.bias")', (LOSSES,)),
+    Mutant("experts-bias-of-the-busy-rises", BALANCE, "torch.sign(rows.sum() - rows * rows.shape[0])", "torch.sign(rows * rows.shape[0] - rows.sum())", (LOSSES,)),
     Mutant("experts-no-bias-accepted", "experts/check_routers.py", "any(router.bias is None for router", "any(False for router", (LOSSES,)),
     Mutant("experts-unequal-at-first", BALANCE, "1.0 / rows.shape[0])", "0.0)", (BALANCED,)),
 )  # fmt: skip

@@ -29,9 +29,9 @@ from titan_core.cli.main import main
 
 WEIGHT = 0.1
 FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "glm4_moe", "olmoe", "qwen3_next")
-LOSSES = [f"{family}, {mesh}" for family in FAMILIES for mesh in ("one", "ep2", "tp2", "cp2", "pp2")]
-QUICK_LOSSES = ("gpt_oss, one", "deepseek_v3, tp2")
-FULL_LOSSES = ("mixtral, ep2", "qwen3_moe, cp2", "gpt_oss, pp2", "deepseek_v3, ep2", "qwen3_next, one")
+LOSSES = [f"{family}, {mesh}" for family in FAMILIES for mesh in ("one", "ep2", "tp2", "tp2 whole", "cp2", "pp2")]
+QUICK_LOSSES = ("gpt_oss, one", "deepseek_v3, tp2 whole")
+FULL_LOSSES = ("deepseek_v3, tp2", "mixtral, ep2", "qwen3_moe, cp2", "gpt_oss, pp2", "deepseek_v3, ep2", "qwen3_next, one")
 
 BIASED: dict[str, object] = {"experts.balance": "bias", "experts.bias_rate": 0.05, "training.steps": 3}
 BIAS = "e_score_correction_bias"
