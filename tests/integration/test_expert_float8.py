@@ -1,4 +1,5 @@
-"""Products of experts in float8 train as on one device on every mesh, and without a wait of the host on GPUs.
+"""Products of experts in float8 and MXFP8 train as on one device on every mesh, compiled too, and without a wait of the host
+on GPUs.
 
 ``uv run pytest -m "full or not full" tests/integration/test_expert_float8.py`` runs all rows of the table."""
 
@@ -23,14 +24,17 @@ FLOAT8: dict[str, object] = {
     "float8.recipe_name": "rowwise_with_gw_hp",
     "float8.convert_experts": "true",
 }
-ARGS = "dim = 48, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 96, n_experts = 4, expert_dim = 32"
-EMULATED: dict[str, object] = {
-    **FAST,
-    **FLOAT8,
-    "model.args": f"{{{ARGS}}}",
-    "training.steps": 3,
-    "float8.emulate": "true",
-    "float8.filter_fqns": '["attention"]',
+MXFP8: dict[str, object] = {
+    "mx.enable": "true",
+    "mx.recipe_name": "mxfp8_rceil_wgrad_with_hp",
+    "mx.convert_experts": "true",
+}
+ARGS = "dim = 64, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 96, n_experts = 4, expert_dim = 32"
+HIGH: dict[str, object] = {**FAST, "model.args": f"{{{ARGS}}}", "training.steps": 3}
+FORMATS: dict[str, dict[str, object]] = {
+    "high": HIGH,
+    "float8": {**HIGH, **FLOAT8, "float8.emulate": "true", "float8.filter_fqns": '["attention"]'},
+    "mxfp8": {**HIGH, **MXFP8, "mx.emulate": "true", "mx.filter_fqns": '["attention"]'},
 }
 EP, TP, PP, AC = (
     *(f"parallelism.{name}_parallel_degree" for name in ("expert", "tensor", "pipeline")),
@@ -46,31 +50,46 @@ MESHES: dict[str, tuple[int, dict[str, object]]] = {
     "FSDP 2, recomputed": (2, {AC: "full"}),
     "PP 2, some recomputed": (2, {PP: 2, AC: "selective"}),
 }
+COMPILED: dict[str, object] = {"compile.enable": "true"}
 FULL = ("EP 2, device", "EP 2 = TP 2, FSDP 2")
-Trained = Callable[[bool], RunRecord]
+Trained = Callable[[str], RunRecord]
+low_formats = pytest.mark.parametrize("form", ["float8", "mxfp8"])
 
 
 @pytest.fixture(scope="module")
 def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """The record of one device, with experts in float8 or in high precision."""
+    """The record of one device, with experts in a format or in high precision."""
 
     @functools.cache
-    def trained(low: bool) -> RunRecord:
-        settings = {**EMULATED, "float8.enable": str(low).lower()}
-        return gloo.run(1, run_in, str(tmp_path_factory.mktemp("one")), settings, True, RECIPE)[0]
+    def trained(form: str) -> RunRecord:
+        return gloo.run(1, run_in, str(tmp_path_factory.mktemp("one")), FORMATS[form], True, RECIPE)[0]
 
     return trained
 
 
+@low_formats
 @pytest.mark.parametrize("mesh", rows(MESHES, (), FULL))
-def test_a_mesh_trains_as_one_device(gloo: GlooPool, one_device: Trained, tmp_path: Path, mesh: str) -> None:
+def test_a_mesh_trains_as_one_device(gloo: GlooPool, one_device: Trained, tmp_path: Path, mesh: str, form: str) -> None:
     ranks, overrides = MESHES[mesh]
-    require_equal(gloo.run(ranks, run_in, str(tmp_path), {**EMULATED, **overrides}, True, RECIPE), one_device(True))
+    settings = {**FORMATS[form], **overrides}
+    require_equal(gloo.run(ranks, run_in, str(tmp_path), settings, True, RECIPE), one_device(form))
 
 
+@low_formats
+@pytest.mark.parametrize(
+    "backend", [pytest.param("aot_eager", marks=pytest.mark.full), pytest.param("inductor", marks=pytest.mark.long)]
+)
+def test_compiled_blocks_train_as_others(
+    gloo: GlooPool, one_device: Trained, tmp_path: Path, form: str, backend: str
+) -> None:
+    settings = {**FORMATS[form], **COMPILED, "compile.backend": backend}
+    require_equal(gloo.run(1, run_in, str(tmp_path), settings, True, RECIPE), one_device(form))
+
+
+@low_formats
 @pytest.mark.full
-def test_experts_in_float8_train_as_in_high_precision(one_device: Trained) -> None:
-    low, high = one_device(True), one_device(False)
+def test_experts_train_as_in_high_precision(one_device: Trained, form: str) -> None:
+    low, high = one_device(form), one_device("high")
     assert low.losses == pytest.approx(high.losses, rel=5e-3)
     for name, expected in high.gradients.items():
         if ".experts." in name:

@@ -45,8 +45,10 @@ class MXSection(Section):
     """How scales are rounded: up, so that nothing overflows; down, as in the OCP specification; or up, with weight gradients
     in high precision."""
     filter_fqns: list[str] = Field(default_factory=list)
-    """Layers to keep in high precision: parts of their names, or patterns."""
+    """Layers and experts to keep in high precision: parts of their names, or patterns."""
     convert_head: bool = False
     """Also convert the last layer, which computes the logits."""
+    convert_experts: bool = False
+    """Also compute the products of experts in MXFP8. Only for "mxfp8_rceil_wgrad_with_hp"."""
     emulate: bool = False
     """Compute the same numbers in software, slowly, for tests and for studies of convergence."""

@@ -1,4 +1,4 @@
-"""Selection of the modules of experts whose products are computed in float8."""
+"""Selection of the modules of experts whose products are computed in low precision."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
-from titan_core.api import Experts, GroupedLinear, ModelPart, Router, UserError, matches
-from titan_float8.config import Float8Section
-from titan_float8.grouped import MULTIPLE, Float8GroupedLinear
+from titan_core.api import Experts, GroupedLinear, ModelPart, Router, Shard, UserError, matches
+from titan_float8.config import Float8Section, MXSection
+from titan_float8.grouped import LowPrecisionGroupedLinear
 from titan_float8.layers import is_filtered
 
 log = logging.getLogger(__name__)
@@ -26,11 +26,20 @@ def experts_of(part: ModelPart) -> dict[str, nn.Module]:
     return {path: module for path, module in part.named_modules() if holds_experts(path, module)}
 
 
-def convert_experts(part: ModelPart, section: Float8Section, filters: Sequence[str]) -> dict[str, nn.Module]:
+def convert_experts(
+    part: ModelPart,
+    section: Float8Section | MXSection,
+    filters: Sequence[str],
+    product: type[LowPrecisionGroupedLinear],
+    ranks: int,
+) -> dict[str, nn.Module]:
     """Replace the products of the experts of ``part``; log which experts stay in high precision.
 
     Args:
+        section: its key ``convert_experts`` says whether to.
         filters: experts to skip: parts of names, or patterns.
+        product: what computes products instead.
+        ranks: the degree of tensor parallelism, which may divide experts.
 
     Returns:
         The modules whose products were replaced.
@@ -38,9 +47,9 @@ def convert_experts(part: ModelPart, section: Float8Section, filters: Sequence[s
     Raises:
         UserError: experts that no filter names cannot be converted.
     """
-    experts = experts_of(part)
+    experts, name = experts_of(part), section.section
     if not section.convert_experts:
-        log_experts(experts, "float8.convert_experts = false")
+        log_experts(experts, f"{name}.convert_experts = false")
         return {}
     converted, kept = {}, {}
     for path, module in experts.items():
@@ -48,13 +57,13 @@ def convert_experts(part: ModelPart, section: Float8Section, filters: Sequence[s
             kept[path] = module
             continue
         products = [name for name, child in module.named_modules() if isinstance(child, GroupedLinear)]
-        if problem := _problem(path, module, part, products):
-            fix = f"add {path!r} to float8.filter_fqns, or set float8.convert_experts = false"
-            raise UserError.one("float8.convert_experts = true", f"{path!r} {problem}", fix)
-        for name in products:
-            module.set_submodule(name, Float8GroupedLinear(section.emulate))
+        if problem := _problem(path, module, part, products, product, ranks):
+            fix = f"add {path!r} to {name}.filter_fqns, or set {name}.convert_experts = false"
+            raise UserError.one(f"{name}.convert_experts = true", f"{path!r} {problem}", fix)
+        for child in products:
+            module.set_submodule(child, product(section.emulate))
         converted[path] = module
-    log_experts(kept, "float8.filter_fqns, or the model's layout")
+    log_experts(kept, f"{name}.filter_fqns, or the model's layout")
     return converted
 
 
@@ -71,26 +80,42 @@ def _is_exact(path: str, module: nn.Module, part: ModelPart) -> bool:
     return any(matches(f"{path}.{name}", part.layout.exact) for name, _ in module.named_parameters(recurse=False))
 
 
-def _problem(path: str, module: nn.Module, part: ModelPart, products: Sequence[str]) -> str | None:
+def _problem(
+    path: str,
+    module: nn.Module,
+    part: ModelPart,
+    products: Sequence[str],
+    product: type[LowPrecisionGroupedLinear],
+    ranks: int,
+) -> str | None:
     """Return why the products of a module of experts cannot be converted, or ``None``."""
     if not products:
         return "computes its products itself, not with a child module GroupedLinear, which could be replaced"
-    for name, sides in _sides(path, module, part):
-        if any(side % MULTIPLE for side in sides):
-            return f"has weights {name!r} of {' x '.join(map(str, sides))}, and float8 needs multiples of {MULTIPLE}"
+    for name, sides, shared in _sides(path, module, part):
+        size = " x ".join(map(str, sides.values()))
+        if any(side % product.multiple for side in sides.values()):
+            return f"has weights {name!r} of {size}, and {product.format} needs multiples of {product.multiple}"
+        if shared is not None and sides[shared] % (product.multiple * ranks):
+            each = f"{product.multiple} x tensor_parallel_degree = {product.multiple * ranks}"
+            why = (
+                f"and tensor parallelism, which divides the side of {sides[shared]}, must not cut through {product.format}'s"
+            )
+            return f"has weights {name!r} of {size}, {why} multiples: needs a multiple of {each}"
     return None
 
 
-def _sides(path: str, module: nn.Module, part: ModelPart) -> Iterator[tuple[str, list[int]]]:
-    """Yield the names and the sides of the weights of each expert: not of vectors, such as biases."""
+def _sides(path: str, module: nn.Module, part: ModelPart) -> Iterator[tuple[str, dict[int, int], int | None]]:
+    """Yield the names of the weights of the experts (not of vectors, such as biases), the sides of each expert's by their
+    dimensions, and the dimension that tensor parallelism divides, if it does."""
     for name, parameter in module.named_parameters(recurse=False):
         rule = part.layout.rule(f"{path}.{name}")
         if isinstance(rule, Experts) and parameter.dim() == 3:
-            yield name, [size for dim, size in enumerate(parameter.shape) if dim != rule.dim % 3]
+            sides = {dim: size for dim, size in enumerate(parameter.shape) if dim != rule.dim % 3}
+            yield name, sides, rule.within.dim % 3 if isinstance(rule.within, Shard) else None
 
 
 def record_flops_of_experts(part: ModelPart, converted: Mapping[str, nn.Module], share: float) -> None:
-    """Record that ``converted`` compute the fraction ``share`` of their three products in float8. Experts of blocks without
+    """Record that ``converted`` compute the fraction ``share`` of their three products in 8 bits. Experts of blocks without
     a router that the layout names count as in high precision: how many of them a token uses is unknown.
     """
     for path, module in converted.items():

@@ -18,6 +18,7 @@ from titan_float8.config import AUTO_FILTER, Float8Section
 from titan_float8.experts import convert_experts, experts_of, record_flops_of_experts
 from titan_float8.float8_check import gathers_float8
 from titan_float8.gathered_inputs import cast_gathered_inputs
+from titan_float8.grouped_float8 import Float8GroupedLinear
 from titan_float8.layers import linear_layers, require_matches, require_some
 from titan_float8.scales_over_ranks import scale_over_ranks
 from titan_float8.slots import record_flops, round_as_eager
@@ -41,7 +42,7 @@ def apply(part: ModelPart, context: TrainingContext[Float8Section]) -> ModelPart
     layers = dict(linear_layers(part, filters, section.convert_head, _MULTIPLE))
     if AUTO_FILTER in section.filter_fqns:
         layers = {name: layer for name, layer in layers.items() if _gains(section.recipe_name, name, layer)}
-    experts = convert_experts(part, section, filters)
+    experts = convert_experts(part, section, filters, Float8GroupedLinear, context.job.mesh.degree("tp"))
     require_some({*layers, *experts}, part, "float8")
     require_matches(part, filters, "float8", experts_of(part) if section.convert_experts else ())
     config = linear_config(section, gathers_float8(context))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from titan_core.api import Experts, JobContext, Problem, Replicate
+from titan_core.api import Experts, JobContext, Problem, Replicate, Rule
 from titan_float8.config import AUTO_FILTER, Float8Section, MXSection
 
 GATHER = "float8.enable_fsdp_float8_all_gather"
 EXPERTS = "float8.convert_experts"
+MX_EXPERTS = "mx.convert_experts"
 
 
 def gathers_float8(context: JobContext[Float8Section]) -> bool:
@@ -41,17 +43,35 @@ def _check_experts(context: JobContext[Float8Section]) -> Iterator[Problem]:
         how = "products of experts have one scale per row, and weight gradients in high precision"
         why = f'{how}, and recipe_name is "{context.section.recipe_name}"'
         yield config.problem(EXPERTS, why, 'set it to false, or set float8.recipe_name = "rowwise_with_gw_hp"')
-    rules = {pattern: rule for pattern, rule in job.model.layout.rules.items() if isinstance(rule, Experts)}
-    if not rules:
-        why = f"model {job.model_name!r} has no experts: no rule of its layout is Experts"
-        yield config.problem(EXPERTS, why, "set it to false")
-    inside = [pattern for pattern, rule in rules.items() if rule.within != Replicate()]
+    yield from _require_experts(context, EXPERTS)
+    inside = [pattern for pattern, rule in _experts(context).items() if rule.within != Replicate()]
     if inside and job.mesh.degree("tp") > 1:
         why = f"tensor parallelism divides each expert (the rule for {inside[0]!r}), and a rank would scale parts of rows"
         yield config.problem(EXPERTS, why, "set it to false, or parallelism.tensor_parallel_degree = 1")
 
 
 def check_mx(context: JobContext[MXSection]) -> Iterator[Problem]:
-    """Report a filter that exists only for float8."""
-    if AUTO_FILTER in context.section.filter_fqns:
-        yield context.config.problem("mx.filter_fqns", f"{AUTO_FILTER} exists only for float8", "name the layers to skip")
+    """Report a filter that exists only for float8, and why the products of experts cannot be computed in MXFP8."""
+    section, config = context.section, context.config
+    if AUTO_FILTER in section.filter_fqns:
+        yield config.problem("mx.filter_fqns", f"{AUTO_FILTER} exists only for float8", "name the layers to skip")
+    if not section.convert_experts:
+        return
+    if section.recipe_name != "mxfp8_rceil_wgrad_with_hp":
+        why = (
+            f'recipe_name is "{section.recipe_name}", and in weight gradients of experts 32 rows would share a scale: rows '
+            "of different tokens, so that results would depend on the mesh"
+        )
+        yield config.problem(MX_EXPERTS, why, 'set it to false, or set mx.recipe_name = "mxfp8_rceil_wgrad_with_hp"')
+    yield from _require_experts(context, MX_EXPERTS)
+
+
+def _require_experts(context: JobContext[Any], key: str) -> Iterator[Problem]:
+    if not _experts(context):
+        why = f"model {context.job.model_name!r} has no experts: no rule of its layout is Experts"
+        yield context.config.problem(key, why, "set it to false")
+
+
+def _experts(context: JobContext[Any]) -> dict[str, Experts]:
+    rules: dict[str, Rule] = dict(context.job.model.layout.rules)
+    return {pattern: rule for pattern, rule in rules.items() if isinstance(rule, Experts)}

@@ -14,32 +14,41 @@ from titan_core.toolkit.sections import JobSection
 from titan_float8.config import Float8Section, MXSection
 
 FLOAT8 = (8, 9)
-GROUPED = (9, 0)
 MXFP8 = (10, 0)
+FLOAT8_GROUPED = 9
+"""Major compute capability of the only GPUs that ``torch.nn.functional.scaled_grouped_mm`` supports with one scale per row
+(torch 2.11 to 2.15)."""
+MXFP8_GROUPED = 10
+"""The same, with blocks of 32."""
 
 
 def float8(context: JobContext[Float8Section]) -> Iterator[Problem]:
-    """Require Ada, Hopper or Blackwell; for experts, one of the latter two."""
-    if not context.section.emulate:
-        yield from _missing(context, "float8", GROUPED if context.section.convert_experts else FLOAT8)
+    """Require Ada or newer; for experts, Hopper."""
+    yield from _missing(context, "float8", FLOAT8, FLOAT8_GROUPED)
 
 
 def mxfp8(context: JobContext[MXSection]) -> Iterator[Problem]:
-    """Require Blackwell."""
-    if not context.section.emulate:
-        yield from _missing(context, "mx", MXFP8)
+    """Require Blackwell; for experts, Blackwell of data centers."""
+    yield from _missing(context, "mx", MXFP8, MXFP8_GROUPED)
 
 
-def _missing(context: JobContext[Any], section: str, needed: tuple[int, int]) -> Iterator[Problem]:
+def _missing(context: JobContext[Any], name: str, needed: tuple[int, int], grouped: int) -> Iterator[Problem]:
+    section = context.section
+    if section.emulate:
+        return
     device = choose_device(context.job.section(JobSection).device)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    if capability is not None and capability >= needed:
+    if capability is None or capability < needed:
+        key, gpu = f"{name}.enable", f"{needed[0]}.{needed[1]} or newer"
+    elif section.convert_experts and capability[0] != grouped:
+        key, gpu = f"{name}.convert_experts", f"{grouped}.x, for which torch has such products"
+    else:
         return
     found = device_name(device)
     if capability is not None:
         found = f"{found} (compute capability {capability[0]}.{capability[1]})"
     yield context.config.problem(
-        f"{section}.enable",
-        f"needs a GPU of compute capability {needed[0]}.{needed[1]} or newer, and this job runs on {found}",
-        f"set {section}.emulate = true to compute the same numbers in software (slowly), or {section}.enable = false",
+        key,
+        f"needs a GPU of compute capability {gpu}, and this job runs on {found}",
+        f"set {name}.emulate = true to compute the same numbers in software (slowly), or {key} = false",
     )

@@ -16,20 +16,20 @@ from torchao.quantization.quantize_.common.kernel_preference import KernelPrefer
 
 from titan_core.api import ModelPart, TrainingContext, UserError
 from titan_float8.config import MXSection
-from titan_float8.experts import experts_of, log_experts
+from titan_float8.experts import convert_experts, experts_of, record_flops_of_experts
 from titan_float8.layers import linear_layers, require_matches, require_some
 from titan_float8.slots import record_flops
 
 try:
     from torchao.prototype.moe_training.mxfp8_linear import mx_mm
+
+    from titan_float8.grouped_mx import BLOCK, MXGroupedLinear
 except ValueError as error:  # torchao 0.18 on a GPU with triton 3.9: github.com/pytorch/ao, pull request 4880
     reason = f"its MX kernels cannot be imported ({error})"
     raise UserError.one("package torchao", reason, "install torchao above 0.18, or triton below 3.9") from None
 
 log = logging.getLogger(__name__)
 
-BLOCK = 32
-"""Number of elements that share a scale."""
 KERNELS = {
     True: (KernelPreference.EMULATED, Rows.TORCH, Columns.TORCH),
     False: (KernelPreference.AUTO, Rows.TRITON, Columns.CUDA),
@@ -40,18 +40,20 @@ KERNELS = {
 def apply(part: ModelPart, context: TrainingContext[MXSection]) -> ModelPart:
     """Convert the linear layers of ``part`` to MXFP8. Names and weights do not change."""
     section = context.section
+    degree = context.job.mesh.degree("tp")
     # Tensor parallelism shards one dimension of a weight, and must not cut through a block.
-    multiple = BLOCK * context.job.mesh.degree("tp")
-    layers = dict(linear_layers(part, section.filter_fqns, section.convert_head, multiple))
-    require_some(layers, part, "mx")
-    require_matches(part, section.filter_fqns, "mx")
-    log_experts(experts_of(part), "mx converts linear layers only")
+    layers = dict(linear_layers(part, section.filter_fqns, section.convert_head, BLOCK * degree))
+    experts = convert_experts(part, section, section.filter_fqns, MXGroupedLinear, degree)
+    require_some({*layers, *experts}, part, "mx")
+    require_matches(part, section.filter_fqns, "mx", experts_of(part) if section.convert_experts else ())
     for name, layer in layers.items():
         part.module.set_submodule(name, MXLinear.from_linear(layer, section))
     if not section.emulate:
-        high = 1 / 3 if section.recipe_name.endswith("wgrad_with_hp") else 0.0
-        record_flops(part, layers, 1 - high)
-    log.info("MXFP8 (%s%s): %d linear layers", section.recipe_name, ", emulated" if section.emulate else "", len(layers))
+        share = 2 / 3 if section.recipe_name.endswith("wgrad_with_hp") else 1.0
+        record_flops(part, layers, share)
+        record_flops_of_experts(part, experts, share)
+    found = f"{len(layers)} linear layers" + (f", {len(experts)} modules of experts" if experts else "")
+    log.info("MXFP8 (%s%s): %s", section.recipe_name, ", emulated" if section.emulate else "", found)
     return part
 
 
