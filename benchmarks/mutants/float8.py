@@ -12,8 +12,9 @@ NUMERICS, RANKS, PLUGIN, TRAINING = (
     "tests/float8/test_conversion.py",
     "tests/float8/test_training.py",
 )
-EXPERTS = "tests/float8/test_experts.py"
-GROUPED = "float8/grouped.py"
+EXPERTS, PRODUCTS = "tests/float8/test_experts.py", "tests/float8/test_grouped.py"
+DIVIDED = "tests/integration/test_divided_experts.py"
+GROUPED, GROUPED_FLOAT8, GROUPED_MX = "float8/grouped.py", "float8/grouped_float8.py", "float8/grouped_mx.py"
 FLOAT8, MX, SCALES = "float8/float8.py", "float8/mx.py", "float8/scales_over_ranks.py"
 
 MUTANTS = (
@@ -36,18 +37,30 @@ MUTANTS = (
     Mutant("gather-in-high-precision", FLOAT8, "enable_fsdp_float8_all_gather=gather)", "enable_fsdp_float8_all_gather=False)", (PLUGIN, TRAINING)),
     Mutant("scales-recomputed", FLOAT8, "    part.saved_operators += _LARGEST\n", "", (PLUGIN, TRAINING)),
     Mutant("flops-of-two-matmuls", FLOAT8, "1 - _HIGH_PRECISION_SHARE[section.recipe_name]", "_HIGH_PRECISION_SHARE[section.recipe_name]", (PLUGIN, NUMERICS)),
-    Mutant("blocks-cut-by-ranks", MX, "BLOCK * context.job.mesh.degree(\"tp\")", "BLOCK", (PLUGIN, TRAINING)),
+    Mutant("blocks-cut-by-ranks", MX, "BLOCK * degree))", "BLOCK))", (PLUGIN, TRAINING)),
     Mutant("floor-for-rceil", MX, 'ScaleCalculationMode.FLOOR if section.recipe_name == "mxfp8_floor" else ScaleCalculationMode.RCEIL', "ScaleCalculationMode.FLOOR", (NUMERICS,)),
     Mutant("weight-gradients-in-low-precision", MX, 'converted.weight_gradient_in_high_precision = section.recipe_name.endswith("wgrad_with_hp")', "converted.weight_gradient_in_high_precision = False", (NUMERICS,)),
-    Mutant("any-gpu-has-float8", "float8/hardware.py", "capability >= needed", "capability <= needed", (PLUGIN, "tests/float8")),
+    Mutant("any-gpu-has-float8", "float8/hardware.py", "capability < needed:", "capability > needed:", (PLUGIN, "tests/float8")),
     Mutant("some-columns-suffice", "float8/gathered_inputs.py", "all(name in converted for name in columns)", "any(name in converted for name in columns)", (PLUGIN,)),
     Mutant("float8-tried-unasked-beside-mx", "float8/planning.py", "{} if context.config.section(MXSection).enable else", "{} if not context.config.section(MXSection).enable else", (PLUGIN,)),
-    Mutant("experts-weight-gradient-of-rounded-rows", GROUPED, "grouped_weight_gradient(gradient, rows, counts) if", "grouped_weight_gradient(gradient, _cast(rows)[0].to(rows.dtype) / _cast(rows)[1], counts) if", (EXPERTS,)),
-    Mutant("experts-scales-of-the-whole-tensor", GROUPED, "scaling_granularity=ScalingGranularity.AXISWISE", "scaling_granularity=ScalingGranularity.TENSORWISE", (EXPERTS,)),
-    Mutant("experts-filled-to-multiples-of-8", GROUPED, "MULTIPLE * MULTIPLE", "8 * 8", (EXPERTS,)),
-    Mutant("experts-places-without-fillers", GROUPED, "places_end - filled - ends + counts", "places_end - filled", (EXPERTS,)),
-    Mutant("experts-rows-of-none-among-the-last", GROUPED, "right=True)], places_end", "right=False)], places_end", (EXPERTS,)),
-    Mutant("experts-scales-for-the-kernel-inverted", GROUPED, "weight_scales.squeeze(-1).reciprocal()", "weight_scales.squeeze(-1)", (EXPERTS,)),
+    Mutant("experts-weight-gradient-of-rounded-rows", GROUPED, "grouped_weight_gradient(gradient, rows, counts) if", "grouped_weight_gradient(gradient, rows.to(torch.float8_e4m3fn).to(rows.dtype), counts) if", (PRODUCTS,)),
+    Mutant("experts-filled-to-multiples-of-8", GROUPED, "multiple * multiple\n        ends", "8 * 8\n        ends", (PRODUCTS,)),
+    Mutant("experts-places-without-fillers", GROUPED, "places_end - filled - ends + counts", "places_end - filled", (PRODUCTS,)),
+    Mutant("experts-rows-of-none-among-the-last", GROUPED, "right=True)]", "right=False)]", (PRODUCTS,)),
+    Mutant("experts-too-few-places", GROUPED, "rows + (multiple - 1) * counts.shape[0]", "rows", (PRODUCTS,)),
+    Mutant("experts-results-of-rows-of-none", GROUPED, "return mask_rows(result, counts) if masked else result", "return result", (PRODUCTS,)),
+    Mutant("experts-scales-of-the-whole-tensor", GROUPED_FLOAT8, "scaling_granularity=ScalingGranularity.AXISWISE", "scaling_granularity=ScalingGranularity.TENSORWISE", (PRODUCTS,)),
+    Mutant("experts-scales-for-the-kernel-inverted", GROUPED_FLOAT8, "weight_scales.squeeze(-1).reciprocal()", "weight_scales.squeeze(-1)", (PRODUCTS,)),
+    Mutant("experts-blocks-scaled-down", GROUPED_MX, "ScaleCalculationMode.RCEIL)", "ScaleCalculationMode.FLOOR)", (PRODUCTS,)),
+    Mutant("experts-blocks-of-64", GROUPED_MX, "BLOCK = 32", "BLOCK = 64", (PRODUCTS,)),
+    Mutant("experts-scales-not-in-tiles", GROUPED_MX, "to_blocked(scales).view(_E8M0)", "to_blocked(scales).sort().values.view(_E8M0)", (PRODUCTS,)),
+    Mutant("experts-tiles-over-two-experts", GROUPED_MX, "FilledRows(counts, rows.shape[0], ROWS)", "FilledRows(counts, rows.shape[0], BLOCK)", (PRODUCTS,)),
+    Mutant("experts-scales-of-weights-not-filled", GROUPED_MX, "-scales.shape[1] % ROWS", "ROWS", (PRODUCTS,)),
+    Mutant("experts-blocks-cut-by-ranks", "float8/experts.py", "sides[shared] % (product.multiple * ranks)", "False", (EXPERTS, DIVIDED)),
+    Mutant("experts-of-mx-on-one-rank", MX, "MXGroupedLinear, degree)", "MXGroupedLinear, 1)", (EXPERTS, DIVIDED)),
+    Mutant("experts-with-rounded-weight-gradients", "float8/float8_check.py", 'if section.recipe_name != "mxfp8_rceil_wgrad_with_hp":', "if False:", (EXPERTS,)),
+    Mutant("experts-on-any-blackwell", "float8/hardware.py", "capability[0] != grouped", "capability[0] < grouped", (EXPERTS,)),
+    Mutant("experts-mx-flops-of-three-products", MX, "share = 2 / 3 if", "share = 1.0 if", (EXPERTS,)),
     Mutant("experts-that-compute-themselves-are-skipped", "float8/experts.py", "    if not products:\n", "    if False:\n", (EXPERTS,)),
     Mutant("experts-flops-of-all-experts", "float8/experts.py", " * router.per_token / router.experts", "", (EXPERTS,)),
     Mutant("experts-divided-by-tensor-parallelism", "float8/float8_check.py", "if inside and job.mesh", "if False and job.mesh", (EXPERTS,)),

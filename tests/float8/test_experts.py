@@ -19,7 +19,6 @@ from titan_float8.grouped import LowPrecisionGroupedLinear
 from titan_float8.grouped_float8 import Float8GroupedLinear
 from titan_float8.grouped_mx import MXGroupedLinear
 
-
 WHOLE = Experts()
 
 

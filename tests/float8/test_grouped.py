@@ -153,6 +153,20 @@ def test_weights_without_gradients_and_no_rows(form: Format) -> None:
     assert weight.grad is not None and weight.grad.count_nonzero() == 0
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("masked", [True, False])
+def test_one_graph_computes_the_product_and_its_gradients(form: Format, masked: bool) -> None:
+    rows, weight, gradient = operands()
+    compiled = torch.compile(form.product(True), fullgraph=True, backend="aot_eager")
+    results = []
+    for product in (compiled, form.product(True)):
+        leaves = rows.clone().requires_grad_(), weight.clone().requires_grad_()
+        output = product(*leaves, COUNTS, masked=masked)
+        results.append([output[:-TAIL], *torch.autograd.grad(output, leaves, gradient)])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found[:21], expected[:21], rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize("counts", [[3, 0, 17, 1], [16, 32], [0, 0, 0], [1] * 7], ids=str)
 @pytest.mark.parametrize("tail", [0, 5])
 @pytest.mark.parametrize("multiple", [16, 128])
