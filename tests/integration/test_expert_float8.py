@@ -102,6 +102,23 @@ def test_the_host_never_waits_on_a_gpu(fake_cuda: FakeCuda) -> None:
     fake_cuda.train(RECIPE, settings, strict=True)
 
 
+def mxfp8_product(rows: int, experts: int) -> tuple[int, ...]:
+    """Return the shape of an expert's product, of which gradients are computed too."""
+    from titan_float8.grouped_mx import MXGroupedLinear
+
+    leaves = [torch.ones(*size, dtype=torch.bfloat16, device="cuda") for size in ((rows, 96), (experts, 192, 96))]
+    rows_, weight = (leaf.requires_grad_() for leaf in leaves)
+    output = MXGroupedLinear(False)(rows_, weight, torch.ones(experts, dtype=torch.int64, device="cuda"))
+    output.sum().backward()
+    return tuple(output.shape)
+
+
+@pytest.mark.full
+def test_the_host_never_waits_for_a_product_in_mxfp8(fake_cuda: FakeCuda) -> None:
+    """Without training: mx needs a torchao and triton that fit (tests/integration/test_simulated_techniques.py)."""
+    assert fake_cuda.run(mxfp8_product, 300, 4, strict=True) == (300, 192)
+
+
 @pytest.mark.full
 def test_experts_of_transformers_are_converted_like_those_of_the_family(in_tmp: Path) -> None:
     from harness.hf_families import library_model
