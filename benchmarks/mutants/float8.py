@@ -13,7 +13,6 @@ NUMERICS, RANKS, PLUGIN, TRAINING = (
     "tests/float8/test_training.py",
 )
 EXPERTS, PRODUCTS = "tests/float8/test_experts.py", "tests/float8/test_grouped.py"
-DIVIDED = "tests/integration/test_divided_experts.py"
 GROUPED, GROUPED_FLOAT8, GROUPED_MX = "float8/grouped.py", "float8/grouped_float8.py", "float8/grouped_mx.py"
 FLOAT8, MX, SCALES = "float8/float8.py", "float8/mx.py", "float8/scales_over_ranks.py"
 
@@ -56,8 +55,8 @@ MUTANTS = (
     Mutant("experts-scales-not-in-tiles", GROUPED_MX, "to_blocked(scales).view(_E8M0)", "to_blocked(scales).sort().values.view(_E8M0)", (PRODUCTS,)),
     Mutant("experts-tiles-over-two-experts", GROUPED_MX, "FilledRows(counts, rows.shape[0], ROWS)", "FilledRows(counts, rows.shape[0], BLOCK)", (PRODUCTS,)),
     Mutant("experts-scales-of-weights-not-filled", GROUPED_MX, "-scales.shape[1] % ROWS", "ROWS", (PRODUCTS,)),
-    Mutant("experts-blocks-cut-by-ranks", "float8/experts.py", "sides[shared] % (product.multiple * ranks)", "False", (EXPERTS, DIVIDED)),
-    Mutant("experts-of-mx-on-one-rank", MX, "MXGroupedLinear, degree)", "MXGroupedLinear, 1)", (EXPERTS, DIVIDED)),
+    Mutant("experts-blocks-cut-by-ranks", "float8/experts.py", "sides[shared] % (product.multiple * ranks)", "False", (EXPERTS,)),
+    Mutant("experts-of-mx-on-one-rank", MX, "MXGroupedLinear, degree)", "MXGroupedLinear, 1)", (EXPERTS,)),
     Mutant("experts-with-rounded-weight-gradients", "float8/float8_check.py", 'if section.recipe_name != "mxfp8_rceil_wgrad_with_hp":', "if False:", (EXPERTS,)),
     Mutant("experts-on-any-blackwell", "float8/hardware.py", "capability[0] != grouped", "capability[0] < grouped", (EXPERTS,)),
     Mutant("experts-mx-flops-of-three-products", MX, "share = 2 / 3 if", "share = 1.0 if", (EXPERTS,)),
