@@ -55,7 +55,7 @@ MUTANTS = (
     Mutant("experts-scales-not-in-tiles", GROUPED_MX, "to_blocked(scales).view(_E8M0)", "to_blocked(scales).sort().values.view(_E8M0)", (PRODUCTS,)),
     Mutant("experts-tiles-over-two-experts", GROUPED_MX, "FilledRows(counts, rows.shape[0], ROWS)", "FilledRows(counts, rows.shape[0], BLOCK)", (PRODUCTS,)),
     Mutant("experts-scales-of-weights-not-filled", GROUPED_MX, "-scales.shape[1] % ROWS", "ROWS", (PRODUCTS,)),
-    Mutant("experts-blocks-cut-by-ranks", "float8/experts.py", "sides[shared] % (product.multiple * ranks)", "False", (EXPERTS,)),
+    Mutant("experts-blocks-cut-by-ranks", "float8/experts.py", "(ranks if dim == shared else 1)", "1", (EXPERTS,)),
     Mutant("experts-of-mx-on-one-rank", MX, "MXGroupedLinear, degree)", "MXGroupedLinear, 1)", (EXPERTS,)),
     Mutant("experts-with-rounded-weight-gradients", "float8/float8_check.py", 'if section.recipe_name != "mxfp8_rceil_wgrad_with_hp":', "if False:", (EXPERTS,)),
     Mutant("experts-on-any-blackwell", "float8/hardware.py", "capability[0] != grouped", "capability[0] < grouped", (EXPERTS,)),

@@ -103,5 +103,5 @@ def test_ranks_that_divide_experts_scale_the_same_blocks(gloo: GlooPool, tmp_pat
 
 @pytest.mark.full
 def test_ranks_that_would_cut_through_blocks_are_refused(gloo: GlooPool, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="needs a multiple of 32 x tensor_parallel_degree = 64"):
+    with pytest.raises(RuntimeError, match="of 32 x tensor_parallel_degree = 64 where tensor parallelism divides it"):
         gloo.run(2, train, str(tmp_path), 96, {**MX, TP: 2})

@@ -56,12 +56,12 @@ def convert_experts(
         if is_filtered(path, filters) or _is_exact(path, module, part):
             kept[path] = module
             continue
-        products = [name for name, child in module.named_modules() if isinstance(child, GroupedLinear)]
+        products = [child_path for child_path, child in module.named_modules() if isinstance(child, GroupedLinear)]
         if problem := _problem(path, module, part, products, product, ranks):
             fix = f"add {path!r} to {name}.filter_fqns, or set {name}.convert_experts = false"
             raise UserError.one(f"{name}.convert_experts = true", f"{path!r} {problem}", fix)
-        for child in products:
-            module.set_submodule(child, product(section.emulate))
+        for child_path in products:
+            module.set_submodule(child_path, product(section.emulate))
         converted[path] = module
     log_experts(kept, f"{name}.filter_fqns, or the model's layout")
     return converted
@@ -92,15 +92,13 @@ def _problem(
     if not products:
         return "computes its products itself, not with a child module GroupedLinear, which could be replaced"
     for name, sides, shared in _sides(path, module, part):
-        size = " x ".join(map(str, sides.values()))
-        if any(side % product.multiple for side in sides.values()):
-            return f"has weights {name!r} of {size}, and {product.format} needs multiples of {product.multiple}"
-        if shared is not None and sides[shared] % (product.multiple * ranks):
-            each = f"{product.multiple} x tensor_parallel_degree = {product.multiple * ranks}"
-            why = (
-                f"and tensor parallelism, which divides the side of {sides[shared]}, must not cut through {product.format}'s"
-            )
-            return f"has weights {name!r} of {size}, {why} multiples: needs a multiple of {each}"
+        needed = {dim: product.multiple * (ranks if dim == shared else 1) for dim in sides}
+        if any(side % needed[dim] for dim, side in sides.items()):
+            why = f"{product.format} needs multiples of {product.multiple}"
+            if shared is not None and ranks > 1:
+                each = f"{product.multiple} x tensor_parallel_degree = {needed[shared]}"
+                why += f", and of {each} where tensor parallelism divides it ({sides[shared]})"
+            return f"has weights {name!r} of {' x '.join(map(str, sides.values()))}, and {why}"
     return None
 
 
