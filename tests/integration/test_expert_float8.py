@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.version import Version
 
 from harness.fake_cuda import FakeCuda
 from harness.gloo_pool import GlooPool
@@ -82,6 +83,8 @@ def test_a_mesh_trains_as_one_device(gloo: GlooPool, one_device: Trained, tmp_pa
 def test_compiled_blocks_train_as_others(
     gloo: GlooPool, one_device: Trained, tmp_path: Path, form: str, backend: str
 ) -> None:
+    if form == "mxfp8" and backend == "inductor" and Version(torch.__version__) < Version("2.15"):
+        pytest.skip("inductor has no type of MXFP8's scales on CPUs (torch 2.11)")
     settings = {**FORMATS[form], **COMPILED, "compile.backend": backend}
     require_equal(gloo.run(1, run_in, str(tmp_path), settings, True, RECIPE), one_device(form))
 
