@@ -38,7 +38,7 @@ MUTANTS = (
     Mutant("qwen3-moe-routed-in-bf16", MOE_MODEL, "F.linear(tokens.flatten(0, -2).float(), self.weight.float())", "F.linear(tokens.flatten(0, -2), self.weight.to(tokens.dtype)).float()", (MOE,)),
     Mutant("qwen3-moe-softmax-always", MOE_MODEL, "logits.sigmoid() if self.sigmoid else", "logits.softmax(-1) if self.sigmoid else", (MOE,)),
     Mutant("qwen3-moe-gate-and-up-swapped", MOE_MODEL, "F.silu(gate) * up", "F.silu(up) * gate", (MOE,)),
-    Mutant("qwen3-moe-shared-ignored", MOE_MODEL, "result if self.shared is None else result + self.shared(x)", "result", (MOE,)),
+    Mutant("qwen3-moe-shared-ignored", MOE_MODEL, "combine(outputs, weights, places).view_as(x) + shared", "combine(outputs, weights, places).view_as(x)", (MOE,)),
     Mutant("qwen3-moe-shared-not-counted", MOE_CONFIG, "(experts * self.expert_dim + self.shared_dim)", "experts * self.expert_dim", (MOE,)),
     Mutant("qwen3-moe-flops-of-all-experts", MOE_CONFIG, "return self.num_active_params - (0", "return self.num_params - (0", (MOE,)),
     Mutant("qwen3-moe-blocks-cost-the-same", MOE_LAYOUT, "if args.n_dense_layers else base.block_costs,", "if False else base.block_costs,", (MOE,)),

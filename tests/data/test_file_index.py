@@ -8,14 +8,15 @@ import logging
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy
 import pytest
 
 from titan_core.api import DatasetContext, UserError
-from titan_data import file_index, json_lines
+from titan_data import file_index, json_lines, made_once
 from titan_data.csv_files import open_csv
 from titan_data.file_index import FileIndex, _divided
 from titan_data.json_lines import JsonRecords
@@ -191,6 +192,7 @@ def test_a_file_that_cannot_be_read_is_an_error_of_the_file(tmp_path: Path) -> N
 
 OPEN = """
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from titan_data import json_lines
 made, scan = [], json_lines._scan
@@ -243,3 +245,23 @@ def test_files_without_lines_are_left_to_the_library(tmp_path: Path) -> None:
     files = [tmp_path / "a.json", tmp_path / "b.json"]
     assert not JsonRecords(files, files, text).are_lines
     assert JsonRecords(files[1:], files[1:], text).are_lines
+
+
+def test_a_lock_that_its_holder_has_removed_meanwhile_locks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process holds the next one: both would make the file."""
+    path, lock = tmp_path / "made", tmp_path / ".made.lock"
+    flock = fcntl.flock
+    with ExitStack() as others:
+
+        def overtaken(stream: IO[str], operation: int) -> None:
+            monkeypatch.setattr(fcntl, "flock", flock)
+            lock.unlink()
+            flock(others.enter_context(lock.open("w")), fcntl.LOCK_EX)
+            flock(stream, operation)
+
+        monkeypatch.setattr(fcntl, "flock", overtaken)
+        with made_once._locked(path, wait=False) as mine:
+            assert not mine
+    with made_once._locked(path, wait=False) as mine:
+        assert mine and lock.exists()
+    assert not lock.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -48,22 +49,34 @@ def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
         wait: until it is not locked by another process.
     """
     lock = path.with_name(f".{path.name}.lock")
+    while True:
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            stream = lock.open("w")
+        except OSError:  # the folder cannot be written, and no other process will
+            yield True
+            return
+        with stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield False
+                return
+            except OSError:  # a file system without locks: each process makes its own
+                yield True
+                return
+            if not _is_at(stream.fileno(), lock):
+                continue  # its holder has removed it meanwhile, and another process may have locked the next one
+            try:
+                yield True
+            finally:
+                lock.unlink(missing_ok=True)
+            return
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file ``descriptor`` is still the one at ``path``."""
     try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        stream = lock.open("w")
-    except OSError:  # the folder cannot be written, and no other process will
-        yield True
-        return
-    with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        except OSError:  # a file system without locks: each process makes its own
-            yield True
-            return
-        try:
-            yield True
-        finally:
-            lock.unlink(missing_ok=True)
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
