@@ -143,7 +143,7 @@ def _child(tree: Path, tests: Sequence[str], log: Path) -> None:
                 "-n",
                 "0",
                 "-m",
-                "not long and not full",
+                "not long and (not full or slow)",
                 "-p",
                 "no:cacheprovider",
                 "--tb=line",

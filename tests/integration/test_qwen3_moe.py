@@ -102,7 +102,6 @@ def test_recomputation_changes_nothing(gloo: GlooPool, one_device: Reference, tm
 COMPILED = {"one device": (1, {}), "EP 2": (2, {EP: 2}), "EP 2 x PP 2": (4, {EP: 2, **BY_NAME["PP 2, 1F1B"].overrides})}
 
 
-@pytest.mark.full
 def trained_beside(folder: str, dispatch: str, one_after_the_other: bool) -> tuple[RunRecord, list[bool]]:
     """Train, and return also whether something was computed beside each exchange of rows."""
     from titan_experts import dispatch as dispatches
@@ -131,6 +130,7 @@ def test_shared_experts_compute_while_rows_are_on_their_way(gloo: GlooPool, tmp_
     assert run.losses == in_turn.losses and run.grad_norms == in_turn.grad_norms
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 @pytest.mark.parametrize("mesh", COMPILED)
 def test_compiled_blocks_are_interrupted_to_count(

@@ -32,6 +32,10 @@ class Litter:
         self.automatic: list[bool] = []
         self.frozen: list[int] = []
 
+    @hookimpl(trylast=True)
+    def titan_train_start(self) -> None:
+        gc.unfreeze()  # the recorder of the tests freezes
+
     @hookimpl
     def titan_step_start(self, step: int) -> None:
         self.freed_by[step - 1] = list(self.freed)
