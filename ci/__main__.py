@@ -53,7 +53,9 @@ def main() -> int:
         )
     package = packages()[options.package]
     suite = str(package.suite.relative_to(ROOT))
-    return run_tests([package], ["-m", "not long and (not full or slow)", suite], options.resolution, options.python, arguments)
+    return run_tests(
+        [package], ["-m", "not long and (not full or slow)", suite], options.resolution, options.python, arguments
+    )
 
 
 sys.exit(main())
