@@ -11,6 +11,7 @@ from torch import Tensor
 from titan_core.api import Batch, ModelPart, ObjectiveFunction, TrainingContext, UserError, Vocabulary
 from titan_core.toolkit.errors import nearest
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
+from titan_parallel.fsdp import gathered_within_blocks
 from titan_parallel.slots import COMPILER_OPTIONS
 from titan_parallel.torch_private import set_activation_memory_budget
 
@@ -34,16 +35,33 @@ def apply(part: ModelPart, context: TrainingContext[CompileSection]) -> ModelPar
     budget = recompute.memory_budget if recompute.mode == "memory_budget" else 1.0
     set_activation_memory_budget(budget)
     if "model" in section.components:
-        interrupted = [*part.statistics, *part.auxiliary_losses]
-        fullgraph = not interrupted if section.fullgraph is None else section.fullgraph
-        if section.fullgraph is None and interrupted:
-            log.info("compiled blocks are interrupted where modules count or add losses: %s", ", ".join(interrupted))
+        fullgraph = _is_one_graph(part, context)
         for name, block in part.blocks().items():
             options = _options(part, name) if section.backend == "inductor" else None
             block.compile(backend=section.backend, fullgraph=fullgraph, options=options)
     if "loss" in section.components:
         part.wrap_objective(lambda objective: CompiledObjective(objective, section.backend))
     return part
+
+
+def _is_one_graph(part: ModelPart, context: TrainingContext[CompileSection]) -> bool:
+    """Return whether a graph break in a block is an error; log why not, if nothing else is set.
+
+    Raises:
+        UserError: it is set, and blocks are interrupted.
+    """
+    wanted = context.section.fullgraph
+    why = []
+    if counted := [*part.statistics, *part.auxiliary_losses]:
+        why.append(f"modules count or add losses ({', '.join(counted)})")
+    if units := gathered_within_blocks(part, context):
+        why.append(f"data parallelism gathers modules within a block ({units[0]}{', ...' if len(units) > 1 else ''})")
+    if wanted and why:
+        fix = "remove the key"
+        raise UserError(context.config.problem("compile.fullgraph", f"{' and '.join(why)}, which interrupts its graph", fix))
+    if wanted is None and why:
+        log.info("compiled blocks are interrupted: %s", " and ".join(why))
+    return not why if wanted is None else wanted
 
 
 def _options(part: ModelPart, block: str) -> dict[str, Any] | None:

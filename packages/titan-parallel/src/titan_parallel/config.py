@@ -116,7 +116,8 @@ class CompileSection(Section):
     """Backend of torch.compile. "eager" and "aot_eager" help to locate a fault in the compiler."""
     fullgraph: bool | None = None
     """Whether a graph break in a block is an error. Otherwise the code at the break runs eagerly. Default: an error, unless
-    modules of the model count (statistics) or add losses, which interrupts compiled code."""
+    modules of the model count (statistics) or add losses, or data parallelism gathers modules within a block (experts, and
+    parameters that compute in fp32), which interrupts compiled code."""
     cache: bool = True
     """Keep the compiler's results in the run's directory (compile_cache), so that a restarted run does not compile again.
     Only for the backend "inductor"."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from torch.distributed.tensor import DTensor, Shard
 from titan_core.api import JobMesh, ModelPart, TrainingContext, UserError, matches
 from titan_core.toolkit.sections import TrainingSection
 from titan_parallel.config import CompileSection, FSDPKeys
+from titan_parallel.fsdp_check import is_active
 
 
 def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
@@ -60,11 +62,10 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
                 reshard_after_forward=reshard,
             )
 
-    if {mixed_precision.param_dtype, mixed_precision.reduce_dtype} != {torch.float32}:
-        exact = exact_modules(part, context)
-        small = _are_small([module for _, modules in exact for module in modules], context, torch.float32)
-        for view, modules in exact:
-            shard(modules, policy == "always" or (policy == "default" and not small), view, _EXACT)
+    exact = exact_modules(part, context)
+    small = _are_small([module for _, modules in exact for module in modules], context, torch.float32)
+    for view, modules in exact:
+        shard(modules, policy == "always" or (policy == "default" and not small), view, _EXACT)
     nested = on_views(part, context.mesh)
     for view, module in nested:
         shard([module], policy != "never", view)
@@ -117,9 +118,24 @@ whose shards need no copies in communication."""
 _EXACT = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
-def exact_modules(part: ModelPart, context: TrainingContext[FSDPKeys]) -> list[tuple[str | None, list[nn.Module]]]:
-    """Return the modules whose parameters compute in fp32, each with the view of the mesh that its parameters are sharded
-    over: those of a block, of the embedding or of the head together, or each alone if blocks are compiled."""
+def gathered_within_blocks(part: ModelPart, context: TrainingContext[Any]) -> list[str]:
+    """Return the names of modules within blocks that are units of their own. FSDP gathers them in hooks that compilers do
+    not see, so they interrupt compiled blocks."""
+    if not is_active(context):
+        return []
+    units = {id(module) for _, modules in exact_modules(part, context) for module in modules}
+    units |= {id(module) for _, module in on_views(part, context.mesh)}
+    inside = tuple(f"{block}." for block in part.blocks())
+    return [path for path, module in part.named_modules() if id(module) in units and path.startswith(inside)]
+
+
+def exact_modules(part: ModelPart, context: TrainingContext[Any]) -> list[tuple[str | None, list[nn.Module]]]:
+    """Return the modules whose parameters compute in fp32 under mixed precision, each with the view of the mesh that its
+    parameters are sharded over: those of a block, of the embedding or of the head together, or each alone if blocks are
+    compiled."""
+    training = context.job.section(TrainingSection)
+    if {training.mixed_precision_param, training.mixed_precision_reduce} == {"float32"}:
+        return []
     units = [*part.present(part.layout.embedding), *part.blocks(), *part.present(part.layout.head)]
     found: dict[str, nn.Module] = {}
     groups: dict[tuple[str, str | None], list[nn.Module]] = {}
@@ -147,7 +163,7 @@ def _groups(blocks: list[nn.Module], context: TrainingContext[FSDPKeys]) -> list
     return groups
 
 
-def _compiles_blocks(context: TrainingContext[FSDPKeys]) -> bool:
+def _compiles_blocks(context: TrainingContext[Any]) -> bool:
     """Whether no modules may be one unit: compiled code contains a module's hooks, and those of a group depend on which of
     its modules have run."""
     compiles = context.job.section(CompileSection)

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from titan_core.api import JobContext, ModelLayout, Problem
+from titan_core.toolkit.sections import TrainingSection
 from titan_parallel.config import FSDPKeys
+
+
+def is_active(context: JobContext[Any]) -> bool:
+    """Whether ranks train on different tokens, or one device needs mixed precision or CPU offload."""
+    training, mesh = context.job.section(TrainingSection), context.job.mesh
+    on_one_device = training.mixed_precision_param != "float32" or training.enable_cpu_offload
+    return mesh.data_degree > 1 or on_one_device
 
 
 def check(context: JobContext[FSDPKeys]) -> Iterator[Problem]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from titan_core.api import DATA_DIMS, Checks, JobContext, MeshUse, Phase, Planning, Ref, StepUse, Transform, hookimpl
-from titan_core.toolkit.sections import TrainingSection
+from titan_core.api import DATA_DIMS, Checks, MeshUse, Phase, Planning, Ref, StepUse, Transform, hookimpl
 from titan_parallel.config import (
     HEADS,
     ActivationCheckpointSection,
@@ -13,16 +12,10 @@ from titan_parallel.config import (
     PipelineKeys,
     TensorParallelKeys,
 )
+from titan_parallel.fsdp_check import is_active
 from titan_parallel.slots import COMPILER_OPTIONS, PARTIAL_GRADIENTS, REGION_CASTS, SAVE_POLICIES
 
 api = (2, 1)
-
-
-def _fsdp_active(context: JobContext[FSDPKeys]) -> bool:
-    """Whether ranks train on different tokens, or one device needs mixed precision or CPU offload."""
-    training, mesh = context.job.section(TrainingSection), context.job.mesh
-    on_one_device = training.mixed_precision_param != "float32" or training.enable_cpu_offload
-    return mesh.data_degree > 1 or on_one_device
 
 
 def _planning(name: str) -> Planning:
@@ -39,7 +32,7 @@ def titan_parallelisms() -> list[Transform]:
             summary="data parallelism: FSDP2, HSDP, DDP; mixed precision; CPU offload",
             config=FSDPKeys,
             phase=Phase.DATA,
-            active=_fsdp_active,
+            active=is_active,
             serves=(
                 "parallelism.data_parallel_replicate_degree",
                 "parallelism.data_parallel_shard_degree",
