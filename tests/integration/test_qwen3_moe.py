@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ import torch
 from torch import Tensor
 
 from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, make_job, run_recipe
+from harness.jobs import RunRecord, make_job, run_job, run_recipe
 from harness.meshes import CASES, FAST, Case, require_equal, run_in
+from harness.transforms import OWN_DISPATCHES, transform
+from titan_core.api import UserError
 from titan_core.cli.main import main
 
 ARGS = {
@@ -99,6 +103,10 @@ def test_recomputation_changes_nothing(gloo: GlooPool, one_device: Reference, tm
     assert record.grad_norms == one_device("deepseek").grad_norms
 
 
+GRAPH = {
+    "compile.enable": "true", "compile.backend": "aot_eager", "compile.fullgraph": "true", "experts.metrics": "false",
+}  # fmt: skip
+BF16: dict[str, object] = {"training.mixed_precision_param": "bfloat16"}
 COMPILED = {"one device": (1, {}), "EP 2": (2, {EP: 2}), "EP 2 x PP 2": (4, {EP: 2, **BY_NAME["PP 2, 1F1B"].overrides})}
 
 
@@ -128,6 +136,56 @@ def test_shared_experts_compute_while_rows_are_on_their_way(gloo: GlooPool, tmp_
     (run, beside), (in_turn, _) = (gloo.run(2, trained_beside, str(tmp_path), dispatch, turn)[0] for turn in (False, True))
     assert beside and beside == [True, False] * (len(beside) // 2)  # not the way back
     assert run.losses == in_turn.losses and run.grad_norms == in_turn.grad_norms
+
+
+def trained_with_own_dispatch(folder: str) -> tuple[RunRecord, list[int]]:
+    os.chdir(folder)
+    job = make_job("qwen3_moe_debug", {**settings("deepseek"), EP: 2, "parallelism.expert_parallel_dispatch": "device"})
+    OWN_DISPATCHES.clear()
+    return run_job(replace(job, transforms=(transform("own_dispatch"), *job.transforms))), list(OWN_DISPATCHES)
+
+
+@pytest.mark.full
+def test_another_plugin_brings_its_exchange_of_rows(gloo: GlooPool, one_device: Reference, tmp_path: Path) -> None:
+    for record, rows in gloo.run(2, trained_with_own_dispatch, str(tmp_path)):
+        assert record.losses == pytest.approx(one_device("deepseek").losses, rel=1e-6)
+        assert len(rows) >= 2 * 3 and set(rows) == {rows[0]}
+
+
+@pytest.mark.full
+def test_a_block_whose_host_never_waits_is_one_graph(gloo: GlooPool, one_device: Reference, tmp_path: Path) -> None:
+    """Nor does FSDP gather experts within it, here for want of other data."""
+    folded = {EP: 2, **BY_NAME["TP 2"].overrides, "parallelism.expert_parallel_dispatch": "device"}
+    job = {**settings("deepseek"), **folded, **GRAPH}
+    for record in gloo.run(2, run_in, str(tmp_path), job, True, "qwen3_moe_debug"):
+        assert record.losses == pytest.approx(one_device("deepseek").losses, rel=1e-6)
+        assert record.grad_norms == pytest.approx(one_device("deepseek").grad_norms, rel=1e-5)
+
+
+def interruption(folder: str, overrides: dict[str, object]) -> str:
+    os.chdir(folder)
+    with pytest.raises(UserError) as caught:
+        run_recipe("qwen3_moe_debug", {**settings("deepseek"), **overrides})
+    return str(caught.value)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("ranks", "overrides", "why"),
+    [
+        (2, {EP: 2}, "data parallelism gathers modules within a block (layers.1.feed_forward.experts, ...)"),
+        (1, BF16, "data parallelism gathers modules within a block (layers.1.feed_forward.router, ...)"),
+        (1, {"experts.metrics": "true"}, "modules count or add losses (experts_rows)"),
+    ],
+)
+def test_a_graph_that_is_interrupted_is_refused_or_not_demanded(
+    gloo: GlooPool, one_device: Reference, tmp_path: Path, ranks: int, overrides: dict[str, object], why: str
+) -> None:
+    refused = gloo.run(ranks, interruption, str(tmp_path), {**GRAPH, **overrides})[0]
+    assert refused.endswith(f"compile.fullgraph = true: {why}, which interrupts its graph; remove the key")
+    by_default = {key: value for key, value in {**GRAPH, **overrides}.items() if key != "compile.fullgraph"}
+    record = gloo.run(ranks, run_in, str(tmp_path), {**settings("deepseek"), **by_default}, True, "qwen3_moe_debug")[0]
+    assert record.losses == pytest.approx(one_device("deepseek").losses, rel=1e-2 if overrides is BF16 else 1e-6)
 
 
 @pytest.mark.full

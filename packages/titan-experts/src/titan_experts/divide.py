@@ -20,6 +20,7 @@ from titan_experts.check import folded
 from titan_experts.config import VIEW, ExpertParallelKeys
 from titan_experts.dispatch import AllToAll, Dispatch, Padded
 from titan_experts.planning import most_share
+from titan_experts.slots import DISPATCH
 from titan_experts.torch_private import registered_parameters, substituted_parameters
 
 FREE_ROWS = 1024
@@ -35,7 +36,7 @@ def apply(part: ModelPart, context: TrainingContext[ExpertParallelKeys]) -> Mode
             for name, rule in rules.items():
                 module.register_parameter(name, _divided(before[name], rule.dim, context))
             inner: Any = module.forward
-            module.forward = DividedExperts(module, inner, dispatch_of(path, context), tuple(rules))
+            module.forward = DividedExperts(module, inner, dispatch_of(path, part, context), tuple(rules))
         elif isinstance(module, BesideExperts):
             part.module.set_submodule(path, DuringExchange())
     return part
@@ -52,9 +53,11 @@ class DuringExchange(BesideExperts):
         return results
 
 
-def dispatch_of(path: str, context: TrainingContext[ExpertParallelKeys]) -> Dispatch:
-    """Return what sends rows to the experts of the module called ``path``."""
+def dispatch_of(path: str, part: ModelPart, context: TrainingContext[ExpertParallelKeys]) -> Dispatch:
+    """Return what sends rows to the experts of the module called ``path``: another plugin's, if it has left one."""
     keys, mesh = context.section, context.mesh[VIEW]
+    if made := part.entries(DISPATCH).get(path):
+        return made(mesh)
     if keys.expert_parallel_dispatch == "alltoall":
         return AllToAll(mesh)
     return Padded(mesh, most_rows(path, context.job.model.layout, keys))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from titan_core.api import Checks, MeshUse, MeshView, Phase, Planning, Ref, StepUse, Transform, hookimpl
 from titan_experts.check import DEGREE
 from titan_experts.config import VIEW, ExpertParallelKeys, ExpertsSection
+from titan_experts.slots import DISPATCH
 
 api = (2, 1)
 
@@ -21,6 +22,7 @@ def titan_parallelisms() -> list[Transform]:
             active=lambda context: context.job.mesh.degree(VIEW) > 1,
             check=Ref("titan_experts.check:check"),
             checks=Checks(model=Ref("titan_experts.check_model:check_model")),
+            reads=(DISPATCH,),
             apply=Ref("titan_experts.divide:apply"),
             planning=Planning(choices=Ref("titan_experts.planning:choices"), costs=Ref("titan_experts.planning:costs")),
         ),
