@@ -178,9 +178,11 @@ def processes_of(folder: Path) -> dict[int, str]:
 
 
 def _is_running(process: Path) -> bool:
-    """Whether the process of a folder of ``/proc`` has not ended. One that has may remain until its parent asks."""
+    """Whether the process of a folder of ``/proc`` has not ended. One that has may remain until its parent asks; while other
+    threads of it end, which keep its locks, its first one is shown as ended."""
     try:
-        return (process / "stat").read_text().rpartition(") ")[2][:1] not in "ZX"
+        ended = (process / "stat").read_text().rpartition(") ")[2][:1] in "ZX"
+        return not ended or len(list((process / "task").iterdir())) > 1
     except (OSError, ProcessLookupError):
         return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import random
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from benchmarks.chaos.session import Session, Trained
 from benchmarks.chaos.site.titan_chaos import FOLDER, TRAIL
 from benchmarks.chaos.trail import attempts_in, differences, lost_steps, trajectory
 from benchmarks.chaos.watch import Watch
+from harness import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 BATCH = 2
@@ -145,6 +147,27 @@ def test_a_process_that_is_left_over_is_found(tmp_path: Path) -> None:
         left.kill()
         left.wait()
     assert processes_of(tmp_path) == {}
+
+
+ENDING = """
+import ctypes, sys, threading
+threading.Thread(target=lambda: (print("up", flush=True), sys.stdin.read())).start()
+ctypes.CDLL(None).syscall(ctypes.c_long(60), 0)  # this thread alone exits
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the number of the system call is that of x86-64")
+def test_a_process_whose_first_thread_has_ended_is_left_while_others_end(tmp_path: Path) -> None:
+    """As one that is killed, for a moment: it keeps its locks."""
+    process = subprocess.Popen([sys.executable, "-c", ENDING], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    with process:
+        assert process.stdout.readline() == b"up\n"
+        while Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2][:1] != "Z":
+            assert process.poll() is None
+        assert wait_until_gone(tmp_path, 0.0, [process.pid]) == {process.pid: "killed"}
+        process.stdin.close()
+        assert wait_until_gone(tmp_path, PATIENCE, [process.pid]) == {}
 
 
 def test_agents_are_started_again_unless_they_are_done_or_held_back(tmp_path: Path) -> None:
