@@ -1,9 +1,9 @@
 """Tests that take long are marked ``full`` and ``slow``: those of ``tests/slow.txt``, a line each, which one command writes.
 
-    uv run pytest -m "not full or slow" --write-slow 1.0    # on a quiet machine
+    uv run pytest -m "not full or slow" --write-slow 0.5    # on a quiet machine
 
-lists the tests of this run that take longer than a second, but not the fastest test of a file: each file has a quick one.
-Lines of tests that did not run stay."""
+lists the tests of this run that take longer than half a second, but not the fastest test of a file, so that each file has a
+quick one. Lines of tests that did not run stay."""
 
 from __future__ import annotations
 

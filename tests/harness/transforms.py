@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +11,6 @@ from titan_core.api import Batch, ModelPart, ObjectiveFunction, Phase, Ref, Slot
 from titan_core.model.next_token import NextToken
 
 NOTES: Slot[str] = Slot(name="tests.notes", summary="")
-OWN_DISPATCHES: list[int] = []
-"""Numbers of rows that :func:`own_dispatch` has sent."""
 CASTS: Slot[Callable[[Tensor], Tensor]] = Slot(name="tests.casts", summary="")
 
 
@@ -115,21 +112,6 @@ def wrong_value(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
 
 def misplaced_policy(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
     part.fill("titan_parallel.save_policies", "tok_embeddings", lambda operator, number: None)
-    return part
-
-
-def own_dispatch(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
-    """Another plugin's exchange of rows between the ranks of experts, which counts its calls."""
-    from titan_experts.dispatch import AllToAll
-
-    class Counting(AllToAll):
-        def __call__(self, *arguments: Any) -> Tensor:
-            OWN_DISPATCHES.append(arguments[0].shape[0])
-            return super().__call__(*arguments)
-
-    for name, _ in part.named_modules():
-        if name.endswith(".experts"):
-            part.fill("titan_experts.dispatch", name, Counting)
     return part
 
 

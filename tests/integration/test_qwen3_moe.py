@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness import own_dispatch
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job, run_job, run_recipe
 from harness.meshes import CASES, FAST, Case, require_equal, run_in
-from harness.transforms import OWN_DISPATCHES, transform
 from titan_core.api import UserError
 from titan_core.cli.main import main
 
@@ -141,8 +141,8 @@ def test_shared_experts_compute_while_rows_are_on_their_way(gloo: GlooPool, tmp_
 def trained_with_own_dispatch(folder: str) -> tuple[RunRecord, list[int]]:
     os.chdir(folder)
     job = make_job("qwen3_moe_debug", {**settings("deepseek"), EP: 2, "parallelism.expert_parallel_dispatch": "device"})
-    OWN_DISPATCHES.clear()
-    return run_job(replace(job, transforms=(transform("own_dispatch"), *job.transforms))), list(OWN_DISPATCHES)
+    own_dispatch.SENT.clear()
+    return run_job(replace(job, transforms=(own_dispatch.OWN_DISPATCH, *job.transforms))), list(own_dispatch.SENT)
 
 
 @pytest.mark.full

@@ -25,6 +25,7 @@ def options_of_blocks(backend: str, monkeypatch: pytest.MonkeyPatch) -> list[Any
     part.fill("titan_parallel.compiler_options", "blocks.1.mlp", {"emulate_precision_casts": True})
     found: list[Any] = []
     monkeypatch.setattr(nn.Module, "compile", lambda module, **keywords: found.append(keywords["options"]))
+    monkeypatch.setattr(compiler, "gathered_within_blocks", lambda part, context: [])
     job = SimpleNamespace(section=lambda cls: ActivationCheckpointSection())
     section = CompileSection(backend=backend, components=["model"])
     compiler.apply(part, cast(Any, SimpleNamespace(section=section, job=job)))
