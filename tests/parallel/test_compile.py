@@ -26,9 +26,10 @@ def options_of_blocks(backend: str, monkeypatch: pytest.MonkeyPatch) -> list[Any
     found: list[Any] = []
     monkeypatch.setattr(nn.Module, "compile", lambda module, **keywords: found.append(keywords["options"]))
     monkeypatch.setattr(compiler, "gathered_within_blocks", lambda part, context: [])
+    monkeypatch.setattr(compiler, "on_views", lambda part, mesh: [])
     job = SimpleNamespace(section=lambda cls: ActivationCheckpointSection())
     section = CompileSection(backend=backend, components=["model"])
-    compiler.apply(part, cast(Any, SimpleNamespace(section=section, job=job)))
+    compiler.apply(part, cast(Any, SimpleNamespace(section=section, job=job, mesh=None)))
     return found
 
 

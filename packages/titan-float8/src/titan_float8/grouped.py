@@ -43,7 +43,7 @@ class LowPrecisionGroupedLinear(GroupedLinear):
     @staticmethod
     def multiply(rows: Tensor, weight: Tensor, counts: Tensor, emulate: bool) -> Tensor:
         """Return ``rows[r] @ weight[expert of r].T``; of rows of no expert, anything."""
-        raise NotImplementedError
+        raise NotImplementedError  # this is what a format is
 
 
 class _Product(torch.autograd.Function):

@@ -11,7 +11,7 @@ from torch import Tensor
 from titan_core.api import Batch, ModelPart, ObjectiveFunction, TrainingContext, UserError, Vocabulary
 from titan_core.toolkit.errors import nearest
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
-from titan_parallel.fsdp import gathered_within_blocks
+from titan_parallel.fsdp import gathered_within_blocks, on_views
 from titan_parallel.slots import COMPILER_OPTIONS
 from titan_parallel.torch_private import set_activation_memory_budget
 
@@ -59,9 +59,12 @@ def _is_one_graph(part: ModelPart, context: TrainingContext[CompileSection]) -> 
     if wanted and why:
         fix = "remove the key"
         raise UserError(context.config.problem("compile.fullgraph", f"{' and '.join(why)}, which interrupts its graph", fix))
-    if wanted is None and why:
+    if wanted is not None:
+        return wanted
+    if why:
         log.info("compiled blocks are interrupted: %s", " and ".join(why))
-    return not why if wanted is None else wanted
+    # Ranks that divide a module otherwise, such as experts, exchange what it computes, for which the host may wait.
+    return not why and not on_views(part, context.mesh)
 
 
 def _options(part: ModelPart, block: str) -> dict[str, Any] | None:
