@@ -25,6 +25,7 @@ from hypothesis import settings
 from harness.fake_cuda import FakeCuda, why_not
 from harness.full_share import deselect_others, share
 from harness.gloo_pool import GlooPool
+from harness.left_models import release_models
 from harness.leftovers import Leftovers, seed, settings_undone
 from harness.random_order import shuffle
 from harness.slow_tests import LIST, SlowTests, mark_slow
@@ -134,6 +135,7 @@ def _own_process_state(pytestconfig: pytest.Config) -> Iterator[None]:
     def variables() -> dict[str, str]:
         return {name: value for name, value in os.environ.items() if name.startswith("TITAN_")}
 
+    release_models()
     os.chdir(pytestconfig.rootpath)
     seed()
     before, runs, leftovers = variables(), set(pytestconfig.rootpath.glob("*/config.toml")), Leftovers()

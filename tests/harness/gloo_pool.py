@@ -24,6 +24,7 @@ from typing import Any, TextIO
 from torch.distributed import TCPStore
 
 from harness import PATIENCE
+from harness.left_models import release_models
 from titan_core.plugins.discovery import DISABLE_VARIABLE
 
 GRACE = 10.0
@@ -217,6 +218,7 @@ def _answer(pipe: Connection, file: TextIO | None) -> None:
         finally:
             # A variable that a call leaves would hold for later calls on some ranks only: those that took part in this one.
             restore_environment(before)
+            release_models()
         # Not `send`, with which torch passes a file descriptor for each tensor. It stays open as long as the tensor lives.
         pipe.send_bytes(answer)
 
