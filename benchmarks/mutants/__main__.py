@@ -3,7 +3,7 @@
     uv run python -m benchmarks.mutants [--only NAME ...] [--list] [--narrow] [--results FILE]
 
 A mutant is killed if a test fails. A mutant that survives its own tests is tried on the wider suite of its package. The
-checkout is never changed. The exit status is 1 if a mutant survives that is not known to be equivalent.
+checkout is never changed. The exit status is 1 if a mutant survives that is not known to be equivalent, or cannot be tried.
 """
 
 from __future__ import annotations
@@ -38,30 +38,36 @@ def main() -> int:
         for mutant in chosen:
             print(f"{mutant.name:50} {mutant.place}{'  (equivalent)' if mutant.equivalent else ''}")
         return 0
-    survivors = _try_all([mutant for mutant in chosen if not mutant.equivalent], arguments)
+    survivors, untried = _try_all([mutant for mutant in chosen if not mutant.equivalent], arguments)
     equivalent = sum(1 for mutant in chosen if mutant.equivalent)
-    tried = len(chosen) - equivalent
+    tried = len(chosen) - equivalent - len(untried)
     share = f"{(tried - len(survivors)) / tried:.1%}" if tried else "none"
     print(f"\n{tried} mutants, {tried - len(survivors)} killed ({share}); {equivalent} equivalent mutants were not tried")
     for mutant in survivors:
         print(f"survived: {mutant.name} ({mutant.place}: {mutant.old!r} -> {mutant.new!r})")
-    return 1 if survivors else 0
+    for name, reason in untried.items():
+        print(f"not tried: {name}: {reason}")
+    return 1 if survivors or untried else 0
 
 
-def _try_all(chosen: list[Mutant], arguments: argparse.Namespace) -> list[Mutant]:
-    """Try each mutant; return those that survived."""
+def _try_all(chosen: list[Mutant], arguments: argparse.Namespace) -> tuple[list[Mutant], dict[str, str]]:
+    """Try each mutant. Return those that survived, and the names of those that could not be tried, with the reason."""
     preload()
-    survivors = []
+    survivors, untried = [], {}
     with copied_tree() as tree:
         passed: dict[str, str] = {}
         for mutant in chosen:
-            # A test that fails without a mutant would kill every mutant.
-            for test in mutant.tests:
-                if test not in passed:
-                    passed[test] = run_tests(tree, [test], arguments.timeout)
-                if passed[test]:
-                    raise SystemExit(f"{passed[test]} fails without a mutant")
-            verdict = try_out(tree, mutant, arguments.timeout, wide=not arguments.narrow)
+            try:
+                for test in mutant.tests:
+                    if test not in passed:
+                        passed[test] = run_tests(tree, [test], arguments.timeout)
+                if failing := [passed[test] for test in mutant.tests if passed[test]]:
+                    untried[mutant.name] = f"{failing[0]} fails without a mutant"  # and would kill every mutant
+                    continue
+                verdict = try_out(tree, mutant, arguments.timeout, wide=not arguments.narrow)
+            except RuntimeError as error:
+                untried[mutant.name] = str(error)
+                continue
             line = f"{'killed  ' if verdict.killed_by else 'SURVIVED'} {mutant.name:48} {verdict.killed_by}".rstrip()
             print(f"{line} ({verdict.seconds:.0f} s)", flush=True)
             if arguments.results is not None:
@@ -69,7 +75,7 @@ def _try_all(chosen: list[Mutant], arguments: argparse.Namespace) -> list[Mutant
                     file.write(f"{line}\n")
             if not verdict.killed_by:
                 survivors.append(mutant)
-    return survivors
+    return survivors, untried
 
 
 if __name__ == "__main__":
