@@ -47,7 +47,8 @@ from titan_core.plugins.guard import PASSED_ON_BY, Origin
 from titan_core.plugins.guarded_object import guarded_object
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.plugins.registry import Components
-from titan_core.plugins.results import OBJECTS, RETURNS
+from titan_core.plugins.result_objects import OBJECTS
+from titan_core.plugins.results import RETURNS
 from titan_core.toolkit import hookspecs as toolkit_hooks
 from titan_core.toolkit.errors import Interrupted, PluginFailure
 

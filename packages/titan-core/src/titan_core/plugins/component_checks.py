@@ -28,7 +28,8 @@ from titan_core.api import (
 )
 from titan_core.plugins.guard import Origin
 from titan_core.plugins.guarded_object import shown
-from titan_core.plugins.results import RETURNS, owned
+from titan_core.plugins.result_models import owned
+from titan_core.plugins.results import RETURNS
 
 MOST_COMPONENTS = 10_000
 """Limit for one hook, which may be an endless generator."""
