@@ -1,0 +1,63 @@
+"""A column of a Parquet or Arrow file that is missing, of the wrong type or null is reported with its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from harness.tables import FORMS, request, written
+from titan_core.api import CorruptRecord, DatasetContext
+from titan_data.foreign.config import InputIdsSection
+from titan_data.foreign.input_ids import check_input_ids, open_input_ids
+from titan_data.record_files import check_tables, open_local
+
+pytestmark = pytest.mark.usefixtures("cache_folder")
+
+
+COLUMNS: dict[str, tuple[pyarrow.Table, str]] = {
+    "missing": (pyarrow.table({"body": ["a"]}), "no field 'text' (fields: body); set data.text_field, or data.format"),
+    "numbers": (pyarrow.table({"text": [1]}), "column 'text' contains int64, not text; set data.text_field"),
+    "lists": (pyarrow.table({"text": [["a"]]}), "column 'text' contains list<"),
+    "bytes": (pyarrow.table({"text": [b"a"]}), "column 'text' contains binary, not text"),
+    "twice": (pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, ["text", "text"]), "has two columns 'text'; rename one"),
+}
+
+
+@pytest.mark.parametrize("form", ["snappy", "an Arrow file"])
+@pytest.mark.parametrize("mistake", COLUMNS)
+def test_a_column_that_is_missing_or_of_the_wrong_type_names_the_file(mistake: str, form: str, tmp_path: Path) -> None:
+    table, message = COLUMNS[mistake]
+    written(tmp_path / "data", form)
+    FORMS[form](table, tmp_path / "data" / "9")
+    (problem,) = check_tables(request(tmp_path / "data"))
+    assert str(problem).startswith(f"{tmp_path}/data/9.{'arrow' if 'Arrow' in form else 'parquet'}: {message}")
+
+
+def test_columns_of_token_ids_are_integers(tmp_path: Path) -> None:
+    asked = DatasetContext("input_ids", str(tmp_path), "text", 0, "here", section=InputIdsSection(), vocab_size=300)
+    pyarrow.parquet.write_table(pyarrow.table({"input_ids": [[1, 2]], "labels": [[-100, 2]], "n": ["x"]}),
+                                tmp_path / "a.parquet")  # fmt: skip
+    assert check_input_ids(asked) == []
+    (document,) = open_input_ids(asked).shard(0, 1, 0)
+    assert document.weights.tolist() == [0, 1]  # type: ignore[union-attr]
+    pyarrow.parquet.write_table(pyarrow.table({"input_ids": [[1.5]]}), tmp_path / "b.parquet")
+    (problem,) = check_input_ids(asked)
+    assert "b.parquet: column 'input_ids' contains list<" in str(problem) and "not lists of token ids" in str(problem)
+
+
+@pytest.mark.parametrize("form", ["snappy", "zstd, small pages", "an Arrow stream", "an Arrow file"])
+def test_a_null_is_reported_with_its_row_and_the_others_are_read(form: str, tmp_path: Path) -> None:
+    FORMS[form](pyarrow.table({"text": ["a", None, "b"]}), tmp_path / "a")
+    shard, found, errors = open_local(request(tmp_path)).shard(0, 1, 0), [], []
+    while len(found) + len(errors) < 3:
+        try:
+            found.append(next(shard))
+        except CorruptRecord as error:
+            errors.append(error)
+    assert sorted(found) == ["a", "b"]  # type: ignore[type-var]
+    (error,) = errors
+    assert error.place in (f"{tmp_path}/a.parquet, row 1", f"{tmp_path}/a.arrow, row 1")
+    assert error.why == "field 'text' contains null, not text"
