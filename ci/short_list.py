@@ -19,7 +19,7 @@ TESTS = (
     # datasets, pyarrow, zstandard, tokenizers, jinja2, huggingface-hub, tiktoken
     "tests/data/test_datasets.py",
     "tests/data/test_compressed.py",
-    "tests/data/test_chat.py::test_ids_and_mask_are_those_of_transformers",
+    "tests/data/test_chat_tokens.py::test_ids_and_mask_are_those_of_transformers",
     "tests/data/test_hub_download.py::test_a_download_that_is_cut_resumes_in_the_same_call",
     "tests/models_llama/test_tokenizer.py::test_llama3_rank_file",
     # safetensors, fsspec: weights of others, trained on chats, generating

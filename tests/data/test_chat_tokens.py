@@ -1,0 +1,152 @@
+"""The ids of a chat are those of transformers, and only what the assistant writes has a loss."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers
+
+from harness.chat_model import ANSWER, CHATS, MARKED, TEMPLATE, save_tokenizer
+from harness.chats import ANSWERED, QUESTION, chat_context, trained
+from titan_core.api import CorruptRecord, ExcludedRecord, UserError
+from titan_data.chat.config import ChatSection
+from titan_data.chat.source import ChatReader
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, MARKED], ids=["by prefixes", "by generation"])
+def test_ids_and_mask_are_those_of_transformers(tmp_path: Path, template: str) -> None:
+    tokenizer = save_tokenizer(tmp_path, template)
+    read = ChatReader(chat_context(tmp_path))
+    for chat in CHATS:
+        expected = tokenizer.apply_chat_template(
+            chat, chat_template=MARKED, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+        found = read({"messages": chat}, "here")
+        # transformers encodes the whole text, in which the end of a prompt may merge with its completion.
+        assert tokenizer.decode(found.ids) == tokenizer.decode(expected["input_ids"])
+        if not chat[2:]:
+            assert found.ids.tolist() == expected["input_ids"]
+            assert found.weights.tolist() == expected["assistant_masks"]
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, MARKED], ids=["by prefixes", "by generation"])
+def test_a_prompt_has_the_ids_that_the_model_is_asked_with(tmp_path: Path, template: str) -> None:
+    """The completion begins with a line end, which would merge with those at the end of the prompt."""
+    template = template.replace(" | trim", "")
+    tokenizer = save_tokenizer(tmp_path, template)
+    chat = [QUESTION, {"role": "assistant", "content": "\nb"}]
+    found = ChatReader(chat_context(tmp_path))({"messages": chat}, "here")
+    prompt = tokenizer.apply_chat_template(chat[:1], add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert found.ids.tolist()[: len(prompt)] == prompt
+    assert tokenizer.decode(found.ids[len(prompt) :]) == "\nb<|eot|>" == tokenizer.decode(trained(found))
+
+
+@pytest.mark.parametrize(("train_on", "expected"), [("all", "Hello 🙂<|eot|>Bye.<|eot|>"), ("last", "Bye.<|eot|>")])
+@pytest.mark.parametrize("template", [TEMPLATE, MARKED], ids=["by prefixes", "by generation"])
+def test_the_assistant_is_trained_on_with_the_end_of_its_turn(
+    tmp_path: Path, train_on: str, expected: str, template: str
+) -> None:
+    tokenizer = save_tokenizer(tmp_path, template)
+    trailing = [*CHATS[-1], {"role": "user", "content": "unanswered"}]
+    found = ChatReader(chat_context(tmp_path, train_on=train_on))({"messages": trailing}, "here")
+    assert tokenizer.decode(trained(found)) == expected
+    assert "unanswered" not in tokenizer.decode(found.ids)
+
+
+def test_messages_of_the_assistant_can_be_excluded_one_by_one(tmp_path: Path) -> None:
+    tokenizer = save_tokenizer(tmp_path)
+    chat = [QUESTION, {**ANSWERED, "weight": 0}, QUESTION, {"role": "assistant", "content": "c"}]
+    assert tokenizer.decode(trained(ChatReader(chat_context(tmp_path))({"messages": chat}, "here"))) == "c<|eot|>"
+
+
+def test_the_tokens_do_not_depend_on_the_day(tmp_path: Path) -> None:
+    """Templates of Llama 3 write the date if there is a clock."""
+    tokenizer = save_tokenizer(tmp_path, "{{ bos_token }}{{ strftime_now('%d %b %Y') }}" + TEMPLATE)
+    found = ChatReader(chat_context(tmp_path))({"messages": [QUESTION, ANSWERED]}, "here")
+    assert tokenizer.decode(found.ids).startswith("<|begin|>26 Jul 2024<|begin|>")
+
+
+@pytest.mark.parametrize("folder", ["byte", "hf"])
+def test_pairs_without_a_template_are_documents(tmp_path: Path, folder: str) -> None:
+    save_tokenizer(tmp_path / "hf", None)
+    made = chat_context(tmp_path / folder, template="none")
+    assert made.tokenizer_spec is not None
+    tokenizer: Any = made.tokenizer_spec.open()
+    found = ChatReader(made)({"prompt": "2 + 2 =\n", "completion": "\n 4"}, "here")
+    assert found.ids.tolist()[:1] == tokenizer.begin_ids
+    assert trained(found) == [*tokenizer.encode_document("\n 4")[1:-1], *tokenizer.end_ids]
+    with pytest.raises(CorruptRecord, match=r"messages, which chat\.template"):
+        ChatReader(made)({"messages": [QUESTION, ANSWERED]}, "here")
+
+
+def test_a_tokenizer_that_begins_texts_with_a_space_encodes_the_chat_as_a_whole(tmp_path: Path) -> None:
+    """As Llama 2's does. A completion that is encoded on its own would get another space."""
+    fast = save_tokenizer(
+        tmp_path, "[{{ messages[0]['content'] }}]{% if messages[1] %} {{ messages[1]['content'] }}</s>{% endif %}"
+    )
+    vocab = {letter: number for number, letter in enumerate("▁abc[]")}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()])
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": fast.chat_template}))
+    found = ChatReader(chat_context(tmp_path))({"messages": [QUESTION, ANSWERED]}, "here")
+    assert tokenizer.decode(found.ids.tolist(), skip_special_tokens=False) == " [a] b</s>"
+    assert [tokenizer.id_to_token(token) for token in trained(found)] == ["▁", "b", "</s>"]
+
+
+def test_a_template_that_refuses_a_chat_names_the_record(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path, "{{ raise_exception('no system') if messages[0]['role'] == 'system' }}" + TEMPLATE)
+    with pytest.raises(CorruptRecord, match="no system") as error:
+        ChatReader(chat_context(tmp_path))({"messages": CHATS[-1]}, "chats.jsonl:7")
+    assert error.value.place == "chats.jsonl:7"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        # The last message differs from the others, as in templates that remove thoughts.
+        (
+            TEMPLATE.replace(
+                ANSWER, "{{ m['content'][:1] if m['role'] == 'assistant' and not loop.last else m['content'] }}<|eot|>"
+            ),
+            "differently if others",
+        ),
+        (TEMPLATE.replace("<|start|>assistant\n\n", "<|start|>assistant\n\n<think>"), "as a continuation of the prompt"),
+    ],
+    ids=["thoughts", "another prompt"],
+)
+def test_a_template_without_the_prefix_property_is_refused(tmp_path: Path, template: str, message: str) -> None:
+    save_tokenizer(tmp_path, template)
+    with pytest.raises(CorruptRecord, match=message):
+        ChatReader(chat_context(tmp_path))({"messages": CHATS[-1]}, "here")
+
+
+def test_a_record_that_is_too_long_is_dropped_cut_or_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = save_tokenizer(tmp_path)
+    record = {"messages": [QUESTION, {"role": "assistant", "content": "b" * 20}]}
+    whole = ChatReader(chat_context(tmp_path))(record, "here")
+    fitting = chat_context(tmp_path, seq_len=len(whole.ids) - 1)  # the last token is only a target
+    assert ChatReader(fitting)(record, "here").ids.tolist() == whole.ids.tolist()
+    short = replace(fitting, seq_len=len(whole.ids) - 3)
+    with pytest.raises(ExcludedRecord, match=f"its {len(whole.ids)} tokens do not fit"):
+        ChatReader(short)(record, "here")
+    with pytest.raises(UserError, match=r"here: its .* tokens do not fit .* raise training.seq_len"):
+        ChatReader(replace(short, section=ChatSection(too_long="stop")))(record, "here")
+    cutting = replace(short, section=ChatSection(too_long="truncate"))
+    cut = ChatReader(cutting)(record, "here")
+    assert cut.ids.tolist() == whole.ids.tolist()[:-2] and tokenizer.decode(trained(cut)) == "b" * 19
+    assert "cut off the end of a record: here: its" in caplog.text
+    with pytest.raises(ExcludedRecord, match="nothing of the assistant's message is left"):
+        ChatReader(replace(cutting, seq_len=8))(record, "here")
+
+
+def test_a_template_that_ends_no_turn_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_tokenizer(tmp_path, TEMPLATE.replace("<|eot|>", "\n"))
+    ChatReader(chat_context(tmp_path))
+    assert "the model cannot learn where to stop" in caplog.text
