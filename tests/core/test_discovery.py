@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -276,6 +277,18 @@ def test_a_plugin_that_takes_long_to_load_is_named_once(
     line = "titan: plugin 'slow' (slow 0.3) is still loading after 0.25 s; TITAN_DISABLE_PLUGINS=slow leaves it out"
     assert caplog.messages == [line]
     assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+
+
+def test_no_way_to_leave_out_the_core_is_suggested(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(discovery, "SLOW_SECONDS", 0.01)
+    core = EntryPoint("core", "not_loaded_yet", "titan.plugins")
+    with discovery._named_if_slow("plugin 'core'", core):
+        for thread in threading.enumerate():
+            if isinstance(thread, threading.Timer):
+                thread.join()
+    assert caplog.messages == ["titan: plugin 'core' is still loading after 0.01 s"]
 
 
 def test_training_names_the_plugins_that_failed_to_load(

@@ -16,7 +16,8 @@ from titan_core.api import Finding, hookimpl
 from titan_core.plugins.guard import PASSED_ON_BY, Origin
 from titan_core.plugins.guarded_object import guarded_object
 from titan_core.plugins.lifecycle import Lifecycle
-from titan_core.plugins.results import OBJECTS, RETURNS
+from titan_core.plugins.result_objects import OBJECTS
+from titan_core.plugins.results import RETURNS
 from titan_core.toolkit.errors import Interrupted, PluginFailure
 
 

@@ -19,7 +19,8 @@ from harness.odd_plugin import ORIGIN
 from titan_core.api import Component, Mixer, ModelDefinition, Phase, Ref, WeightFormat
 from titan_core.plugins.component_checks import GROUPS, with_origin
 from titan_core.plugins.discovery import REGISTRATION_HOOKS
-from titan_core.plugins.results import OBJECTS, RETURNS
+from titan_core.plugins.result_objects import OBJECTS
+from titan_core.plugins.results import RETURNS
 from titan_core.toolkit.errors import PluginFailure
 
 KINDS = sorted(set(REGISTRATION_HOOKS.values()), key=lambda kind: kind.__name__)

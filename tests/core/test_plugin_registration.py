@@ -55,6 +55,26 @@ def test_what_a_registration_hook_must_not_return(returned: str, tmp_path: Path,
     assemble(*load_config("tiny", [], registry))  # which does not need it
 
 
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ("", ""),
+        ("build=Ref('odd:raises'), active=yes", ""),
+        ("build=Ref('odd:raises')", "has only one of build and active"),
+        ("active=yes", "has only one of build and active; set both, or neither if it only reads models (find_model)"),
+    ],
+)
+def test_a_format_that_is_only_read_builds_no_store(
+    fields: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    component = f"Checkpoint(name='odd', summary='', find_model=Ref('odd:raises'), {fields})"
+    registry = registry_with(tmp_path, f"@hookimpl\ndef titan_checkpoints(): return [{component}]\n", monkeypatch)
+    broken = [plugin.reason for plugin in registry.found.broken if plugin.name == "odd"]
+    assert bool(broken) == bool(reason) and all(reason in one for one in broken)
+    if not broken and not fields:
+        assert assemble(*load_config("tiny", [], registry)).checkpoint is None
+
+
 @pytest.mark.parametrize("hook", REGISTRATION_HOOKS)
 def test_no_hook_may_return_none(hook: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = registry_with(tmp_path, f"@hookimpl\ndef {hook}(): pass\n", monkeypatch)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from harness.jobs import TINY, run_recipe
-from titan_core.api import StepAbandoned, StepInput, StepRunner, hookimpl
+from titan_core.api import StepAbandoned, StepInput, StepReport, StepRunner, hookimpl
 from titan_core.data.loader import DataLoader
 from titan_core.loop import trainer
 
@@ -95,6 +95,23 @@ class GivesUp:
             self.failures[inputs.step] -= 1
             raise StepAbandoned
         return loss
+
+
+@pytest.mark.parametrize(("frequency", "logged"), [(1, [1, 2, 3, 4]), (3, [1, 3, 4]), (10, [1, 4])])
+def test_observers_know_which_steps_are_logged(in_tmp: Path, frequency: int, logged: list[int]) -> None:
+    class Sees:
+        def __init__(self) -> None:
+            self.logged: list[int] = []
+
+        @hookimpl
+        def titan_step_end(self, report: StepReport) -> None:
+            if report.logged:
+                self.logged.append(report.step)
+
+    sees = Sees()
+    run_recipe("tiny", {**TINY, "metrics.log_freq": frequency, "job.dump_folder": "run"}, observers=[sees])
+    assert sees.logged == logged
+    assert [json.loads(line)["step"] for line in Path("run/metrics.jsonl").read_text().splitlines()] == logged
 
 
 def test_an_abandoned_step_is_computed_again_with_the_same_data(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:

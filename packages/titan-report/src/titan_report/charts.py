@@ -81,6 +81,10 @@ _NAMED = "validation_loss/"
 """Prefix of validations with a name, such as those of averaged weights."""
 
 
+_COUNTS = ("tokens_seen/", "validation_")
+"""Prefixes of figures that are parts of others."""
+
+
 def _loss(runs: Sequence[RunLog]) -> Chart:
     parts: list[tuple[str, str, Style]] = [("loss", "loss", "line"), ("validation", "validation_loss", "dots")]
     named = dict.fromkeys(key for run in runs for one in run.validations[-1:] for key in one if key.startswith(_NAMED))
@@ -104,11 +108,9 @@ def _rewinds(number: int, run: RunLog) -> Curve | None:
 
 
 def _metrics(runs: Sequence[RunLog]) -> list[Chart]:
-    """Return a chart for each metric of the objective and of experts, and each auxiliary loss, which runs may not have."""
+    """Return a chart for each metric called ``GROUP/NAME``, whoever adds it: the objective, experts, a plugin."""
     last = [record for run in runs for records in (run.steps, run.validations) for record in records[-1:]]
-    keys = dict.fromkeys(
-        key for record in last for key in record if key.startswith(("objective/", "auxiliary/", "experts/"))
-    )
+    keys = dict.fromkeys(key for record in last for key in record if "/" in key and not key.startswith(_COUNTS))
     return [
         _chart(
             key.replace("/", "-"), key.partition("/")[2], key.partition("/")[0], ".4g", runs,

@@ -4,7 +4,7 @@ time."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -54,7 +54,8 @@ def open_files(folder: Path, kind: str) -> ForeignFiles:
     Raises:
         UserError: files are missing, damaged or inconsistent.
     """
-    return SafetensorsFiles(folder) if kind == "safetensors" else MetaFiles(folder)
+    readers: dict[str, Callable[[Path], ForeignFiles]] = {"safetensors": SafetensorsFiles, "consolidated": MetaFiles}
+    return readers[kind](folder)
 
 
 class SafetensorsFiles:

@@ -121,7 +121,7 @@ def assemble(
         streams |= {key: validation} if validation else {}
         problems += check_extras(config, streams, definition, objective, active)
     observers = [observer for observer in registry.all(Observer) if observer.active(observer.context(job))]
-    checkpoints = [checkpoint for checkpoint in registry.all(Checkpoint) if checkpoint.active(checkpoint.context(job))]
+    checkpoints = [one for one in registry.all(Checkpoint) if one.active is not None and one.active(one.context(job))]
     chosen = [one for one in (objective, lr_schedule) if one is not None]
     checked: list[Transform | Observer | Objective | LRSchedule | Checkpoint]
     checked = [*active, *observers, *chosen, *checkpoints]

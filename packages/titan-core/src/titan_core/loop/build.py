@@ -65,7 +65,7 @@ def build_checkpoint_store(
     """Build what saves and restores ``state``; ``None`` if the job saves no checkpoints."""
     if job.checkpoint is None:
         return None
-    assert isinstance(job.checkpoint, Checkpoint)
+    assert isinstance(job.checkpoint, Checkpoint) and job.checkpoint.build is not None  # as it is active
     context = CheckpointContext(
         section=job.checkpoint.section_in(job.config),
         job=job,

@@ -25,7 +25,7 @@ from titan_core.api import (
     ValidationReport,
     World,
 )
-from titan_core.api.config.sections import CommSection, TrainingSection
+from titan_core.api.config.sections import CommSection, MetricsSection, TrainingSection
 from titan_core.api.observe.shared_request import SharedRequests
 from titan_core.api.parallel.microbatch import AuxiliaryLosses, MetricSums
 from titan_core.api.plugins.assembled_job import AssembledJob
@@ -328,6 +328,7 @@ class Trainer:
             metrics=metrics,
             statistics=statistics,
             skipped=skipped,
+            logged=state.step in (1, self.steps) or state.step % self.job.config.section(MetricsSection).log_freq == 0,
         )
 
     def _learning_rate(self) -> float:

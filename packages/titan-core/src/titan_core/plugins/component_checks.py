@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 from pydantic import BaseModel, ValidationError
 
 from titan_core.api import (
+    Checkpoint,
     Checks,
     Command,
     Component,
@@ -73,6 +74,8 @@ def flaw_of(component: Component) -> str:
         return f"whose {flaw}"
     if flaw := _flaw_of_name(component):
         return f"whose name {flaw}"
+    if isinstance(component, Checkpoint) and (component.build is None) != (component.active is None):
+        return "that has only one of build and active; set both, or neither if it only reads models (find_model)"
     return ""
 
 
@@ -117,7 +120,7 @@ def _guarded_fields(
             guarded[field.name] = owned(value, origin, row_of(kind or type(holder), prefix + field.name))
         elif field.type in GROUPS:
             guarded[field.name] = replace(value, **_guarded_fields(value, origin, type(holder), f"{field.name}."))
-        elif str(field.type).startswith("Callable["):
+        elif str(field.type).startswith("Callable[") and value is not None:
             guarded[field.name] = origin.guard(field.name, value, RETURNS[row_of(type(holder), field.name)])
         elif str(field.type).startswith(("tuple[WeightFormat", "tuple[Slot")):
             guarded[field.name] = tuple(replace(one, **_guarded_fields(one, origin)) for one in value)

@@ -171,8 +171,8 @@ def _named_if_slow(plugin: str, entry_point: importlib_metadata.EntryPoint) -> I
     if entry_point.module in sys.modules:  # it has been loaded before, and did not hang
         yield
         return
-    fix = f"{DISABLE_VARIABLE}={entry_point.name} leaves it out"
-    line = f"titan: {plugin} is still loading after {SLOW_SECONDS:g} s; {fix}"
+    fix = "" if entry_point.name == CORE else f"; {DISABLE_VARIABLE}={entry_point.name} leaves it out"
+    line = f"titan: {plugin} is still loading after {SLOW_SECONDS:g} s{fix}"
     timer = threading.Timer(SLOW_SECONDS, lambda: log.warning("%s", line))  # on stderr unless a program has set up logging
     timer.daemon = True  # if the process is interrupted meanwhile
     timer.start()

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import torch
 
 from titan_core.api import Record, Run, RunEnd, StepReport, TrainState, ValidationReport, World, hookimpl
-from titan_core.api.config.sections import MetricsSection
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.runlog.event_log import EventLog
@@ -40,7 +39,6 @@ class MetricsReporter:
         self._state = state
         self._stopwatch = stopwatch
         self._spent, self._events = spent, events
-        self._frequency = job.config.section(MetricsSection).log_freq
         self._lifecycle = lifecycle
         self._unlogged: StepReport | None = None
         self._taken = 0  # steps in the window; not a difference of step numbers, which a replaced state makes jump
@@ -50,7 +48,6 @@ class MetricsReporter:
     @hookimpl
     def titan_train_start(self, run: Run) -> None:
         """Start the clock."""
-        self._steps = run.steps
         if self._world.rank == 0:
             self._flops_per_token = self._job.flops_per_token
         self._begin_window()
@@ -62,10 +59,10 @@ class MetricsReporter:
         self._data_seconds += report.data_seconds
         self._targets += report.num_targets
         self._skipped = self._skipped + report.skipped  # a tensor if the device decides
-        if report.step % self._frequency and report.step not in (1, self._steps):
+        if report.logged:
+            self._log(report)
+        else:
             self._unlogged = report
-            return
-        self._log(report)
 
     @hookimpl
     def titan_validation_end(self, report: ValidationReport) -> None:

@@ -20,7 +20,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from titan_core.api import PendingUpdate, Run, RunEnd, StepReport, UserError, World, hookimpl
 from titan_core.toolkit.jobs import AssembledJob
-from titan_core.toolkit.sections import MetricsSection
 from titan_core.toolkit.simulation import simulating
 from titan_simulate.engine.data import SETTINGS as SETTINGS, with_simulated_data, with_simulated_weights
 from titan_simulate.engine.fake_device import FakeDevice
@@ -194,7 +193,6 @@ class _Engine:
     @hookimpl
     def titan_train_start(self, run: Run) -> None:
         """Learn the model's modules, and to whom its tensors belong."""
-        self._last, self._log_freq = run.steps, run.job.config.section(MetricsSection).log_freq
         self._parts = run.parts
         for part in run.parts:
             self._observation.modules.know(part.module.named_modules(), part.layout.head[-1])
@@ -238,8 +236,7 @@ class _Engine:
     def titan_step_end(self, report: StepReport) -> None:
         """End the step, and let observers read values if it is logged."""
         self._observation.enter(BETWEEN_STEPS)
-        logged = report.step in (1, self._last) or report.step % self._log_freq == 0
-        if logged:
+        if report.logged:
             self.waits.forbidden = False
 
     @hookimpl(tryfirst=True)

@@ -158,11 +158,13 @@ class CheckpointStore(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(Component):
-    """A way to save and restore a run."""
+    """A way to save and restore a run, to read models that something else has saved (``find_model`` alone), or both."""
 
     kind = "checkpoint"
-    build: Ref[Callable[[CheckpointContext[Any]], CheckpointStore]]
-    active: Callable[[JobContext[Any]], bool]
+    build: Ref[Callable[[CheckpointContext[Any]], CheckpointStore]] | None = None
+    """Builds what saves and restores. Requires ``active``."""
+    active: Callable[[JobContext[Any]], bool] | None = None
+    """Whether the job is saved by what ``build`` returns."""
     check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
     """Returns the reasons why the job cannot run, before anything is built. Called if active; must not import torch."""
     find_model: Ref[Callable[[str, Registry], StoredModel]] | None = None

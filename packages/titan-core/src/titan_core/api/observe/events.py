@@ -163,6 +163,9 @@ class StepReport:
     """Whether an observer skipped the update (:func:`titan_core.api.hookspecs.titan_before_update`); a 0-d bool tensor if
     the device decided. What changes with each update, such as a buffer that balances experts, should then stay as it is:
     ``buffer.add_(torch.where(torch.as_tensor(report.skipped, device=buffer.device), 0, change))`` does not wait."""
+    logged: bool = False
+    """Whether the step's metrics are logged: the first step, the last one and every ``metrics.log_freq``-th; the same on
+    every rank. If the data ends early, the last step is logged when that is known, after its report."""
 
 
 @dataclass(frozen=True)
