@@ -62,6 +62,9 @@ MUTANTS = (
     Mutant("experts-negative-scores-reversed", MOVED, "(bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()", "bits.long()", (EXPERTS,)),
     Mutant("experts-groups-by-their-best", MOVED, "grouped.topk(2, dim=-1)", "grouped.topk(1, dim=-1)", (EXPERTS,)),
     Mutant("experts-groups-ignored", MOVED, "grouped.masked_fill(~allowed[..., None], -torch.inf)", "grouped", (EXPERTS,)),
+    # -- what is logged, and what a plugin may leave out
+    Mutant("last-step-not-logged", TRAIN, "state.step in (1, self.steps) or", "state.step == 1 or", ("tests/core/test_steps.py::test_observers_know_which_steps_are_logged",)),
+    Mutant("a-store-without-its-switch", "core/plugins/component_checks.py", "(component.build is None) != (component.active is None)", "component.build is None and component.active is not None", ("tests/core/test_plugin_registration.py::test_a_format_that_is_only_read_builds_no_store",)),
     # -- clipping and the norm
     Mutant("clipping-off-at-1", TRAIN, "and training.max_norm > 0:", "and training.max_norm > 1:", (ORACLE,)),
     Mutant("clipping-always-on", TRAIN, "and training.max_norm > 0:", "and training.max_norm >= 0:", (TRAINER + "::test_a_norm_limit_of_0_does_not_clip",)),

@@ -33,6 +33,7 @@ MUTANTS = (
     Mutant("a-last-loss-of-nan-hidden", "report/summary.py", "value = finite(records[-1].get(key))", "value = next((one for record in reversed(records) if (one := finite(record.get(key))) is not None), None)", (REPORT, CONTENTS)),
     Mutant("wall-time-of-the-last-attempt", "report/summary.py", "duration(sum(attempt.seconds for attempt in attempts) if attempts else None)", "duration(attempts[-1].seconds if attempts else None)", (REPORT, CONTENTS)),
     Mutant("hours-of-the-day-lost", "core/toolkit/text.py", 'f"{days} d {hours % 24} h"', 'f"{days} d {hours} h"', (CONTENTS,)),
+    Mutant("only-known-metrics-drawn", "report/charts.py", 'if "/" in key and not key.startswith(_COUNTS))', 'if key.startswith(("objective/", "auxiliary/")))', (CONTENTS,)),
     Mutant("unfinished-retries-hidden", "report/charts.py", "retries = sum(max(", "retries = sum(min(", (CONTENTS,)),
     Mutant("bill-without-ranks", BILL_PY, "length = ranks * max(", "length = max(", (BILL,)),
     Mutant("bill-loses-no-steps", BILL_PY, "    if lost > 0:", "    if lost < 0:", (BILL,)),

@@ -106,8 +106,7 @@ def test_words_that_parsers_take_for_other_types_are_quoted(word: str) -> None:
 def test_kubectl_reads_what_was_written(cluster: FakeCluster) -> None:
     kubectl = shutil.which("kubectl", path=os.environ["PATH"].partition(os.pathsep)[2])
     if kubectl is None:
-        # Go's YAML parser differs from Python's; nothing else here reads files as Kubernetes does.
-        pytest.skip("kubectl is not installed")
+        pytest.skip("kubectl is not installed, and nothing else reads YAML as Kubernetes does")
     manifests = rendered("tiny", *(f"--job.description={hostile}" for hostile in (*HOSTILE, "y", "1e3", "~")))
     command = [kubectl, "label", "--local", "--filename", "job.yaml", "--output", "json", "read=yes"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "KUBECONFIG": os.devnull})
