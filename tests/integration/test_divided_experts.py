@@ -82,7 +82,7 @@ def with_experts(inner: int) -> SmallGPT:
 def train(folder: str, inner: int, overrides: dict[str, object]) -> RunRecord:
     os.chdir(folder)
     model = small_gpt.definition(lambda: with_experts(inner), LAYOUT_OF_EXPERTS)
-    job = make_job("qwen3_moe_debug", {**BRIEF, **overrides}, int(os.environ["WORLD_SIZE"]))
+    job = make_job("qwen3_moe_tiny", {**BRIEF, **overrides}, int(os.environ["WORLD_SIZE"]))
     return run_job(replace(job, model=model), weights=True)
 
 

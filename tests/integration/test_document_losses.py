@@ -160,7 +160,7 @@ def test_dropout_is_that_of_the_step(
 def test_a_mixture_of_experts(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_data(in_tmp)
     more = {"training.seq_len": 32, "training.local_batch_size": 2, "training.global_batch_size": 4, "model.args": "{}"}
-    run_recipe("qwen3_moe_debug", {**SAVED, **more, "training.steps": 5})
+    run_recipe("qwen3_moe_tiny", {**SAVED, **more, "training.steps": 5})
     require_that_of_training(losses_of(capsys, 5), 5, in_tmp / "run")
 
 

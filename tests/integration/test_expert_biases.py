@@ -20,7 +20,7 @@ from harness.jobs import RunRecord
 from harness.meshes import CP, DR, FAST, PP, RECOMPUTATION, SCHEDULE, TP
 from harness.quick import rows
 
-RECIPE, BIAS = "qwen3_moe_debug", "choice.bias"
+RECIPE, BIAS = "qwen3_moe_tiny", "choice.bias"
 EP = "parallelism.expert_parallel_degree"
 AC, LOCAL = "activation_checkpoint.mode", "training.local_batch_size"
 ARGS = (

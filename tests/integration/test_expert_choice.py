@@ -63,7 +63,7 @@ class Chosen:
 def chosen_in(folder: str, overrides: dict[str, object]) -> tuple[Choices, set[torch.dtype]]:
     os.chdir(folder)
     observer = Chosen()
-    run_recipe("qwen3_moe_debug", {**SETTINGS, **overrides}, observers=[observer])
+    run_recipe("qwen3_moe_tiny", {**SETTINGS, **overrides}, observers=[observer])
     return observer.found, observer.types
 
 

@@ -19,7 +19,7 @@ from harness.jobs import RunRecord, run_recipe
 from harness.meshes import FAST, require_equal, run_in
 from harness.quick import rows
 
-RECIPE = "qwen3_moe_debug"
+RECIPE = "qwen3_moe_tiny"
 FLOAT8: dict[str, object] = {
     "float8.enable": "true",
     "float8.recipe_name": "rowwise_with_gw_hp",

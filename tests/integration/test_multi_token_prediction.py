@@ -30,7 +30,7 @@ SETTINGS: dict[str, object] = {
 }  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "experts": (
-        "qwen3_moe_debug",
+        "qwen3_moe_tiny",
         {"model.args": f"{{{ARGS}, n_layers = 3, n_mtp_layers = 1, n_experts = 4, expert_dim = 32}}"},
     ),
     "dense, tied, documents": (

@@ -68,7 +68,7 @@ def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Refe
     @functools.cache
     def trained(variant: str) -> RunRecord:
         folder = str(tmp_path_factory.mktemp(variant))
-        return gloo.run(1, run_in, folder, settings(variant), True, "qwen3_moe_debug")[0]
+        return gloo.run(1, run_in, folder, settings(variant), True, "qwen3_moe_tiny")[0]
 
     return trained
 
@@ -92,13 +92,13 @@ def test_a_mesh_trains_as_one_device(
     gloo: GlooPool, one_device: Reference, tmp_path: Path, case: Case, variant: str
 ) -> None:
     overrides = {**settings(variant), **case.overrides}
-    require_equal(gloo.run(case.ranks, run_in, str(tmp_path), overrides, True, "qwen3_moe_debug"), one_device(variant))
+    require_equal(gloo.run(case.ranks, run_in, str(tmp_path), overrides, True, "qwen3_moe_tiny"), one_device(variant))
 
 
 @pytest.mark.parametrize("mode", ["full", pytest.param("selective", marks=pytest.mark.full)])
 def test_recomputation_changes_nothing(gloo: GlooPool, one_device: Reference, tmp_path: Path, mode: str) -> None:
     overrides = {**settings("deepseek"), "activation_checkpoint.mode": mode}
-    (record,) = gloo.run(1, run_in, str(tmp_path), overrides, True, "qwen3_moe_debug")
+    (record,) = gloo.run(1, run_in, str(tmp_path), overrides, True, "qwen3_moe_tiny")
     assert record.losses == one_device("deepseek").losses
     assert record.grad_norms == one_device("deepseek").grad_norms
 
@@ -128,7 +128,7 @@ def trained_beside(folder: str, dispatch: str, one_after_the_other: bool) -> tup
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatches, "exchange_rows", exchanged)
         overrides = {**settings("deepseek"), EP: 2, "parallelism.expert_parallel_dispatch": dispatch}
-        return run_in(folder, overrides, True, "qwen3_moe_debug"), found
+        return run_in(folder, overrides, True, "qwen3_moe_tiny"), found
 
 
 @pytest.mark.parametrize("dispatch", [pytest.param("alltoall", marks=pytest.mark.full), "device"])
@@ -140,7 +140,7 @@ def test_shared_experts_compute_while_rows_are_on_their_way(gloo: GlooPool, tmp_
 
 def trained_with_own_dispatch(folder: str) -> tuple[RunRecord, list[int]]:
     os.chdir(folder)
-    job = make_job("qwen3_moe_debug", {**settings("deepseek"), EP: 2, "parallelism.expert_parallel_dispatch": "device"})
+    job = make_job("qwen3_moe_tiny", {**settings("deepseek"), EP: 2, "parallelism.expert_parallel_dispatch": "device"})
     own_dispatch.SENT.clear()
     return run_job(replace(job, transforms=(own_dispatch.OWN_DISPATCH, *job.transforms))), list(own_dispatch.SENT)
 
@@ -158,7 +158,7 @@ def test_a_block_whose_host_never_waits_is_one_graph(gloo: GlooPool, one_device:
     job = {**settings("deepseek"), EP: 2, **BY_NAME["TP 2"].overrides, **GRAPH}
     waits = {key: value for key, value in job.items() if key != "compile.fullgraph"}  # with the other dispatch
     job["parallelism.expert_parallel_dispatch"] = "device"
-    records = [gloo.run(2, run_in, str(tmp_path), one, True, "qwen3_moe_debug") for one in (job, waits)]
+    records = [gloo.run(2, run_in, str(tmp_path), one, True, "qwen3_moe_tiny") for one in (job, waits)]
     for record in (*records[0], *records[1]):
         assert record.losses == pytest.approx(one_device("deepseek").losses, rel=1e-6)
         assert record.grad_norms == pytest.approx(one_device("deepseek").grad_norms, rel=1e-5)
@@ -167,7 +167,7 @@ def test_a_block_whose_host_never_waits_is_one_graph(gloo: GlooPool, one_device:
 def interruption(folder: str, overrides: dict[str, object]) -> str:
     os.chdir(folder)
     with pytest.raises(UserError) as caught:
-        run_recipe("qwen3_moe_debug", {**settings("deepseek"), **overrides})
+        run_recipe("qwen3_moe_tiny", {**settings("deepseek"), **overrides})
     return str(caught.value)
 
 
@@ -186,7 +186,7 @@ def test_a_graph_that_is_interrupted_is_refused_or_not_demanded(
     refused = gloo.run(ranks, interruption, str(tmp_path), {**GRAPH, **overrides})[0]
     assert refused.endswith(f"compile.fullgraph = true: {why}, which interrupts its graph; remove the key")
     by_default = {key: value for key, value in {**GRAPH, **overrides}.items() if key != "compile.fullgraph"}
-    record = gloo.run(ranks, run_in, str(tmp_path), {**settings("deepseek"), **by_default}, True, "qwen3_moe_debug")[0]
+    record = gloo.run(ranks, run_in, str(tmp_path), {**settings("deepseek"), **by_default}, True, "qwen3_moe_tiny")[0]
     assert record.losses == pytest.approx(one_device("deepseek").losses, rel=1e-2 if overrides is BF16 else 1e-6)
 
 
@@ -200,7 +200,7 @@ def test_compiled_blocks_are_interrupted_to_count(
     ranks, degrees = COMPILED[mesh]
     compiled = {"compile.enable": "true", "compile.backend": "aot_eager", "activation_checkpoint.mode": mode}
     for record in gloo.run(
-        ranks, run_in, str(tmp_path), {**settings("deepseek"), **degrees, **compiled}, True, "qwen3_moe_debug"
+        ranks, run_in, str(tmp_path), {**settings("deepseek"), **degrees, **compiled}, True, "qwen3_moe_tiny"
     ):
         assert record.losses == pytest.approx(one_device("deepseek").losses, rel=1e-6)
         assert record.statistics == one_device("deepseek").statistics
@@ -262,7 +262,7 @@ def test_a_model_that_the_library_lacks_is_refused_before_anything_is_written(
 ) -> None:
     monkeypatch.setattr("titan_ckpt.foreign.exporting._exported", lambda *_: pytest.fail("a tensor is converted"))
     saved = {**settings("deepseek"), "training.steps": 1, "checkpoint.enable": "true", "job.dump_folder": "trained"}
-    run_recipe("qwen3_moe_debug", saved)
+    run_recipe("qwen3_moe_tiny", saved)
     assert main(["checkpoint", "convert", "trained", "exported"]) == 2
     assert "model.args.n_shared_experts: is 1, and Qwen3MoeForCausalLM has 0" in capsys.readouterr().err
     assert not [*Path().glob("*exported*/*")]

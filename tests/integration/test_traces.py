@@ -72,7 +72,7 @@ def exchanges_of_experts(of_torch: bool) -> list[Work]:
         if of_torch:
             patch.setattr(dispatch, "exchange_rows", exchange)
         args = "{n_layers = 1, n_shared_experts = 1}"
-        return traced({"model.args": args, P + "expert_parallel_degree": 2}, 2, "qwen3_moe_debug")
+        return traced({"model.args": args, P + "expert_parallel_degree": 2}, 2, "qwen3_moe_tiny")
 
 
 @pytest.mark.parametrize("of_torch", [False, True])

@@ -208,7 +208,7 @@ def test_sizes_that_do_not_fit_are_refused(change: dict[str, int], why: str) -> 
 
 def test_the_recipe_trains_all_experts(in_tmp: Path) -> None:
     record = run_recipe(
-        "qwen3_moe_debug",
+        "qwen3_moe_tiny",
         {"job.device": "cpu", "training.steps": 8, "lr_scheduler.warmup_steps": 2, "training.seq_len": 64},
         weights=True,
     )
@@ -218,6 +218,6 @@ def test_the_recipe_trains_all_experts(in_tmp: Path) -> None:
 
 
 def test_frozen_experts_have_no_gradients_of_the_share_that_a_token_uses() -> None:
-    whole, frozen = (make_job("qwen3_moe_debug", {"training.freeze": freeze}, 1) for freeze in ("[]", '["layers.*"]'))
+    whole, frozen = (make_job("qwen3_moe_tiny", {"training.freeze": freeze}, 1) for freeze in ("[]", '["layers.*"]'))
     attention, router, experts = 128 * 48 * (4 + 2 + 2 + 4), 128 * 8, 3 * 128 * 128 * 2
     assert whole.flops_per_token - frozen.flops_per_token == 2 * 4 * (attention + router + experts)
