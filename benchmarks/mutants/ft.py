@@ -31,7 +31,7 @@ MUTANTS = (
     Mutant("others-accept-another-job", "ft/gradients.py", "if all_groups != digest * groups.participants:", "if False:", (GRADIENTS,)),
     Mutant("auxiliary-losses-of-one-group", "ft/gradients.py", "auxiliary.values[name] = header[3 + number].to(loss.dtype)", "pass", (GRADIENTS,)),
     Mutant("statistics-of-one-group", "ft/gradients.py", "groups.sum(statistics.counts)  #", "pass  #", (GRADIENTS,)),
-    Mutant("statistics-of-the-warm-up", "ft/step.py", "metrics=None, statistics=None))", "metrics=None))", ("tests/ft/test_shared_steps.py::test_two_groups_count_what_one_does",)),
+    Mutant("statistics-of-the-warm-up", "ft/step.py", "metrics=None, statistics=None))", "metrics=None))", ("tests/ft/test_shared_steps.py::test_the_microbatch_that_warms_up_does_not_count",)),
     Mutant("one-gradient-a-bucket", "ft/gradients.py", "            if size >= BUCKET_BYTES:\n", "            if size > 0:\n", (GRADIENTS,),
            equivalent="only slower: the sums are the same"),
     Mutant("types-mixed-in-a-bucket", "ft/gradients.py", "alike[gradient.dtype, gradient.device]", "alike[torch.float32, gradient.device]", (GRADIENTS,)),

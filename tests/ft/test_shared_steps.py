@@ -81,6 +81,21 @@ def test_two_groups_count_what_one_does(gloo: GlooPool, tmp_path: Path) -> None:
     assert sum(alone.statistics[0]["outside"][0]) == 4 * 32
 
 
+def _counting_alone(address: str, folder: str) -> RunRecord:
+    os.chdir(folder)
+    return run_group(address, join_group(1, []), (), COUNTED, **{"training.steps": 2})
+
+
+def test_the_microbatch_that_warms_up_does_not_count(gloo: GlooPool, tmp_path: Path) -> None:
+    """Of two groups, which abandon their first step to copy the state, no warm-up could show."""
+    job = make_job("tiny", {**SHARED, "training.steps": 2, "job.dump_folder": str(tmp_path / "alone")})
+    alone = run_job(replace(job, model=COUNTED))
+    with lighthouse() as address:
+        (record,) = gloo.run(1, _counting_alone, address, str(tmp_path))
+    assert record.statistics == alone.statistics
+    assert record.events.count("step_start 1") == 1
+
+
 def _leave() -> None:
     raise Leave
 
