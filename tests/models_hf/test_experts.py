@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.hf_families import config_of
+from titan_core.api import GroupedLinear
 from titan_models_hf import transformers_private as library
 from titan_models_hf.config import HFArgs
 from titan_models_hf.experts import compute_by_library, compute_by_rows
@@ -69,10 +70,22 @@ def test_outputs_and_gradients_are_those_of_the_library(kind: str) -> None:
     assert all(torch.equal(found, one) for found, one in zip(computed(experts, chosen), expected, strict=True))
 
 
+class Kernel(GroupedLinear):
+    """The product as a kernel may compute it: rows of no expert are NaN, in its results and in the gradients."""
+
+    def forward(self, rows: Tensor, weight: Tensor, counts: Tensor, *, masked: bool = True) -> Tensor:
+        spoilt = torch.arange(len(rows)) >= counts.sum()
+        if rows.requires_grad:
+            rows.register_hook(lambda gradient: gradient.masked_fill(spoilt[:, None], torch.nan))
+        return super().forward(rows, weight, counts, masked=masked).masked_fill(spoilt[:, None], torch.nan)
+
+
+@pytest.mark.parametrize("product", [GroupedLinear, Kernel])
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_no_expert_change_nothing_whatever_they_hold(kind: str) -> None:
+def test_rows_of_no_expert_change_nothing_whatever_they_hold(kind: str, product: type[GroupedLinear]) -> None:
     experts = experts_of(kind)
     compute_by_rows(experts)
+    experts.titan_product = product()
     counts, rows = torch.tensor([3, 0, 4, 1]), torch.randn(8, DIM)
 
     def gradients(rows: Tensor) -> list[Tensor]:
