@@ -67,6 +67,13 @@ def test_a_block_that_the_end_of_the_sequence_cuts_off_is_not_full() -> None:
     assert full is not None and full.tolist() == [[[0, 1, 0]]]  # of keys, for each block of queries
 
 
+@pytest.mark.parametrize(("window", "full"), [(200, [0, 0, 0]), (255, [0, 0, 0]), (256, [0, 1, 1]), (384, [0, 1, 2])])
+def test_a_block_that_a_window_cuts_off_is_not_full(window: int, full: list[int]) -> None:
+    """One document, in three blocks: the last query of a block is 255 after the first key of the block before."""
+    mask = block_mask(torch.zeros(1, 384, dtype=torch.long), torch.arange(384)[None], window)
+    assert mask.full_kv_num_blocks is not None and mask.full_kv_num_blocks.flatten().tolist() == full
+
+
 def test_documents_in_any_order_are_masked_exactly() -> None:
     documents = torch.arange(256)[None] % 3
     q = torch.randn(1, 2, 256, 16)
