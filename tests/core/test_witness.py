@@ -319,6 +319,22 @@ def test_damaged_witnesses_are_refused(damage: Any) -> None:
     close([first], [other])
 
 
+@pytest.mark.parametrize("damage", [{}, [], 0, False], ids=repr)
+@pytest.mark.parametrize("of_document", [True, False])
+def test_a_damaged_digest_is_refused_also_if_it_is_false(damage: Any, of_document: bool) -> None:
+    first = loader(Source(FILES))
+    global_batch([first])
+    state = merged([first])
+    of_stream = state["shards"]["0"]["streams"][0]
+    assert of_stream["digest"] and of_stream["document"]["digest"]
+    (of_stream["document"] if of_document else of_stream)["digest"] = damage
+    other = loader(Source(FILES))
+    with pytest.raises((UserError, ValueError), match="logical shard 0"):
+        other.load_state_dict(state)
+        global_batch([other])
+    close([first], [other])
+
+
 def test_an_offset_inside_a_document_is_part_of_its_witness() -> None:
     first = loader(Source(FILES))
     global_batch([first])
