@@ -36,6 +36,7 @@ class Graphs:
 def compiled(overrides: dict[str, object]) -> tuple[list[float], list[float], int, list[str]]:
     """Train with compiled blocks. Return losses, gradient norms, and the graphs and breaks of a step."""
     torch.set_num_threads(1)
+    counters["graph_break"].clear()  # those of jobs that this process ran before
     before = counters["stats"]["unique_graphs"]
     # Dynamo divides blocks into graphs, and this backend runs them as they are. By default, a break is an error.
     more = {
