@@ -82,7 +82,7 @@ _NAMED = "validation_loss/"
 
 
 _COUNTS = ("tokens_seen/", "validation_")
-"""Prefixes of figures that are parts of others."""
+"""Prefixes of figures that are part of other charts or of none."""
 
 
 def _loss(runs: Sequence[RunLog]) -> Chart:

@@ -88,10 +88,10 @@ def parts(origin: CodeOrigin, result: Any) -> Any:
     """One model part or several. What the transform has left on them is guarded."""
     from titan_core.api import ModelPart
 
-    parts = [result] if isinstance(result, ModelPart) else result
-    right = isinstance(parts, list | tuple) and bool(parts) and all(isinstance(part, ModelPart) for part in parts)
+    found = [result] if isinstance(result, ModelPart) else result
+    right = isinstance(found, list | tuple) and bool(found) and all(isinstance(part, ModelPart) for part in found)
     require(right, result, "return the ModelPart, or a list of ModelParts")
-    for part in parts:
+    for part in found:
         names = {name for name, _ in part.module.named_parameters(remove_duplicate=False)}
         if not isinstance(part.copies, Mapping) or not set(part.copies) <= names:
             raise WrongResult(f"left copies = {shown(part.copies)}; they must name parameters of the part")

@@ -81,11 +81,11 @@ def figures(origin: CodeOrigin, result: Any) -> Any:
     """Numbers by name, each finite or ``None``; or nothing."""
     must = "return a mapping from names to numbers"
     require(result is None or isinstance(result, Mapping), result, must)
-    for name, figure in (result or {}).items():
-        if not isinstance(name, str) or not isinstance(figure, float | int | None):
-            raise WrongResult(f"returned {shown(name)}: {shown(figure)}; it must {must}")
-        if figure is not None and not math.isfinite(figure):
-            raise WrongResult(f"returned {name!r}: {figure}; a figure that is unknown or not finite must be None")
+    for name, value in (result or {}).items():
+        if not isinstance(name, str) or not isinstance(value, float | int | None):
+            raise WrongResult(f"returned {shown(name)}: {shown(value)}; it must {must}")
+        if value is not None and not math.isfinite(value):
+            raise WrongResult(f"returned {name!r}: {value}; a figure that is unknown or not finite must be None")
     return result or {}
 
 
