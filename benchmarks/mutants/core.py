@@ -257,4 +257,5 @@ MUTANTS = (
     Mutant("tied-matrices-trained-under-their-other-name", "core/api/model/_trained_flops.py", "name in shared or matches(name, frozen)", "matches(name, frozen)", ("tests/core/test_trained_flops.py",)),
     Mutant("tied-outputs-are-no-product", "core/api/model/_trained_flops.py", "**layout.tied}  # name", "}  # name", ("tests/core/test_trained_flops.py",)),
     Mutant("a-token-uses-all-experts", "core/api/model/_trained_flops.py", "shares.get(self._unit(name), 1.0)", "1.0", ("tests/models_qwen3/test_qwen3_moe.py",)),
+    Mutant("a-job-is-freed-by-half", "core/loop/collector.py", "_NESTED = 4", "_NESTED = 1", ("tests/core/test_process_as_before.py",)),
 )  # fmt: skip

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from harness.jobs import TINY, run_recipe
 from titan_core.api import hookimpl
-from titan_core.loop.collector import collector_as_before
+from titan_core.loop.collector import collector_as_before, free_job
 
 SETTINGS: dict[str, object] = {
     **TINY,
@@ -84,3 +85,25 @@ def test_what_was_frozen_before_stays_frozen() -> None:
         assert gc.get_freeze_count() > 10_000
     finally:
         gc.unfreeze()
+
+
+class Cycle:
+    """Garbage that only a collection frees. It refers to ``held`` as C++ does, unseen by the collector."""
+
+    alive: ClassVar[dict[str, Cycle]] = {}
+
+    def __init__(self, held: str) -> None:
+        self.itself, self._held = self, held
+
+    def __del__(self) -> None:
+        self.alive.pop(self._held, None)
+
+
+def test_what_cycles_hold_in_cycles_is_freed() -> None:
+    Cycle.alive["inner"] = Cycle("")
+    inner = weakref.ref(Cycle.alive["inner"])
+    Cycle("inner")
+    gc.collect()
+    assert inner() is not None
+    free_job()
+    assert inner() is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from pathlib import Path
@@ -13,12 +12,13 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, run_recipe
 from harness.meshes import CP, DR, PP, TP
 from harness.quick import rows
+from titan_core.loop.collector import free_job
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="lists threads in /proc")
 
 
 def gloo_threads() -> set[str]:
-    gc.collect()
+    free_job()
     tasks = [Path(task.path) for task in os.scandir("/proc/self/task")]
     return {task.name for task in tasks if (task / "comm").read_text().startswith("pt_gloo")}
 

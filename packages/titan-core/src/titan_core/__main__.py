@@ -24,19 +24,15 @@ def main() -> int:
         from titan_core.cli.main import main as run
 
         status = run()
-        _free_process_groups()
+        if "torch.distributed" in sys.modules:  # and there may have been a job
+            from titan_core.loop.collector import free_job
+
+            free_job()
         _leave_at_interrupt()
         return status
     except KeyboardInterrupt:  # during the import
         print("titan: interrupted", file=sys.stderr)
         return 130
-
-
-def _free_process_groups() -> None:
-    """Free the process groups of a job that is over. Models are cyclic garbage that refers to them, and the threads of a
-    group that is alive when Python exits may abort the process."""
-    if "torch.distributed" in sys.modules:
-        gc.collect()
 
 
 def _leave_at_interrupt() -> None:

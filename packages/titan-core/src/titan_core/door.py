@@ -6,7 +6,6 @@ Imported when :mod:`titan_core` is first asked for one of these names. Imports n
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,7 @@ from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config import load
 from titan_core.config.overrides import TypedOverride
 from titan_core.job.elastic import load_job
+from titan_core.loop.collector import free_job
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.launching import place_in_environment
 from titan_core.toolkit.random_state import same_generators
@@ -151,5 +151,4 @@ def _process_as_before() -> Iterator[None]:
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
         os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
-        # A model is cyclic garbage. It refers to process groups, whose threads may abort a process that exits.
-        gc.collect()
+        free_job()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Iterator
 
@@ -12,6 +11,7 @@ from titan_core.api import Checkpoint, RunEnd, UserError
 from titan_core.api.config.sections import TrainingSection
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.job.stages import job_of_stage
+from titan_core.loop.collector import free_job
 from titan_core.toolkit.status import phase
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def stages_to_train(job: AssembledJob) -> Iterator[AssembledJob]:
         log.info("stage %r: steps %d to %d", job.stages[number].name, stage.first_step + 1, stage.end_step)
         yield stage
         with phase("leaving the stage"):
-            gc.collect()  # what refers to the model and to itself
+            free_job()
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
 
