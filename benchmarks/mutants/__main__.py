@@ -2,8 +2,9 @@
 
     uv run python -m benchmarks.mutants [--only NAME ...] [--list] [--narrow] [--results FILE]
 
-A mutant is killed if a test fails. A mutant that survives its own tests is tried on the wider suite of its package. The
-checkout is never changed. The exit status is 1 if a mutant survives that is not known to be equivalent, or cannot be tried.
+A mutant is killed if a test fails. It is tried on its own tests, first on those of the default run, and if it survives them
+on the wider suite of its package. The checkout is never changed. The exit status is 1 if a mutant survives that is not known
+to be equivalent, or cannot be tried.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from benchmarks.mutants.catalogue import MUTANTS
-from benchmarks.mutants.mutant import ROOT, Mutant
-from benchmarks.mutants.trial import copied_tree, preload, run_tests, try_out
+from benchmarks.mutants.mutant import ROOT, WIDER, Mutant
+from benchmarks.mutants.trial import DEFAULT, FULL, Verdict, copied_tree, preload, run_tests, try_out
 
 
 def main() -> int:
@@ -55,16 +56,10 @@ def _try_all(chosen: list[Mutant], arguments: argparse.Namespace) -> tuple[list[
     preload()
     survivors, untried = [], {}
     with copied_tree() as tree:
-        passed: dict[str, str] = {}
+        passed: dict[tuple[str, str], str] = {}
         for mutant in chosen:
             try:
-                for test in mutant.tests:
-                    if test not in passed:
-                        passed[test] = run_tests(tree, [test], arguments.timeout)
-                if failing := [passed[test] for test in mutant.tests if passed[test]]:
-                    untried[mutant.name] = f"{failing[0]} fails without a mutant"  # and would kill every mutant
-                    continue
-                verdict = try_out(tree, mutant, arguments.timeout, wide=not arguments.narrow)
+                verdict = _verdict(tree, mutant, arguments, passed)
             except RuntimeError as error:
                 untried[mutant.name] = str(error)
                 continue
@@ -76,6 +71,32 @@ def _try_all(chosen: list[Mutant], arguments: argparse.Namespace) -> tuple[list[
             if not verdict.killed_by:
                 survivors.append(mutant)
     return survivors, untried
+
+
+def _verdict(tree: Path, mutant: Mutant, arguments: argparse.Namespace, passed: dict[tuple[str, str], str]) -> Verdict:
+    """Try a mutant on its own tests, first on those of the default run, then on the wider suite.
+
+    Args:
+        passed: what failed without a mutant, by test and marks; filled here.
+
+    Raises:
+        RuntimeError: it cannot be tried.
+    """
+    seconds = 0.0
+    for marks in (DEFAULT, FULL):
+        for test in mutant.tests:
+            if (test, marks) not in passed:
+                passed[test, marks] = run_tests(tree, [test], arguments.timeout, marks)
+            if failing := passed[test, marks]:
+                raise RuntimeError(f"{failing} fails without a mutant")  # and would kill every mutant
+        verdict = try_out(tree, mutant, mutant.tests, arguments.timeout, marks)
+        seconds += verdict.seconds
+        if verdict.killed_by:
+            return Verdict(verdict.killed_by, seconds)
+    if not arguments.narrow:
+        verdict = try_out(tree, mutant, WIDER[mutant.package], 4 * arguments.timeout)
+        return Verdict(verdict.killed_by, seconds + verdict.seconds)
+    return Verdict("", seconds)
 
 
 if __name__ == "__main__":

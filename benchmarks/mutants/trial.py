@@ -16,7 +16,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.mutants.mutant import ROOT, SOURCES, WIDER, Mutant
+from benchmarks.mutants.mutant import ROOT, SOURCES, Mutant
+
+DEFAULT, FULL = "not long and (not full or slow)", "full and not (long or slow)"
+"""Marks of the tests that a mutant is tried on, one after the other."""
+
+_NONE_HAS_THE_MARKS = 5  # pytest's exit status
 
 
 @dataclass(frozen=True)
@@ -44,32 +49,31 @@ def copied_tree() -> Iterator[Path]:
         yield Path(folder)
 
 
-def try_out(tree: Path, mutant: Mutant, timeout: float, wide: bool) -> Verdict:
-    """Run the mutant's own tests. If all pass and ``wide`` is true, run those of :data:`WIDER` too.
+def try_out(tree: Path, mutant: Mutant, tests: Sequence[str], timeout: float, marks: str = DEFAULT) -> Verdict:
+    """Run those of ``tests`` that have the ``marks`` with the mutant.
 
     Raises:
         ValueError: the mutant cannot be applied to these sources.
+        RuntimeError: pytest could not run the tests.
     """
     file = tree / mutant.path
     original, changed = file.read_text(encoding="utf-8"), mutant.mutated(tree)
     started = time.monotonic()
     try:
         _write(tree, file, changed)
-        killed_by = run_tests(tree, mutant.tests, timeout)
-        if not killed_by and wide:
-            killed_by = run_tests(tree, WIDER[mutant.package], 4 * timeout)
+        killed_by = run_tests(tree, tests, timeout, marks)
     finally:
         _write(tree, file, original)
     return Verdict(killed_by, time.monotonic() - started)
 
 
-def run_tests(tree: Path, tests: Sequence[str], timeout: float) -> str:
-    """Return the first of ``tests`` that fails in ``tree``; empty if all pass. They run in a process forked from this one,
-    which has already imported torch: the import takes longer than most tests."""
+def run_tests(tree: Path, tests: Sequence[str], timeout: float, marks: str = DEFAULT) -> str:
+    """Return the first of ``tests`` that fails in ``tree``; empty if all pass, or none has the ``marks``. They run in a
+    process forked from this one, which has already imported torch: the import takes longer than most tests."""
     log = tree / "pytest.log"
     pid = os.fork()
     if pid == 0:
-        _child(tree, tests, log)
+        _child(tree, tests, marks, log)
     with suppress(PermissionError, ProcessLookupError):  # the child has done this itself, or has ended
         os.setpgid(pid, pid)
     deadline = time.monotonic() + timeout
@@ -85,7 +89,7 @@ def run_tests(tree: Path, tests: Sequence[str], timeout: float) -> str:
     _end_group(pid)
     code = os.waitstatus_to_exitcode(status)
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-    if code == 0:
+    if code in (0, _NONE_HAS_THE_MARKS):
         return ""
     if code not in (1, 2):
         raise RuntimeError("\n".join([f"{' '.join(tests)}: pytest ended with status {code}", *lines[-20:]]))
@@ -111,7 +115,7 @@ def preload() -> None:
     assert not ours, f"these modules would be tested without the mutant: {ours}"
 
 
-def _child(tree: Path, tests: Sequence[str], log: Path) -> None:
+def _child(tree: Path, tests: Sequence[str], marks: str, log: Path) -> None:
     """Run pytest in the forked process, and exit with its status."""
     os.setpgid(0, 0)
     status = 3
@@ -143,7 +147,7 @@ def _child(tree: Path, tests: Sequence[str], log: Path) -> None:
                 "-n",
                 "0",
                 "-m",
-                "not long and (not full or slow)",
+                marks,
                 "-p",
                 "no:cacheprovider",
                 "--tb=line",

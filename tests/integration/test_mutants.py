@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.mutants.catalogue import MUTANTS
 from benchmarks.mutants.mutant import ROOT, Mutant
-from benchmarks.mutants.trial import run_tests, try_out
+from benchmarks.mutants.trial import DEFAULT, FULL, run_tests, try_out
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: object) -> Any:
@@ -67,9 +67,20 @@ def test_a_mutant_is_killed_where_a_test_fails(tmp_path: Path, old: str, new: st
         path.parent.mkdir(parents=True)
         path.write_text(text)
     patience = 2.0 if killed_by.startswith("timeout") else 300.0
-    verdict = in_fresh_process(try_out, tmp_path, mutant, patience, False)
+    verdict = in_fresh_process(try_out, tmp_path, mutant, mutant.tests, patience)
     assert verdict.killed_by == killed_by
     assert file.read_text() == SOURCE
+
+
+@pytest.mark.full
+def test_tests_of_the_full_run_are_tried_apart(tmp_path: Path) -> None:
+    mutant = Mutant("m", "core/loop/larger.py", "a > b", "a < b", ("tests/test_larger.py",))
+    marked = TEST.replace("\ndef test_larger", "\nimport pytest\n@pytest.mark.full\ndef test_larger")
+    for path, text in ((tmp_path / mutant.path, SOURCE), (tmp_path / "tests/test_larger.py", marked)):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    for marks, killed_by in ((DEFAULT, ""), (FULL, "FAILED tests/test_larger.py::test_larger")):
+        assert in_fresh_process(try_out, tmp_path, mutant, mutant.tests, 300.0, marks).killed_by == killed_by
 
 
 @pytest.mark.full
