@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -99,11 +100,10 @@ class Cycle:
         self.alive.pop(self._held, None)
 
 
-def test_what_cycles_hold_in_cycles_is_freed() -> None:
+@pytest.mark.parametrize(("free", "freed"), [(gc.collect, False), (free_job, True)], ids=["one collection", "free_job"])
+def test_what_cycles_hold_in_cycles_is_freed(free: Callable[[], object], freed: bool) -> None:
     Cycle.alive["inner"] = Cycle("")
     inner = weakref.ref(Cycle.alive["inner"])
     Cycle("inner")
-    gc.collect()
-    assert inner() is not None
-    free_job()
-    assert inner() is None
+    free()
+    assert (inner() is None) is freed
