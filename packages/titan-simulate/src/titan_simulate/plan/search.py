@@ -170,11 +170,10 @@ class Search:
             self._guesses.append(pair)
             if len(self._guesses) % 200 == 0:
                 report(f"{plan.candidates:,} candidates compared by arithmetic")
-        began = time.perf_counter()
         if given is not None:
             values = {dim.degree_key: given.mesh.degrees[dim.name] for dim in given.mesh.dims}
             own = Candidate({**values, GLOBAL_BATCH: self._space.global_batch}, self._space.workload(given), given=True)
-            report(self._progress(began))
+            report(self._progress())
             self._estimate(own, self._arithmetic.guess(own.workload), estimate)
             self._done |= {number for number, (one, _) in enumerate(self._guesses) if one.workload == own.workload}
         per_mesh: dict[str, int] = defaultdict(int)
@@ -185,7 +184,7 @@ class Search:
             if plan.best and deadline is not None and time.perf_counter() + self._longest > deadline:
                 plan.stopped = TIME_LIMIT
                 return
-            report(self._progress(began))
+            report(self._progress())
             number = best[2]
             candidate, guess = self._guesses[number]
             ran = self._estimate(candidate, guess, estimate)
@@ -204,14 +203,11 @@ class Search:
             if corrected(guess, self._factors.get(candidate.workload.kept)) <= self._machine.memory_gib:
                 yield guess.step_seconds, len(_degrees(candidate)), number
 
-    def _progress(self, began: float) -> str:
-        """Return how far the estimates are, which began at ``began``."""
-        plan, intended = self._plan, self._intended()
+    def _progress(self) -> str:
+        """Return how far the estimates are. One takes seconds, or with many stages minutes."""
+        plan = self._plan
         fastest = max((one.figures.tokens_per_second_per_gpu for one in plan.best), default=None)
-        text = f"{plan.estimated} of {intended} candidates estimated"
-        if plan.estimated:
-            left = (time.perf_counter() - began) / plan.estimated * (intended - plan.estimated)
-            text += f", about {left:.0f} s left"
+        text = f"{plan.estimated} of {self._intended()} candidates estimated"
         return text if fastest is None else f"{text}; fastest so far {fastest:,.0f} tokens/s per GPU"
 
     def _guessed(self) -> Iterator[tuple[Candidate, Guess]]:
