@@ -109,6 +109,8 @@ def test_the_host_issues_nothing_while_it_reads_from_the_device() -> None:
     twice = simulate_streams([long, reads, short, reads, short], machine)
     assert twice.intervals[3].start >= twice.intervals[2].end
     assert twice.intervals[4].start == pytest.approx(twice.intervals[3].end + 50e-6)
+    elsewhere = simulate_streams([long, reads, replace(short, stream="another")], machine)
+    assert elsewhere.intervals[2].start == pytest.approx(elsewhere.intervals[1].end + 50e-6)  # though it needs nothing
 
 
 def collective(name: str, ranks: Iterable[int], group: str, stream: str, size: int = 2**30) -> Work:
