@@ -53,7 +53,7 @@ MUTANTS = (
     Mutant("blank-lines-uncounted", "data/json_lines.py", "return document + 1 + self._blank_before(file, document)", "return document + 1", (STEP,)),
     Mutant("positions-of-later-steps", "ckpt/data_positions.py", "if one <= step", "if one <= step + 1", (STEP,)),
     Mutant("losses-of-inputs", LOSSES, "slice(max(first - 1 - begin, 0), min(max(end - 1 - begin, 0), positions))", "slice(max(first - begin, 0), min(max(end - begin, 0), positions))", (BY_HAND,)),
-    Mutant("losses-of-the-first-chunk", LOSSES, "begin, positions = 0 if batch.columns is None else int(batch.columns[0, 0])", "begin, positions = 0", (OF_TRAINING,)),
+    Mutant("losses-of-the-first-chunk", LOSSES, "begin, positions = 0 if batch.columns is None else int(batch.columns[0, 0])", "begin, positions = 0", (BY_HAND,)),
     Mutant("losses-of-one-sequence", LOSSES, "self._of_rows.get(row, ())", "self._of_rows.get(index, ())", (OF_TRAINING,)),
     Mutant("losses-of-the-whole-row", LOSSES, "logits[index : index + 1, chosen], one, vocabulary", "logits[:1, chosen], one, vocabulary", (BY_HAND,)),
     Mutant("losses-without-dropout", LOSSES, "    part.module.train()  # for", "    pass  # for", (f"{LOSS_TESTS}::test_dropout_is_that_of_the_step",)),

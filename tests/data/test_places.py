@@ -102,6 +102,7 @@ def test_a_place_names_a_file_by_its_path_or_the_end_of_it(in_tmp: Path) -> None
     assert file_at("other/a.jsonl", files) == 1 and file_at("b.jsonl", files) == 2
     assert file_at("a.jsonl", files) is None  # of two
     assert file_at("c.jsonl", files) is None and file_at(".jsonl", files) is None
+    assert file_at("b.jsonl", ["data/ab.jsonl"]) is None
 
 
 @pytest.mark.parametrize(

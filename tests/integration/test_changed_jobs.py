@@ -149,6 +149,7 @@ def test_permitted_changes_are_logged(saved: None, caplog: pytest.LogCaptureFixt
     for line in ("training.steps: 3 -> 4", "metrics.log_freq: 10 -> 7", "data.prefetch: 2 -> 3"):
         assert f"changed since the checkpoint of step 2: {line}" in caplog.text
     assert "the learning rate follows the schedule for 4 steps" in caplog.text
+    assert "training.freeze" not in caplog.text
 
 
 @pytest.mark.parametrize(("saved", "decisive"), [([], True), ("3", True), (-1, True), (7, False)], ids=str)
