@@ -44,6 +44,7 @@ from titan_core.plugins.registry import Components
 from titan_core.toolkit.jobs import Override
 
 SECONDS = 10.0
+"""Processor time that a case may take: the machine may be busy."""
 STEP = 2
 TINY = {
     "model.args": "{dim = 16, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 16}",
@@ -133,7 +134,7 @@ class _Fuzz:
             shutil.rmtree(place, ignore_errors=True)
             shutil.copytree(self.whole, place / self.whole.name)
             case = f"checkpoint {number} of seed {self.seed}: {_damage(chance, place / self.whole.name)}"
-            began = time.monotonic()
+            began = time.process_time()
             try:
                 with redirect_stderr(StringIO()):
                     status = main(["checkpoint", "verify", str(place)])
@@ -143,8 +144,8 @@ class _Fuzz:
             except Exception as error:  # noqa: BLE001 - any exception is a failure
                 last = traceback.extract_tb(error.__traceback__)[-1]
                 self.failures.append(f"{case}: {type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})")
-            if time.monotonic() - began > SECONDS:
-                self.failures.append(f"{case}: took {time.monotonic() - began:.0f} s")
+            if time.process_time() - began > SECONDS:
+                self.failures.append(f"{case}: took {time.process_time() - began:.0f} s")
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
 

@@ -31,6 +31,7 @@ from titan_core.cli.main import main
 from titan_data.tokenizers.hugging_face import build
 
 SECONDS = 10.0
+"""Processor time that a case may take: the machine may be busy."""
 FILES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 INDEX, CONFIG, TOKENIZER = "model.safetensors.index.json", "config.json", "tokenizer.json"
 SIZE = {
@@ -56,7 +57,7 @@ def run(count: int, seed: int, folder: Path) -> list[str]:
             shutil.rmtree(place, ignore_errors=True)
             shutil.copytree(original, place)
             case = f"folder {number} of seed {seed}: {chance.choice(_DAMAGE)(chance, place)}"
-            began = time.monotonic()
+            began = time.process_time()
             try:
                 found = _converted(place, folder)
                 if found is not None and not _same(found, known):
@@ -65,8 +66,8 @@ def run(count: int, seed: int, folder: Path) -> list[str]:
             except Exception as error:  # noqa: BLE001 - any exception is a failure
                 last = traceback.extract_tb(error.__traceback__)[-1]
                 failures.append(f"{case}: {type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})")
-            if time.monotonic() - began > SECONDS:
-                failures.append(f"{case}: took {time.monotonic() - began:.0f} s")
+            if time.process_time() - began > SECONDS:
+                failures.append(f"{case}: took {time.process_time() - began:.0f} s")
     return failures
 
 

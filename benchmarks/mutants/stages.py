@@ -16,6 +16,7 @@ MUTANTS = (
     Mutant("sequences-begin-anew-with-the-batch", SHARDS, "self._first, self._taken = self._first + self._taken * self._shards, 0", "self._first, self._taken = 0, 0", (CHANGED,)),
     Mutant("sequences-counted-by-the-new-batch", SHARDS, "if size != self._global_size:", "if False:", (CHANGED,)),
     Mutant("sources-by-number", POSITIONS, "dict(zip(before, streams, strict=True))", "dict(zip(now, streams, strict=False))", (CHANGED,)),
+    Mutant("digests-of-any-type", POSITIONS, 'isinstance(position.get("digest"), str | None)', "True", ("tests/core/test_witness.py",)),
     Mutant("sources-that-left-begin-anew", POSITIONS, "known = {**idle, **dict(", "known = {**dict(", (CHANGED,)),
     Mutant("sources-that-leave-are-forgotten", POSITIONS, '"streams": found, "idle": known}', '"streams": found, "idle": {}}', (CHANGED,)),
     Mutant("lengths-change-within-a-block-unseen", BEST_FIT, 'if restored["length"] not in (None, length):', "if False:", (CHANGED,)),

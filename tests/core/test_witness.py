@@ -319,16 +319,32 @@ def test_damaged_witnesses_are_refused(damage: Any) -> None:
     close([first], [other])
 
 
-@pytest.mark.parametrize("damage", [{}, [], 0, False], ids=repr)
+@pytest.mark.parametrize("damage", [{}, [], 0, False, 3], ids=repr)
 @pytest.mark.parametrize("of_document", [True, False])
-def test_a_damaged_digest_is_refused_also_if_it_is_false(damage: Any, of_document: bool) -> None:
-    first = loader(Source(FILES))
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_digest_of_another_type_is_damage(damage: Any, of_document: bool, begun: bool) -> None:
+    """Which is found before anything is read, so that an older checkpoint is restored."""
+    first, other = loader(Source(FILES)), loader(Source(FILES))
+    if begun:
+        global_batch([first])
+    state = merged([first])
+    of_stream = state["shards"]["0"]["streams"][0]
+    assert bool(of_stream["digest"]) is bool(of_stream["document"]["digest"]) is begun
+    (of_stream["document"] if of_document else of_stream)["digest"] = damage
+    try:
+        with pytest.raises(ValueError, match="logical shard 0 has no valid position"):
+            other.load_state_dict(state)
+    finally:
+        close([first], [other])
+
+
+@pytest.mark.parametrize("of_document", [True, False])
+def test_another_digest_is_refused_where_its_documents_are_read(of_document: bool) -> None:
+    first, other = loader(Source(FILES)), loader(Source(FILES))
     global_batch([first])
     state = merged([first])
     of_stream = state["shards"]["0"]["streams"][0]
-    assert of_stream["digest"] and of_stream["document"]["digest"]
-    (of_stream["document"] if of_document else of_stream)["digest"] = damage
-    other = loader(Source(FILES))
+    (of_stream["document"] if of_document else of_stream)["digest"] = "0"
     other.load_state_dict(state)
     try:
         with pytest.raises(UserError, match="logical shard 0"):

@@ -53,9 +53,11 @@ def _moved(position: Any, first: State, before: Sequence[str], now: Sequence[str
 
 def _has_form_of(position: Any, first: Any, of_source: bool = False) -> bool:
     """Return whether ``position`` has the structure of ``first``, the position of a beginning, in which ``None`` matches
-    anything. Within the position of a source (``of_source``), keys may differ and lists may grow."""
+    anything, and a digest is ``None`` or text. Within the position of a source (``of_source``), keys may differ and lists
+    may grow."""
     if isinstance(first, dict):
         same = isinstance(position, dict) and (of_source or position.keys() == first.keys())
+        same = same and (of_source or isinstance(position.get("digest"), str | None))
         common = (key for key in first if same and key in position)
         return same and all(_has_form_of(position[key], first[key], of_source or key == "from") for key in common)
     if isinstance(first, list):
