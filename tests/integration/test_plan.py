@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
 from titan_core.plugins.registry import Components
-from titan_simulate.cli.plan import conclude, write_recipe
+from titan_simulate.cli.plan import arguments, conclude, write_recipe
 from titan_simulate.cli.planned import as_json
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.hardware.read import read_machine
@@ -247,9 +248,9 @@ def test_a_search_says_how_far_it_is() -> None:
 def _conclude(folder: Path, plan: Plan, planner: _Planner, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, bool]:
     """Return the exit status, the output, and whether there is a recipe."""
     out = folder / f"{plan.stopped}.toml"
-    options = SimpleNamespace(
-        out=str(out), json=False, best=5, recipe="llama3_debug", gpus=4, device="h100", headroom=0.05, expert_imbalance=1.0
-    )
+    parser = argparse.ArgumentParser()
+    arguments(parser)
+    options = parser.parse_args(["llama3_debug", "--gpus", "4", "--out", str(out)])
 
     def config(overrides: Sequence[Override]) -> Config:
         given = [*(Override(key, str(value)) for key, value in planner.settings.items()), *overrides]
