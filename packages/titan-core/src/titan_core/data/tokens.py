@@ -139,7 +139,7 @@ class TokenStream:
         if self._used > len(self._document):
             why = f"the document there has {len(self._document)} tokens, but {self._used} of them were used"
             raise self._displaced(state, why)
-        if state["digest"] not in (None, ACCEPTED) and computed(self._digest()) != state["digest"]:
+        if state["digest"] and computed(self._digest()) != state["digest"]:
             why = f"the document there, of {len(self._document)} tokens, is not the one of which {self._used} were used"
             raise self._displaced(state, why)
 

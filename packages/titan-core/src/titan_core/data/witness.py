@@ -239,17 +239,16 @@ class WitnessedShard:
         return place_of(self._shard)
 
     def _check(self, state: State) -> None:
-        checked = state["digest"] not in (None, ACCEPTED)  # a damaged one may be any value, and false
         for _ in range(int(state["documents"])):
             try:
                 self._read()
             except (CorruptRecord, ExcludedRecord):
                 continue  # reported when it was first read
             except StopIteration:
-                if checked:
+                if state["digest"]:
                     raise self._name.displaced(state["from"], "the data ends before it") from None
                 break
-        if checked and _state_of(self._history, state)["digest"] != state["digest"]:
+        if state["digest"] and _state_of(self._history, state)["digest"] != state["digest"]:
             why = f"the {state['documents']} records before it are not those that were read before it was saved"
             raise self._name.displaced(state["from"], why)
         self._loaded = None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _NESTED = 4
-"""The most collections: what a finalizer leaves must not keep the process here."""
+"""The most collections of a job, in case finalizers leave garbage again and again."""
 
 
 @contextmanager
@@ -30,8 +30,8 @@ def free_job() -> None:
     """Free a job that is over, with its process groups: the threads of a group that is alive when Python exits may abort the
     process.
 
-    A model is cyclic garbage, and so is a mesh with a flattened view. Where only C++ refers from the first to the second (of
-    ``DTensor`` in torch 2.15), a collection that frees the first leaves the second to the next one.
+    A model is cyclic garbage, and so is a mesh with a flattened view. The collector does not see every reference from the
+    first to the second, so that a collection which frees the model leaves the mesh to the next one.
     """
     for _ in range(_NESTED):
         if not gc.collect():
