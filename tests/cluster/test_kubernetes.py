@@ -194,7 +194,7 @@ def test_other_pods_wait_until_the_first_one_listens(tmp_path: Path) -> None:
         (["--secret", "a b"], "must be the name of a Secret"),
         (["--env", "HF_TOKEN=hunter2"], "is a secret, which a rendered file must not contain"),
         (["--env", "URL=https://me:hunter2@host"], "is a secret, which a rendered file must not contain"),
-        (["--env", "OPTIONS=-a HF_TOKEN=hunter2"], "--env: contains a secret, which a rendered file must not"),
+        (["--env", "OPTIONS=-a HF_TOKEN=hunter2"], "--env OPTIONS: is a secret, which a rendered file must not contain"),
         (["--image", "https://me:hunter2@host/x"], "--image: contains a secret, which a rendered file must not"),
         (["--env", "X"], "must be NAME=VALUE"),
         (["--env", "HF_HOME=/x", "--env", "HF_HOME=/y"], "sets the variable twice"),

@@ -26,7 +26,6 @@ from titan_core.api.config.resolved import Override
         "# https://me:hunter2@host/",
         "# Authorization: Bearer hunter2hunter2",
         "# export HF_TOKEN='hunter2",
-        'description = "token=hunter2"',
     ],
 )
 def test_comments_and_texts_with_secrets(line: str) -> None:
@@ -54,8 +53,8 @@ def test_prose_and_placeholders_are_none(line: str) -> None:
 
 
 def test_values_are_named_by_their_keys() -> None:
-    problems = list(secrets_in_recipe("my.toml", '# token = "b"\n[a]\ntoken = "x"\n[b.auth]\nuser = "y"\n'))
-    assert [problem.where for problem in problems] == ["my.toml: a.token", "my.toml: b.auth.user"]
+    problems = list(secrets_in_recipe("my.toml", '# token = "b"\n[a]\ntoken = "x"\nc = "token=z"\n[b.auth]\nuser = "y"\n'))
+    assert [problem.where for problem in problems] == ["my.toml: a.token", "my.toml: a.c", "my.toml: b.auth.user"]
 
 
 def test_a_long_line_is_read_in_linear_time() -> None:

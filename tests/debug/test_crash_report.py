@@ -208,11 +208,16 @@ def deny() -> None:
     raise ConnectionError("https://user:s3cret@host has refused\nAuthorization: Bearer s3cret-s3cret")
 
 
-def test_no_file_of_the_report_contains_a_secret_of_the_config_or_the_error(in_tmp: Path) -> None:
-    described = {**RUN, "job.description": "the one of https://user:s3cret@host/wiki"}
+def test_no_file_of_the_report_contains_a_secret_of_the_config_the_command_or_the_error(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    description = "the one of https://user:s3cret@host/wiki?token=s3cret#access_token=s3cret"
+    monkeypatch.setattr("sys.argv", ["titan", "train", "tiny", "--job.description", description])
+    monkeypatch.setenv("TITAN_PROXY", "https://user:s3cret@host?api_key=s3cret")
     with pytest.raises(ConnectionError):
-        run_recipe("tiny", described, observers=[Fault(deny)])
+        run_recipe("tiny", {**RUN, "job.description": description}, observers=[Fault(deny)])
     page = Report.read("run").page()
-    assert 'description = "the one of https://(redacted)@host/wiki"' in page
+    assert 'description = "the one of https://(redacted)@host/wiki' in page
+    assert "--job.description 'the one of https://(redacted)@host/wiki?token=(redacted)" in page
     for text in (page, (CRASH / "rank-0.json").read_text()):
         assert "s3cret" not in text and "https://(redacted)@host has refused" in text

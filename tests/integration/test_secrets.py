@@ -23,20 +23,26 @@ from titan_core.loop.world import require_same_job
 from titan_core.plugins.registry import Components
 
 SECRETS = {
-    "job.description": "data of https://user:s3cret-a@host/data?token=s3cret-b&part=2, Authorization: Bearer s3cret-c",
+    "job.description": "https://user:s3cret-a@host/data?token=s3cret-b&part=2#access_token=s3cret-f, X-Api-Key: s3cret-g, "
+    "HF_TOKEN=s3cret-h, {'password': 's3cret-i'}, Authorization: Bearer s3cret-c",
     "validation.dataset_path": "https://user:s3cret-d@host/data",
     "metrics.wandb_project": "https://hf_s3cret-e@host/x",
 }
 """Secrets in keys that the test's run does not use."""
 
 
-def test_no_file_of_a_run_contains_a_secret(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_file_of_a_run_contains_a_secret(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings: dict[str, object] = {
         **TINY, **SECRETS, "checkpoint.enable": "true", "checkpoint.interval": 2, "job.dump_folder": "run",
         "metrics.enable_tensorboard": "true",
     }  # fmt: skip
+    words = [word for key, value in SECRETS.items() for word in (f"--{key}", value)]
+    monkeypatch.setattr("sys.argv", ["titan", "train", "llama3_debug", *words, "--metrics.note=HF_TOKEN=s3cret-j"])
     for steps in (2, 4):  # a fresh start, then a resume that archives changed files
         run_recipe("llama3_debug", {**settings, "training.steps": 4, "training.stop_at_step": steps})
+    assert main(["report", "run", "--output", "run/report.html"]) == 0
     files = [file for file in (in_tmp / "run").rglob("*") if file.is_file()]
     assert {"config.toml", "checkpoint.json", "events.jsonl", "plugins.json"} <= {file.name for file in files}
     assert any("previous" in file.parts for file in files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 REDACTED = "(redacted)"
 """Replaces a secret."""
@@ -27,13 +28,32 @@ _AFTER_TOKEN = frozenset(
 
 _USER_AND_PASSWORD = re.compile(r"(://)[^\s/\"<>:@]*:[^\s/\"<>]*@")
 _TOKEN_AS_USER = re.compile(r"(https?://)[^\s/\"<>@]+@")
-_QUERY = re.compile(rf"([?&]([\w.-]+)=)(?:{re.escape(REDACTED)}|[^&\s\"'<>#])+")
-"""Also matches values that are already removed, so that a second pass changes nothing."""
-_SIGNATURE = re.compile(r"sig(nature)?$", re.IGNORECASE)
-"""The signature of a signed URL, which grants access to its target."""
-_HEADER = re.compile(
-    r"\b(authorization['\"]?\s*[:=]\s*['\"]?(?:(?:basic|bearer|digest|token)\s+)?+|bearer\s+)[\w.~+/=-]{6,}", re.IGNORECASE
+_ASSIGNED = re.compile(
+    r"(?P<in_query>[?&])?(?<![\w.%-])(?:(?P<name>[\w.%-]{1,200}+)(?:=(?!=)|\s?=\s?(?=\\?['\"]))"
+    r"|\\?['\"](?P<key>[\w.-]{1,200}+)\\?['\"]\s*[:=]\s*)"
 )
+"""``name=value`` as in commands, URLs, environments and TOML, and ``"name": value`` of JSON and Python. Prose and code with
+blanks and no quotes (``token = one of ...``) are neither."""
+_VALUE = re.compile(
+    r"(?P<escaped>\\[\"'])(?:(?!(?P=escaped))[^\n])*(?:(?P=escaped))?"
+    r"|(?P<quote>[\"'])(?:\\.|(?!(?P=quote))[^\n\\])*(?:(?P=quote))?"
+    rf"|(?:{re.escape(REDACTED)}|[^\s\"'&,;<>#)\]}}])+"
+)
+_PLACEHOLDER = re.compile(r"\\?['\"]?(?:[$<]|\W*$)")
+"""A variable (``$HF_TOKEN``), ``<yours>``, or no letter at all."""
+_SIGNATURE = re.compile(r"(^|[_-])sig(nature)?$", re.IGNORECASE)
+"""The signature of a signed URL, which grants access to its target."""
+_KEY_IN_QUERY = frozenset({"key", "pass", "code"})
+_SCHEME = r"(?:basic|bearer|token)\s"
+_HEADER = re.compile(
+    rf"\b(authorization['\"]?\s*[:=]\s*['\"]?{_SCHEME}+|bearer\s+(?=[\w.~+/=-]{{6}}))[^\s'\",;]+"
+    r"|\b((?:authorization['\"]?\s*[:=]|(?:set-)?cookie['\"]?\s*:)\s*(?P<quote>['\"])?"
+    rf"(?!{_SCHEME}))(?(quote)[^'\"\n]+|[^\n]+)"
+    r"|(?<![\w-])((?!-|(?:proxy-)?authorization|set-cookie)(?=x-|[\w-]{1,200}['\"]?:\s)(?=[\w-]{0,100}-)"
+    r"[\w-]{1,200}+['\"]?:\s*['\"]?)[^\s'\",;]+",
+    re.IGNORECASE,
+)
+"""HTTP headers: a scheme and its token; anything else of ``Authorization``, and cookies; and names such as ``X-Api-Key``."""
 
 
 def is_secret(name: str) -> bool:
@@ -66,19 +86,13 @@ def _means_a_secret(before: str, word: str, after: str) -> bool:
     return word in _WORDS
 
 
-_MARK = re.escape(REDACTED)
-_REMOVED = re.compile(
-    rf"^{_MARK}$|://{_MARK}@|[?&][\w.-]+={_MARK}|(authorization|bearer)\W[^\n]{{0,20}}{_MARK}", re.IGNORECASE
-)
-
-
 def is_redacted(value: Any) -> bool:
     """Whether the functions of this module have removed a secret anywhere in ``value``."""
     if isinstance(value, Mapping):
         return any(map(is_redacted, value.values()))
     if isinstance(value, list | tuple):
         return any(map(is_redacted, value))
-    return isinstance(value, str) and _REMOVED.search(value) is not None
+    return isinstance(value, str) and REDACTED in value
 
 
 def redact(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,16 +118,26 @@ def _value(value: Any, hide: bool) -> Any:
 
 
 def redact_text(text: str) -> str:
-    """Return ``text`` without the passwords and tokens of URLs (``https://user:password@host``) and HTTP headers in it."""
+    """Return ``text`` without the secrets in it: passwords and tokens of URLs (``https://user:password@host``), values of
+    secret names (``HF_TOKEN=value``, ``?token=value``, ``{"password": "value"}``), and those of HTTP headers."""
     if "://" in text:
         text = _USER_AND_PASSWORD.sub(rf"\1{REDACTED}@", text)
         text = _TOKEN_AS_USER.sub(rf"\1{REDACTED}@", text)
-        text = _QUERY.sub(_query_without_secret, text)
-    return _HEADER.sub(rf"\1{REDACTED}", text)
+    parts, start = [], 0
+    for found in _ASSIGNED.finditer(text):
+        name = unquote(found["name"] or found["key"])
+        known = is_secret(name) or _SIGNATURE.search(name) or (found["in_query"] and name.lower() in _KEY_IN_QUERY)
+        value = _VALUE.match(text, found.end()) if known and found.start() >= start else None
+        if value is not None and not _PLACEHOLDER.match(value[0]):
+            mark = value["escaped"] or value["quote"] or ""
+            parts.append(f"{text[start : found.end()]}{mark}{REDACTED}{mark}")
+            start = value.end()
+    return _HEADER.sub(_header_without_secret, "".join(parts) + text[start:])
 
 
-def _query_without_secret(found: re.Match[str]) -> str:
-    return found[1] + REDACTED if is_secret(found[2]) or _SIGNATURE.search(found[2]) else found[0]
+def _header_without_secret(found: re.Match[str]) -> str:
+    kept, other = found[1] or found[2] or found[4], found[4]
+    return f"{kept}{REDACTED}" if not other or is_secret(kept.partition(":")[0].strip("'\"")) else found[0]
 
 
 def redact_arguments(arguments: list[str]) -> list[str]:
@@ -122,23 +146,21 @@ def redact_arguments(arguments: list[str]) -> list[str]:
     shown: list[str] = []
     hide = False
     for argument in arguments:
-        flag, equals, value = argument.partition("=")
-        option = flag.startswith("-")
-        if equals and is_secret(flag):
-            shown.append(f"{flag}={REDACTED}")
-        elif option and equals:
-            shown.append(f"{flag}={_argument(value)}")
-        elif hide and not argument.startswith("--"):
+        # Only a name is one of an option or variable: text, such as a URL with a query, has an equals sign too.
+        assigned = re.fullmatch(r"(-{0,2}\w[\w.-]*)=(.*)", argument, re.DOTALL)
+        if hide and not argument.startswith("--"):
             shown.append(REDACTED)
+        elif assigned is None:
+            shown.append(_argument(argument))
         else:
-            shown.append(argument if option else _argument(argument))
-        hide = option and not equals and is_secret(flag)
+            shown.append(f"{assigned[1]}={REDACTED if is_secret(assigned[1]) else _argument(assigned[2])}")
+        hide = argument.startswith("-") and assigned is None and is_secret(argument)
     return shown
 
 
 def _argument(text: str) -> str:
     """Return one value without passwords. A table or an array that contains a secret is removed completely."""
-    if text.startswith(("{", "[")):
+    if text.lstrip().startswith(("{", "[")):
         from titan_core.api._toml import BadToml, parse_toml
 
         try:

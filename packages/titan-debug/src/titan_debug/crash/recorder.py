@@ -19,7 +19,7 @@ import torch
 
 from titan_core.api import JobContext, Run, RunEnd, RunStopped, UserError, hookimpl
 from titan_core.toolkit.errors import PluginFailure, caused_by_peer
-from titan_core.toolkit.secrets import REDACTED, is_secret, redact_arguments, redact_text
+from titan_core.toolkit.secrets import redact, redact_arguments, redact_text
 from titan_debug.crash.report import RankCrash, crash_folder, write_crash
 
 log = logging.getLogger(__name__)
@@ -103,11 +103,7 @@ def describe_environment(device: torch.device) -> dict[str, str]:
 
 def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that torch, NCCL, CUDA, OpenMP, Titan and launchers read, sorted by name."""
-    return {
-        name: REDACTED if is_secret(name) else redact_text(value)
-        for name, value in sorted(environment.items())
-        if _RELEVANT.match(name)
-    }
+    return redact({name: value for name, value in sorted(environment.items()) if _RELEVANT.match(name)})
 
 
 def command_line(arguments: Sequence[str] | None = None) -> str:
