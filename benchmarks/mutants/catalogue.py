@@ -24,7 +24,6 @@ from benchmarks.mutants import (
     report,
     simulate,
     stages,
-    torchtitan,
 )
 from benchmarks.mutants.mutant import Mutant
 
@@ -32,6 +31,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *core.MUTANTS, *data.MUTANTS, *books.MUTANTS, *ckpt.MUTANTS, *parallel.MUTANTS, *float8.MUTANTS, *experts.MUTANTS,
     *ft.MUTANTS, *inference.MUTANTS, *models_hf.MUTANTS,
     *models_llama.MUTANTS, *models_qwen3.MUTANTS, *optim.MUTANTS,
-    *debug.MUTANTS, *torchtitan.MUTANTS, *completion.MUTANTS, *cluster.MUTANTS, *launch.MUTANTS,
+    *debug.MUTANTS, *completion.MUTANTS, *cluster.MUTANTS, *launch.MUTANTS,
     *report.MUTANTS, *datasets.MUTANTS, *simulate.MUTANTS, *stages.MUTANTS,
 )  # fmt: skip

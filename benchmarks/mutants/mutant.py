@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = (
     "core", "models-llama", "models-qwen3", "models-hf", "optim",
     "parallel", "float8", "experts", "ckpt", "debug", "data", "inference", "launch", "cluster", "ft", "report",
-    "simulate", "torchtitan", "completion",
+    "simulate", "completion",
 )  # fmt: skip
 """Short names of the packages: the distribution's without ``titan-``."""
 
