@@ -13,8 +13,8 @@ NUMERICS, RANKS, PLUGIN, TRAINING = (
     "tests/float8/test_training.py",
 )
 EXPERTS, PRODUCTS = "tests/float8/test_experts.py", "tests/float8/test_grouped.py"
-GROUPED, GROUPED_FLOAT8, GROUPED_MX = "float8/grouped.py", "float8/grouped_float8.py", "float8/grouped_mx.py"
-FLOAT8, MX, SCALES = "float8/float8.py", "float8/mx.py", "float8/scales_over_ranks.py"
+GROUPED, GROUPED_FLOAT8, GROUPED_MX = "float8/grouped.py", "float8/float8.py", "float8/mx.py"
+FLOAT8, MX, SCALES = "float8/float8.py", "float8/mx.py", "float8/tensor_parallel.py"
 
 MUTANTS = (
     Mutant("scale-of-one-rank", SCALES, "reduce_amax=ranks is not None", "reduce_amax=False", (RANKS,)),
@@ -40,8 +40,8 @@ MUTANTS = (
     Mutant("floor-for-rceil", MX, 'ScaleCalculationMode.FLOOR if section.recipe_name == "mxfp8_floor" else ScaleCalculationMode.RCEIL', "ScaleCalculationMode.FLOOR", (NUMERICS,)),
     Mutant("weight-gradients-in-low-precision", MX, 'converted.weight_gradient_in_high_precision = section.recipe_name.endswith("wgrad_with_hp")', "converted.weight_gradient_in_high_precision = False", (NUMERICS,)),
     Mutant("any-gpu-has-float8", "float8/hardware.py", "capability < needed:", "capability > needed:", (PLUGIN, "tests/float8")),
-    Mutant("some-columns-suffice", "float8/gathered_inputs.py", "all(name in converted for name in columns)", "any(name in converted for name in columns)", (PLUGIN,)),
-    Mutant("float8-tried-unasked-beside-mx", "float8/planning.py", "{} if context.config.section(MXSection).enable else", "{} if not context.config.section(MXSection).enable else", (PLUGIN,)),
+    Mutant("some-columns-suffice", "float8/tensor_parallel.py", "all(name in converted for name in columns)", "any(name in converted for name in columns)", (PLUGIN,)),
+    Mutant("float8-tried-unasked-beside-mx", "float8/config.py", "{} if context.config.section(MXSection).enable else", "{} if not context.config.section(MXSection).enable else", (PLUGIN,)),
     Mutant("experts-weight-gradient-of-rounded-rows", GROUPED, "grouped_weight_gradient(gradient, rows, counts) if", "grouped_weight_gradient(gradient, rows.to(torch.float8_e4m3fn).to(rows.dtype), counts) if", (PRODUCTS,)),
     Mutant("experts-filled-to-multiples-of-8", GROUPED, "multiple * multiple\n        ends", "8 * 8\n        ends", (PRODUCTS,)),
     Mutant("experts-places-without-fillers", GROUPED, "places_end - filled - ends + counts", "places_end - filled", (PRODUCTS,)),
@@ -57,10 +57,10 @@ MUTANTS = (
     Mutant("experts-scales-of-weights-not-filled", GROUPED_MX, "-scales.shape[1] % ROWS", "ROWS", (PRODUCTS,)),
     Mutant("experts-blocks-cut-by-ranks", "float8/experts.py", "(ranks if dim == shared else 1)", "1", (EXPERTS,)),
     Mutant("experts-of-mx-on-one-rank", MX, "MXGroupedLinear, degree)", "MXGroupedLinear, 1)", (EXPERTS,)),
-    Mutant("experts-with-rounded-weight-gradients", "float8/float8_check.py", 'if section.recipe_name != "mxfp8_rceil_wgrad_with_hp":', "if False:", (EXPERTS,)),
+    Mutant("experts-with-rounded-weight-gradients", "float8/checks.py", 'if section.recipe_name != "mxfp8_rceil_wgrad_with_hp":', "if False:", (EXPERTS,)),
     Mutant("experts-on-any-blackwell", "float8/hardware.py", "capability[0] != grouped", "capability[0] < grouped", (EXPERTS,)),
     Mutant("experts-mx-flops-of-three-products", MX, "share = 2 / 3 if", "share = 1.0 if", (EXPERTS,)),
     Mutant("experts-that-compute-themselves-are-skipped", "float8/experts.py", "    if not products:\n", "    if False:\n", (EXPERTS,)),
     Mutant("experts-flops-of-all-experts", "float8/experts.py", " * router.per_token / router.experts", "", (EXPERTS,)),
-    Mutant("experts-divided-by-tensor-parallelism", "float8/float8_check.py", "if inside and job.mesh", "if False and job.mesh", (EXPERTS,)),
+    Mutant("experts-divided-by-tensor-parallelism", "float8/checks.py", "if inside and job.mesh", "if False and job.mesh", (EXPERTS,)),
 )  # fmt: skip

@@ -13,9 +13,9 @@ from torchao.float8.float8_linear import Float8Linear
 from harness.jobs import make_job
 from titan_core.api import Column, ModelLayout, ModelPart, Row, UserError
 from titan_core.model.next_token import NextToken
-from titan_float8 import float8, hardware, mx, planning
+from titan_float8 import config as sections, float8, hardware, mx
 from titan_float8.config import AUTO_FILTER, Float8Section, MXSection
-from titan_float8.gathered_inputs import cast_gathered_inputs
+from titan_float8.tensor_parallel import cast_gathered_inputs
 
 LAYOUT = ModelLayout(
     num_blocks=1,
@@ -133,4 +133,4 @@ def test_float8_needs_ada_or_newer(monkeypatch: pytest.MonkeyPatch, capability: 
 def test_a_plan_tries_float8_unless_mxfp8_is_on() -> None:
     for enabled, choices in ((False, {"float8.enable": (False, True)}), (True, {})):
         config = SimpleNamespace(section=lambda cls, enabled=enabled: MXSection(enable=enabled))
-        assert planning.float8_choices(SimpleNamespace(config=config)) == choices  # type: ignore[arg-type]
+        assert sections.float8_choices(SimpleNamespace(config=config)) == choices  # type: ignore[arg-type]

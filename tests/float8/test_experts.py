@@ -13,11 +13,11 @@ from torch import nn
 from harness.jobs import make_job
 from titan_core.api import Column, Experts, GroupedLinear, ModelLayout, ModelPart, Replicate, Router, Shard, UserError
 from titan_core.model.next_token import NextToken
-from titan_float8 import float8, float8_check, hardware, mx
+from titan_float8 import checks, float8, hardware, mx
 from titan_float8.config import Float8Section, MXSection
+from titan_float8.float8 import Float8GroupedLinear
 from titan_float8.grouped import LowPrecisionGroupedLinear
-from titan_float8.grouped_float8 import Float8GroupedLinear
-from titan_float8.grouped_mx import MXGroupedLinear
+from titan_float8.mx import MXGroupedLinear
 
 WHOLE = Experts()
 
@@ -149,7 +149,7 @@ def problems(name: str, keys: dict[str, Any], rule: Any, degree: int = 1) -> lis
     mesh = SimpleNamespace(degree=lambda name: degree)
     facts = SimpleNamespace(model=SimpleNamespace(layout=layout), model_name="m", mesh=mesh, section=lambda cls: MXSection())
     context: Any = SimpleNamespace(section=section(name, **keys), config=job.config, job=facts)
-    return [str(problem) for problem in (float8_check.check if name == "float8" else float8_check.check_mx)(context)]
+    return [str(problem) for problem in (checks.check if name == "float8" else checks.check_mx)(context)]
 
 
 def test_what_is_not_supported_is_refused() -> None:

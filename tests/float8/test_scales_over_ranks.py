@@ -18,7 +18,7 @@ from titan_core.loop.world import join_world
 from titan_core.model.next_token import NextToken
 from titan_float8.config import Float8Section
 from titan_float8.float8 import linear_config
-from titan_float8.scales_over_ranks import scale_over_ranks
+from titan_float8.tensor_parallel import scale_over_ranks
 
 SIZE = 32
 LAYOUT = ModelLayout(

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from harness.on_device import relative_error
+from titan_float8.float8 import Float8GroupedLinear
 from titan_float8.grouped import LowPrecisionGroupedLinear
-from titan_float8.grouped_float8 import Float8GroupedLinear
 from titan_float8.hardware import FLOAT8_GROUPED, MXFP8_GROUPED
 
 pytestmark = pytest.mark.gpu
@@ -20,7 +20,7 @@ TAIL, OUT, IN = 5, 192, 256
 def product_of(name: str) -> type[LowPrecisionGroupedLinear]:
     if name == "float8":
         return Float8GroupedLinear
-    from titan_float8.grouped_mx import MXGroupedLinear  # cannot be imported on all GPUs: see titan_float8.mx
+    from titan_float8.mx import MXGroupedLinear  # cannot be imported on all GPUs: see titan_float8.mx
 
     return MXGroupedLinear
 

@@ -1,12 +1,14 @@
-"""Config sections of titan-float8. Keys that TorchTitan had in 2025 keep its names."""
+"""Config sections of titan-float8, and what planning a job needs to know of them. Keys that TorchTitan had in 2025 keep its
+names. Imports no torch."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from titan_core.api import Section
+from titan_core.api import Costs, JobContext, Section
 
 AUTO_FILTER = "auto_filter_small_kn"
 
@@ -52,3 +54,18 @@ class MXSection(Section):
     """Also compute the products of experts in MXFP8. Only for "mxfp8_rceil_wgrad_with_hp"."""
     emulate: bool = False
     """Compute the same numbers in software, slowly, for tests and for studies of convergence."""
+
+
+def float8_choices(context: JobContext[Float8Section]) -> Mapping[str, Sequence[Any]]:
+    """Return whether to compute in float8. The key changes the numbers, so a plan tries it on request only."""
+    return {} if context.config.section(MXSection).enable else {"float8.enable": (False, True)}
+
+
+def float8_costs(context: JobContext[Float8Section]) -> Costs:
+    """Return the type of the matmuls."""
+    return Costs(matmul_type="fp8")
+
+
+def mx_costs(context: JobContext[MXSection]) -> Costs:
+    """Return the type of the matmuls."""
+    return Costs(matmul_type="mxfp8")

@@ -1,5 +1,5 @@
-"""Linear layers in float8, based on ``torchao.float8`` (TorchTitan paper, section 2.4; Micikevicius et al., arXiv
-2209.05433)."""
+"""Linear layers and products of experts in float8, based on ``torchao.float8`` (TorchTitan paper, section 2.4; Micikevicius
+et al., arXiv 2209.05433)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training, precompute_float8_dynamic_scale_for_fsdp
+from torchao.float8.config import ScalingGranularity
+from torchao.float8.float8_utils import tensor_to_scale, to_fp8_saturated
 
-from titan_core.api import ModelPart, Run, StepReport, TrainingContext, hookimpl
+from titan_core.api import ModelPart, Run, StepReport, TrainingContext, grouped_linear, hookimpl
+from titan_float8.checks import gathers_float8
 from titan_float8.config import AUTO_FILTER, Float8Section
 from titan_float8.experts import convert_experts, experts_of, record_flops_of_experts
-from titan_float8.float8_check import gathers_float8
-from titan_float8.gathered_inputs import cast_gathered_inputs
-from titan_float8.grouped_float8 import Float8GroupedLinear
-from titan_float8.layers import linear_layers, require_matches, require_some
-from titan_float8.scales_over_ranks import scale_over_ranks
-from titan_float8.slots import record_flops, round_as_eager
+from titan_float8.grouped import FilledRows, LowPrecisionGroupedLinear
+from titan_float8.layers import linear_layers, record_flops, require_matches, require_some, round_as_eager
+from titan_float8.tensor_parallel import cast_gathered_inputs, scale_over_ranks
 from titan_float8.torch_private import all_gather_as_bytes, gains_from_float8
 
 log = logging.getLogger(__name__)
 
+_E4M3 = torch.float8_e4m3fn
 _MULTIPLE = 16
 """Both dimensions of a weight must be multiples of this number (``torch._scaled_mm``)."""
 _LARGEST = (torch.ops.aten.max.default, torch.ops.aten.amax.default)
@@ -111,3 +113,45 @@ def _gains(recipe: str, name: str, layer: nn.Linear) -> bool:
     # torchao has no measurements for this recipe, but all its float8 matmuls are those of "rowwise".
     measured = "rowwise" if recipe == "rowwise_with_gw_hp" else recipe
     return gains_from_float8(measured, name, layer)
+
+
+class Float8GroupedLinear(LowPrecisionGroupedLinear):
+    """Scales rows along their features, and weights along the features that the product contracts, as the recipe
+    "rowwise_with_gw_hp" does in linear layers. But for the gradient of the input, each input feature of an expert's weight
+    has a scale, not the weight."""
+
+    format = "float8"
+    multiple = _MULTIPLE
+
+    @staticmethod
+    def multiply(rows: Tensor, weight: Tensor, counts: Tensor, emulate: bool) -> Tensor:
+        """See :meth:`LowPrecisionGroupedLinear.multiply`."""
+        (low_rows, row_scales), (low_weight, weight_scales) = _rounded(rows), _rounded(weight)
+        if emulate:  # powers of two: division rounds nothing
+            exact_rows, exact_weight = low_rows.float() / row_scales, low_weight.float() / weight_scales
+            return grouped_linear(exact_rows.to(rows.dtype), exact_weight.to(rows.dtype), counts, masked=False)
+        filled = FilledRows(counts, rows.shape[0], Float8GroupedLinear.multiple)
+        result = F.scaled_grouped_mm(  # type: ignore[attr-defined]  # not in torch's stubs
+            # Bytes: not all operators have float8 types. The byte 0 is the number 0.
+            filled.fill(low_rows.contiguous().view(torch.uint8)).view(_E4M3),
+            low_weight.contiguous().mT,
+            filled.fill(row_scales.squeeze(-1).reciprocal()),
+            F.ScalingType.RowWise,
+            weight_scales.squeeze(-1).reciprocal(),
+            F.ScalingType.RowWise,
+            offs=filled.ends,
+            output_dtype=torch.bfloat16,  # the only one that the kernel has
+        )
+        return result[filled.places].to(rows.dtype)
+
+
+def _rounded(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``tensor`` in float8, and the fp32 scales by which its rows (along the last dimension) were multiplied."""
+    scales = tensor_to_scale(
+        tensor,
+        _E4M3,
+        scaling_granularity=ScalingGranularity.AXISWISE,
+        axiswise_dim=-1,
+        round_scales_to_power_of_2=True,
+    )
+    return to_fp8_saturated(tensor.float() * scales, _E4M3), scales

@@ -1,5 +1,5 @@
-"""Checks that this machine supports a format. They run when a job starts, not when its config is checked, which may be on a
-laptop."""
+"""Checks that this machine supports a format, for ``titan doctor --full`` and when a job starts: not when its config is
+checked, which may be on a laptop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from titan_core.api import JobContext, Problem
+from titan_core.api import CheckResult, Health, HealthContext, JobContext, Problem
 from titan_core.toolkit.device import choose_device, device_name
 from titan_core.toolkit.sections import JobSection
 from titan_float8.config import Float8Section, MXSection
@@ -52,3 +52,18 @@ def _missing(context: JobContext[Any], name: str, needed: tuple[int, int], group
         f"needs a GPU of compute capability {gpu}, and this job runs on {found}",
         f"set {name}.emulate = true to compute the same numbers in software (slowly), or {key} = false",
     )
+
+
+def check(context: HealthContext) -> Iterator[CheckResult]:
+    """Compare each GPU's compute capability with what float8 and MXFP8 need."""
+    for index in range(torch.cuda.device_count()):
+        capability = torch.cuda.get_device_capability(index)
+        formats = [name for name, needed in (("float8", FLOAT8), ("MXFP8", MXFP8)) if capability >= needed]
+        if formats:
+            yield CheckResult(f"GPU {index}", Health.OK, f"computes {' and '.join(formats)}")
+        else:
+            needed = ".".join(map(str, FLOAT8))
+            why = f"computes neither float8 nor MXFP8, which need compute capability {needed}"
+            yield CheckResult(
+                f"GPU {index}", Health.NOTE, why, "set float8.emulate = true to compute the same numbers slowly"
+            )

@@ -17,12 +17,12 @@ def titan_precisions() -> list[Transform]:
             config=Float8Section,
             phase=Phase.PRECISION,
             active=lambda context: context.section.enable,
-            check=Ref("titan_float8.float8_check:check"),
+            check=Ref("titan_float8.checks:check"),
             checks=Checks(hardware=Ref("titan_float8.hardware:float8")),
             apply=Ref("titan_float8.float8:apply"),
             steps=StepUse(observer=Ref("titan_float8.float8:observe")),
             planning=Planning(
-                choices=Ref("titan_float8.planning:float8_choices"), costs=Ref("titan_float8.planning:float8_costs")
+                choices=Ref("titan_float8.config:float8_choices"), costs=Ref("titan_float8.config:float8_costs")
             ),
         ),
         Transform(
@@ -31,10 +31,10 @@ def titan_precisions() -> list[Transform]:
             config=MXSection,
             phase=Phase.PRECISION,
             active=lambda context: context.section.enable,
-            check=Ref("titan_float8.float8_check:check_mx"),
+            check=Ref("titan_float8.checks:check_mx"),
             checks=Checks(hardware=Ref("titan_float8.hardware:mxfp8")),
             apply=Ref("titan_float8.mx:apply"),
-            planning=Planning(costs=Ref("titan_float8.planning:mx_costs")),
+            planning=Planning(costs=Ref("titan_float8.config:mx_costs")),
         ),
     ]
 
@@ -45,7 +45,7 @@ def titan_health_checks() -> list[HealthCheck]:
         HealthCheck(
             name="low precision",
             summary="which formats each GPU computes",
-            check=Ref("titan_float8.health:check"),
+            check=Ref("titan_float8.hardware:check"),
             slow=True,
         ),
     ]
