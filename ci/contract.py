@@ -3,8 +3,9 @@ specs::
 
     uv run python -m ci.contract
 
-The record (``packages/titan-core/contract.txt``) makes each change visible in review. From version 2.0 on it changes only
-together with ``API_VERSION``: a change that breaks plugins needs a new major number, an addition a new minor number.
+The record (``packages/titan-core/contract.txt``) makes each change visible in review. Once ``API_VERSION`` is above (1, 0),
+the version of the first release, it changes only together with it: a change that breaks plugins needs a new major number, an
+addition a new minor number.
 """
 
 from __future__ import annotations
@@ -202,8 +203,8 @@ def missing_bump(before: str, after: str) -> str:
     """Return why ``API_VERSION`` does not fit the changes; empty if it does."""
     was, now = (tuple(map(int, text.split()[1].split("."))) for text in (before, after))
     found = changes(before, after)
-    if was < (2, 0):
-        return ""  # nothing is promised yet
+    if was <= (1, 0):
+        return ""  # not released: nothing is promised yet
     if found.breaking and now[0] == was[0]:
         return "\n".join(["these changes break plugins: raise the major number of API_VERSION", *found.breaking])
     if found.added and now <= was:

@@ -28,7 +28,7 @@ PLUGIN = '''
 import os, signal
 from titan_core.api import hookimpl
 
-api = (2, 0)
+api = (1, 0)
 
 
 @hookimpl

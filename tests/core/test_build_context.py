@@ -30,7 +30,7 @@ from titan_core.api import (
     Transform,
     hookimpl,
 )
-api = (2, 0)
+api = (1, 0)
 
 def section_of(kind):
     class Mine(Section):

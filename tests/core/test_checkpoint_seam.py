@@ -21,7 +21,7 @@ import torch
 from typing import ClassVar
 from titan_core.api import Checkpoint, Ref, Section, UserError, hookimpl
 
-api = (2, 0)
+api = (1, 0)
 
 class ToySection(Section):
     section: ClassVar[str] = "toy_checkpoint"

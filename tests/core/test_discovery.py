@@ -24,14 +24,14 @@ INSTALLED = discover()
 
 GOOD = """
 from titan_core.api import Dataset, Ref, hookimpl
-api = (2, 0)
+api = (1, 0)
 @hookimpl
 def titan_datasets():
     return [Dataset(name={name!r}, summary="made up", build=Ref("nowhere:at_all"))]
 """
 
 PROVIDED = ".".join(map(str, API_VERSION))
-HEAD = "from titan_core.api.hookspecs import hookimpl\napi = (2, 0)\n"
+HEAD = "from titan_core.api.hookspecs import hookimpl\napi = (1, 0)\n"
 
 
 def found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Discovery:
@@ -50,9 +50,9 @@ def found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Discovery:
         ("import not_installed_anywhere", "No module named 'not_installed_anywhere'"),
         ("x = 1", "declares no contract version"),
         ("api = 1", "declares no contract version"),
-        ("api = (1, 0)", f"needs contract version 1.0, but this titan-core provides {PROVIDED}"),
-        ("api = (3, 0)", f"needs contract version 3.0, but this titan-core provides {PROVIDED}"),
-        ("api = (2, 7)", f"needs contract version 2.7, but this titan-core provides {PROVIDED}"),
+        ("api = (0, 9)", f"needs contract version 0.9, but this titan-core provides {PROVIDED}"),
+        ("api = (2, 0)", f"needs contract version 2.0, but this titan-core provides {PROVIDED}"),
+        ("api = (1, 7)", f"needs contract version 1.7, but this titan-core provides {PROVIDED}"),
         (HEAD + "@hookimpl\ndef titan_modles(): return []", "titan_modles"),
         (HEAD + "@hookimpl\ndef titan_step_end(report, speed): pass", "speed"),
         (HEAD + "def titan_models(): return []", "titan_models is not marked with @hookimpl"),
@@ -74,7 +74,7 @@ def test_a_broken_plugin_is_listed_with_its_reason_and_others_work(
     assert Components(result).names(Dataset) == ["papers"]
 
 
-@pytest.mark.parametrize(("provided", "loads"), [((2, 1), True), ((3, 0), False)])
+@pytest.mark.parametrize(("provided", "loads"), [((1, 1), True), ((2, 0), False)])
 def test_a_plugin_loads_under_later_minor_versions_of_the_contract(
     provided: tuple[int, int], loads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +83,7 @@ def test_a_plugin_loads_under_later_minor_versions_of_the_contract(
     result = found(tmp_path, monkeypatch)
     assert Components(result).names(Dataset) == (["papers"] if loads else [])
     reasons = [broken.reason for broken in result.broken]
-    assert reasons == ([] if loads else ["it needs contract version 2.0, but this titan-core provides 3.0"])
+    assert reasons == ([] if loads else ["it needs contract version 1.0, but this titan-core provides 2.0"])
 
 
 def test_a_job_that_needs_a_broken_plugin_fails_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ COMPONENTS = {
 }
 IMPORTS = """
 from titan_core.api import Command, Observer, Phase, Recipe, Ref, Transform, hookimpl
-api = (2, 0)
+api = (1, 0)
 def hello(context):
     print("hello")
     return 0

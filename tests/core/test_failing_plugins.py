@@ -17,7 +17,7 @@ from titan_core.plugins.registry import Components
 
 PLUGIN = """
 from titan_core.api import Dataset, Observer, LRSchedule, Ref, hookimpl
-api = (2, 0)
+api = (1, 0)
 class Shard:
     def __iter__(self): return self
     def __next__(self): raise KeyError("text")

@@ -33,7 +33,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 BROKEN = """
 from titan_core.api import Observer, Ref, hookimpl
 
-api = (2, 0)
+api = (1, 0)
 
 class Breaks:
     where = None

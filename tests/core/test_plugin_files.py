@@ -23,7 +23,7 @@ FILE = """
 from titan_core.api import Dataset, Ref, hookimpl
 from harness.letters import open_letters
 
-api = (2, 0)
+api = (1, 0)
 
 
 @hookimpl
@@ -124,7 +124,7 @@ MISTAKES = {
     "no syntax": ("bad.py", "def", "importing it raised SyntaxError: "),
     "no version": ("bad.py", "x = 1", "it declares no contract version"),
     "another version": ("bad.py", "api = (9, 0)", "it needs contract version 9.0"),
-    "no hooks": ("bad.py", "api = (2, 0)", "has no hooks, so it would do nothing; define one"),
+    "no hooks": ("bad.py", "api = (1, 0)", "has no hooks, so it would do nothing; define one"),
     "misspelt hook": ("bad.py", FILE.replace("titan_datasets", "titan_datasetz"), "titan_datasetz"),
     "a hook that raises": (
         "bad.py",

@@ -28,7 +28,7 @@ import hashlib, json, os, time
 from pathlib import Path
 from titan_core.api import hookimpl
 
-api = (2, 0)
+api = (1, 0)
 
 @hookimpl
 def titan_before_update(update):

@@ -19,7 +19,7 @@ HEAD = """
 from typing import Any, ClassVar
 from pydantic import BaseModel, Field, field_validator
 from titan_core.api import *
-api = (2, 0)
+api = (1, 0)
 def raises(*a): raise ZeroDivisionError("odd")
 def leaves(*a): import sys; sys.exit(4)
 def refuses(*a): raise UserError.one("odd", "not today")

@@ -12,7 +12,7 @@ from titan_core.api.parallel.mesh import STANDARD_DIMS
 if TYPE_CHECKING:
     from titan_core.api import JobContext, ModelPart, TrainingContext
 
-api = (2, 0)
+api = (1, 0)
 
 SHARD = next(dim for dim in STANDARD_DIMS if dim.name == "dp_shard")
 

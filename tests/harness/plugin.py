@@ -10,7 +10,7 @@ from harness.packed import FORMAT, PackedArgs
 from harness.tiny import TinyArgs
 from titan_core.api import Dataset, Model, Recipe, RecordFormat, Ref, hookimpl, recipes_in
 
-api = (2, 0)
+api = (1, 0)
 
 
 @hookimpl

@@ -31,7 +31,7 @@ SLOW = """
 import os, signal, time
 from titan_core.api import hookimpl
 
-api = (2, 0)
+api = (1, 0)
 
 @hookimpl
 def titan_step_start(step):

@@ -26,7 +26,7 @@ MINE = """
 from titan_core.api import hookimpl
 from titan_core.toolkit.launching import Launcher
 from titan_core.api import Ref
-api = (2, 0)
+api = (1, 0)
 
 @hookimpl
 def titan_launchers():
@@ -130,7 +130,7 @@ def test_launchers_exclude_each_other(
 
 DEFAULTS = """
 from titan_core.api import Recipe, hookimpl
-api = (2, 0)
+api = (1, 0)
 
 @hookimpl
 def titan_recipes():

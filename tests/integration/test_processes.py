@@ -114,7 +114,7 @@ import signal
 
 from titan_core.api import hookimpl
 
-api = (2, 0)
+api = (1, 0)
 
 def raises():
     raise ValueError("shard 17 is unreadable")

@@ -22,7 +22,7 @@ TINY = [
 WRONG = """
 from titan_core.api import Observer, Ref, hookimpl
 
-api = (2, 0)
+api = (1, 0)
 
 class Wrong:
     @hookimpl

@@ -18,7 +18,7 @@ from titan_core.api import hookimpl
 if TYPE_CHECKING:
     from titan_core.api import PendingUpdate, Run, StepReport
 
-api = (2, 0)
+api = (1, 0)
 
 FOLDER = "TITAN_CHAOS"
 TRAIL, GATE = "trail", "gate"

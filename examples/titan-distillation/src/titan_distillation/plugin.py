@@ -6,7 +6,7 @@ from typing import Any
 from titan_core.api import JobContext, Objective, Problem, Ref, hookimpl
 from titan_distillation.config import DistillationSection
 
-api = (2, 1)
+api = (1, 0)
 
 
 @hookimpl

@@ -7,7 +7,7 @@ from typing import Any
 from titan_core.api import Dataset, DatasetContext, ExtraField, JobContext, Objective, Problem, Ref, hookimpl
 from titan_dpo.config import DPOSection
 
-api = (2, 1)
+api = (1, 0)
 
 
 @hookimpl

@@ -3,7 +3,7 @@
 from titan_core.api import Phase, Ref, Transform, hookimpl
 from titan_int8_qat.config import Int8QATSection
 
-api = (2, 0)
+api = (1, 0)
 
 
 @hookimpl

@@ -3,7 +3,7 @@
 from titan_core.api import MeshDim, MeshUse, Phase, Ref, StepUse, Transform, hookimpl
 from titan_local_sgd.config import LocalSGDSection
 
-api = (2, 1)
+api = (1, 0)
 
 ISLAND = MeshDim("island", "local_sgd.islands", divides="batch", diverges=True, before="pp")
 

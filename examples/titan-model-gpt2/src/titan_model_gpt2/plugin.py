@@ -5,7 +5,7 @@ from typing import Any
 from titan_core.api import Model, Recipe, Ref, WeightFormat, hookimpl, recipes_in
 from titan_model_gpt2.config import GPT2Args
 
-api = (2, 1)
+api = (1, 0)
 
 
 @hookimpl

@@ -3,7 +3,7 @@
 from titan_core.api import Model, Recipe, Ref, hookimpl, recipes_in
 from titan_model_hybrid.config import HybridArgs
 
-api = (2, 1)
+api = (1, 0)
 
 
 @hookimpl

@@ -3,7 +3,7 @@
 from titan_core.api import Model, Observer, Phase, Recipe, Ref, Transform, hookimpl, recipes_in
 from titan_model_moe.config import ExpertBalanceSection, MoEArgs
 
-api = (2, 1)
+api = (1, 0)
 
 
 @hookimpl

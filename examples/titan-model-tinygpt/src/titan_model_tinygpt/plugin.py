@@ -3,7 +3,7 @@
 from titan_core.api import Model, Recipe, Ref, hookimpl, recipes_in
 from titan_model_tinygpt.config import TinyGPTArgs
 
-api = (2, 0)
+api = (1, 0)
 
 
 @hookimpl

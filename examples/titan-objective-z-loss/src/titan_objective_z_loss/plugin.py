@@ -3,7 +3,7 @@
 from titan_core.api import Objective, Ref, hookimpl
 from titan_objective_z_loss.config import ZLossSection
 
-api = (2, 1)
+api = (1, 0)
 
 
 @hookimpl

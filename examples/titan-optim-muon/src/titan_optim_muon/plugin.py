@@ -3,7 +3,7 @@
 from titan_core.api import Optimizer, Ref, hookimpl
 from titan_optim_muon.config import MuonSection
 
-api = (2, 0)
+api = (1, 0)
 
 
 @hookimpl

@@ -3,7 +3,7 @@
 from titan_core.api import MeshDim, MeshUse, Phase, Transform, hookimpl
 from titan_zones.config import ZonesSection
 
-api = (2, 0)
+api = (1, 0)
 
 ZONE = MeshDim("zone", "zones.count", divides="batch", before="pp", data_parallel="replicate")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from titan_core.api import Command, Ref, hookimpl
 
-api = (2, 0)
+api = (1, 0)
 
 
 @hookimpl

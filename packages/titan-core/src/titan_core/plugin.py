@@ -17,7 +17,7 @@ from titan_core.api import (
 )
 from titan_core.api.config.sections import LRSchedulerSection, MetricsSection, TrainingSection
 
-api = (2, 0)
+api = (1, 0)
 
 
 @hookimpl

@@ -8,7 +8,7 @@ from titan_core.api import Command, Dataset, HealthCheck, ModelHub, Ref, Tokeniz
 from titan_data.chat.config import ChatSection
 from titan_data.foreign.config import FlatTokensSection, InputIdsSection, MdsSection
 
-api = (2, 1)
+api = (1, 0)
 
 FOREIGN: Final = (
     ("megatron", "token ids of Megatron-LM: a .bin and an .idx file", None),

@@ -6,7 +6,7 @@ from titan_core.api import Command, HealthCheck, Observer, Ref, hookimpl
 from titan_debug.config import CommTraceSection, NumericsSection, ProfilingSection
 from titan_debug.slots import FLOPS
 
-api = (2, 1)
+api = (1, 0)
 
 
 @hookimpl

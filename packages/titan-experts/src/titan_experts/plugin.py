@@ -7,7 +7,7 @@ from titan_experts.check import DEGREE
 from titan_experts.config import VIEW, ExpertParallelKeys, ExpertsSection
 from titan_experts.slots import DISPATCH
 
-api = (2, 1)
+api = (1, 0)
 
 
 @hookimpl

@@ -5,7 +5,7 @@ from __future__ import annotations
 from titan_core.api import Checks, HealthCheck, Phase, Planning, Ref, StepUse, Transform, hookimpl
 from titan_float8.config import Float8Section, MXSection
 
-api = (2, 1)
+api = (1, 0)
 
 
 @hookimpl

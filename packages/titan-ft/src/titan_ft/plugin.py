@@ -9,7 +9,7 @@ from titan_core.toolkit.listening import is_loopback
 from titan_ft.address import lighthouse_of, own_host
 from titan_ft.config import FaultToleranceSection
 
-api = (2, 1)
+api = (1, 0)
 
 
 @hookimpl

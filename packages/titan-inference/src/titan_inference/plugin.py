@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from titan_core.api import RunEnd
     from titan_core.toolkit.jobs import AssembledJob, NextCommand
 
-api = (2, 0)
+api = (1, 0)
 
 PROMPT = "Once upon a time"
 """Prompt to suggest if the run has none of its own."""

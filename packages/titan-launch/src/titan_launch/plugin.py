@@ -9,7 +9,7 @@ from titan_core.toolkit.jobs import AssembledJob
 from titan_core.toolkit.launching import RESTART, Launcher, reported_by_launcher
 from titan_launch.config import GarbageKeys
 
-api = (2, 0)
+api = (1, 0)
 
 
 @hookimpl

@@ -6,7 +6,7 @@ from titan_core.api import Checks, Model, Phase, Recipe, Ref, Transform, WeightF
 from titan_core.toolkit.sections import ModelSection
 from titan_models_hf.config import FLAVORS
 
-api = (2, 1)
+api = (1, 0)
 
 NAME = "hf"
 

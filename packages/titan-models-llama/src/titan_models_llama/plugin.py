@@ -7,7 +7,7 @@ from dataclasses import replace
 from titan_core.api import Model, Recipe, Ref, Tokenizer, WeightFormat, hookimpl, recipes_in
 from titan_models_llama.config import FLAVORS
 
-api = (2, 0)
+api = (1, 0)
 
 
 @hookimpl

@@ -7,7 +7,7 @@ from titan_models_qwen3 import moe_config
 from titan_models_qwen3.config import FLAVORS
 from titan_models_qwen3.mtp_config import TARGETS, TOKENS, WEIGHTS, MTPKeys
 
-api = (2, 1)
+api = (1, 0)
 
 
 @hookimpl

@@ -11,7 +11,7 @@ from titan_optim.lr_phases_config import NAME, LRPhasesSection
 if TYPE_CHECKING:
     from titan_core.toolkit.jobs import AssembledJob, JobFact
 
-api = (2, 1)
+api = (1, 0)
 
 
 @hookimpl

@@ -15,7 +15,7 @@ from titan_parallel.config import (
 from titan_parallel.fsdp_check import is_active
 from titan_parallel.slots import COMPILER_OPTIONS, PARTIAL_GRADIENTS, REGION_CASTS, SAVE_POLICIES
 
-api = (2, 1)
+api = (1, 0)
 
 
 def _planning(name: str) -> Planning:

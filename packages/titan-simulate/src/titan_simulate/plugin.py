@@ -10,7 +10,7 @@ from titan_core.toolkit.launching import Launcher
 if TYPE_CHECKING:
     from titan_core.toolkit.jobs import AssembledJob, JobFact
 
-api = (2, 1)
+api = (1, 0)
 
 
 @hookimpl

@@ -33,6 +33,6 @@ else:
     __getattr__ = getter(__name__)
     __all__ = [*names_of(), "API_VERSION"]
 
-API_VERSION: Final = (2, 1)
+API_VERSION: Final = (1, 0)
 """Version of the contract. A plugin states the version that it was written for as ``api``: the major number must be equal to
 this one, and the minor number at most this one."""

@@ -4,7 +4,7 @@ A plugin is a module that an entry point in the group ``titan.plugins`` names, b
 
     from titan_core.api import Model, Ref, hookimpl
 
-    api = (2, 0)                                    # the version of this contract that the plugin was written for
+    api = (1, 0)                                    # the version of this contract that the plugin was written for
 
     @hookimpl
     def titan_models():

@@ -4,7 +4,7 @@ A plugin is a module that an entry point in the group ``titan.plugins`` names::
 
     from titan_core.api import Model, Ref, hookimpl
 
-    api = (2, 0)
+    api = (1, 0)
 
     @hookimpl
     def titan_models():
