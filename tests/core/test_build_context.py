@@ -118,7 +118,7 @@ def dataset(context): return open_stdlib(called("dataset", "build", context))
 def tokenizer(context): called("tokenizer", "build", context); return ByteTokenizer()
 def optimizer(context):
     groups = called("optimizer", "build", context).groups
-    return torch.optim.SGD([group.as_dict() for group in groups], lr=0.1)
+    return torch.optim.SGD([group.as_dict(0.1) for group in groups])
 def check_schedule(context): called("schedule", "check", context); return []
 def schedule(context):
     assert called("schedule", "build", context).steps == 1

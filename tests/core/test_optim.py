@@ -139,7 +139,7 @@ def decay_by_name(groups: Sequence[ParamGroup]) -> dict[str, float]:
 def test_vectors_scalars_and_biases_do_not_decay_by_default() -> None:
     groups = grouped(Varied().named_parameters(), OptimizerSection(lr=0.1, weight_decay=0.2))
     assert decay_by_name(groups) == {**dict.fromkeys(DECAYED, 0.2), **dict.fromkeys(NOT_DECAYED, 0.0)}
-    assert [group.lr for group in groups] == [0.1, 0.1]
+    assert [group.as_dict(0.1)["lr"] for group in groups] == [0.1, 0.1]
 
 
 def decay_under_fsdp() -> tuple[dict[str, float], list[int]]:
@@ -251,7 +251,7 @@ def test_the_first_matching_pattern_applies() -> None:
         param_groups=[ParamGroupSpec(pattern="linear.*", lr_scale=0.5), ParamGroupSpec(pattern="*", weight_decay=0.0)],
     )
     groups = grouped(module().named_parameters(), section)
-    assert [(group.lr, group.weight_decay, names(group)) for group in groups] == [
+    assert [(group.as_dict(section.lr)["lr"], group.weight_decay, names(group)) for group in groups] == [
         (0.05, 0.2, ["linear.weight", "linear.bias"]),
         (0.1, 0.0, ["norm.weight", "norm.bias"]),
     ]
@@ -271,8 +271,8 @@ def test_a_rank_without_parameters_to_train_has_one_empty_group() -> None:
     """Torch's optimizers refuse to have none."""
     frozen = trained_parameters([part_of(SmallGPT().requires_grad_(False))])
     (group,) = param_groups(frozen, OptimizerSection(lr=0.5, param_groups=[ParamGroupSpec(pattern="*")]))
-    assert (group.parameters, group.lr) == ([], 0.5)
-    torch.optim.AdamW([group.as_dict()]).step()
+    assert (group.parameters, group.lr_scale) == ([], 1.0)
+    torch.optim.AdamW([group.as_dict(0.5)]).step()
 
 
 def test_frozen_parameters_are_omitted() -> None:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler
 
 from harness.jobs import Recorder, RunRecord, make_job
-from titan_core.api import LRScheduleContext, OptimizerContext, Ref
+from titan_core.api import LRScheduleContext, OptimizerContext, OptimizerSection, Ref
 from titan_core.loop import training
 
 
@@ -52,7 +52,8 @@ class Odd(Optimizer):
 
 
 def build_odd(context: OptimizerContext[None]) -> Optimizer:
-    return Odd([group.as_dict() for group in context.groups], context.groups[0].lr)
+    lr = context.job.section(OptimizerSection).lr
+    return Odd([group.as_dict(lr) for group in context.groups], lr)
 
 
 class Secretive(torch.optim.SGD):
@@ -68,11 +69,13 @@ class Secretive(torch.optim.SGD):
 
 
 def build_secretive(context: OptimizerContext[None]) -> Optimizer:
-    return Secretive([group.parameters[0].tensor for group in context.groups], context.groups[0].lr)
+    lr = context.job.section(OptimizerSection).lr
+    return Secretive([group.parameters[0].tensor for group in context.groups], lr)
 
 
 def build_with_an_object_in_a_group(context: OptimizerContext[None]) -> Optimizer:
-    return Odd([{**group.as_dict(), "hook": print} for group in context.groups], context.groups[0].lr)
+    lr = context.job.section(OptimizerSection).lr
+    return Odd([{**group.as_dict(lr), "hook": print} for group in context.groups], lr)
 
 
 def build_exponential(context: LRScheduleContext[None]) -> LRScheduler:

@@ -29,10 +29,8 @@ def build(context: OptimizerContext[MuonSection]) -> Muon:
     shared = context.job.section(OptimizerSection)
     matrices, others = [], []
     for group in context.groups:
-        # group.lr is optimizer.lr times the lr_scale of optimizer.param_groups; apply the same scale to gathered_muon.lr.
-        rate = context.section.lr * group.lr / shared.lr
-        matrices.append({**group.as_dict(MATRIX), "lr": rate})
-        others.append(group.as_dict(*OTHERS))
+        matrices.append(group.as_dict(context.section.lr, MATRIX))
+        others.append(group.as_dict(shared.lr, *OTHERS))
     # Of torch's implementations of AdamW, the fused one can skip a step on the device.
     chosen = SkippableMuon if shared.implementation in ("auto", "fused") else Muon
     hidden = nonempty(matrices)

@@ -34,7 +34,7 @@ def build(context: OptimizerContext[None]) -> AdamWBF16:
     shared = context.job.section(OptimizerSection)
     names = {parameter.tensor: parameter.name for group in context.groups for parameter in group.parameters}
     return AdamWBF16(
-        [group.as_dict() for group in context.groups],
+        [group.as_dict(shared.lr) for group in context.groups],
         names,
         betas=(shared.beta1, shared.beta2),
         eps=shared.eps,

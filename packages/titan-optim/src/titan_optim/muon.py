@@ -26,12 +26,10 @@ def build(context: OptimizerContext[MuonSection]) -> Muon:
     groups = []
     for group in context.groups:
         rest = [parameter.tensor for parameter in group.parameters if parameter.tensor not in found]
-        groups.append({**group.as_dict(), "params": rest, "muon": False})
+        groups.append({**group.as_dict(shared.lr), "params": rest, "muon": False})
     for group in context.groups:
         chosen = [parameter.tensor for parameter in group.parameters if parameter.tensor in found]
-        # group.lr is optimizer.lr times the lr_scale of optimizer.param_groups; apply the same scale to muon.lr.
-        rate = context.section.lr * group.lr / shared.lr
-        groups.append({**group.as_dict(), "params": chosen, "lr": rate, "muon": True})
+        groups.append({**group.as_dict(context.section.lr), "params": chosen, "muon": True})
     # Of torch's implementations of AdamW, the fused one can skip a step on the device.
     kind = SkippableMuon if shared.implementation in ("auto", "fused") else Muon
     # On a pipeline stage, some groups may have no parameters, and none may have some.

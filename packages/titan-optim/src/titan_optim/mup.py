@@ -50,7 +50,8 @@ def build(context: OptimizerContext[MuPSection]) -> MuAdamW:
     rules = WidthRules.of(_job(context), context.section.base)
     groups = sorted((pair for group in context.groups for pair in _split(group, rules)), key=lambda pair: pair[0] != 1.0)
     # The rates of parameters without widths come first: the first group's is the one reported.
-    return MuAdamW([group.as_dict() for _, group in groups], betas=(shared.beta1, shared.beta2), eps=shared.eps, fused=True)
+    params = [group.as_dict(shared.lr) for _, group in groups]
+    return MuAdamW(params, betas=(shared.beta1, shared.beta2), eps=shared.eps, fused=True)
 
 
 def _split(group: ParamGroup, rules: WidthRules) -> Iterator[tuple[float, ParamGroup]]:
@@ -59,7 +60,7 @@ def _split(group: ParamGroup, rules: WidthRules) -> Iterator[tuple[float, ParamG
     for parameter in group.parameters:
         found[rules.rule(parameter.name, parameter.shape).lr].append(parameter)
     for factor, parameters in found.items() or [(1.0, group.parameters)]:  # a rank may have nothing to train
-        yield factor, ParamGroup(group.lr * factor, group.weight_decay / factor, parameters)
+        yield factor, ParamGroup(group.lr_scale * factor, group.weight_decay / factor, parameters)
 
 
 def apply(part: ModelPart, context: TrainingContext[MuPSection]) -> ModelPart:

@@ -49,11 +49,9 @@ def _build(
     section = context.section
     is_fused = section.implementation in ("auto", "fused")
     return (fused if is_fused else plain)(
-        [group.as_dict() for group in context.groups],
-        lr=section.lr,
+        [group.as_dict(section.lr) for group in context.groups],
         betas=(section.beta1, section.beta2),
         eps=section.eps,
-        weight_decay=section.weight_decay,
         fused=is_fused,
         foreach=section.implementation == "foreach",
     )

@@ -4,7 +4,7 @@ An objective returns the loss summed over the weighted targets; an optimizer is 
 parameters::
 
     def build(context: OptimizerContext[LionSection]) -> Lion:
-        return Lion([group.as_dict() for group in context.groups], beta=context.section.beta)
+        return Lion([group.as_dict(context.section.lr) for group in context.groups], beta=context.section.beta)
 
 * ``Objective``: the component that ``objective.name`` selects (hook ``titan_objectives``)
 * ``Optimizer``: the component that ``optimizer.name`` selects (hook ``titan_optimizers``)

@@ -80,14 +80,20 @@ def trained_parameters(parts: Iterable[ModelPart]) -> Iterator[TrainedParameter]
 class ParamGroup:
     """Parameters with the same settings."""
 
-    lr: float
+    lr_scale: float
+    """Factor on the optimizer's learning rate."""
     weight_decay: float
     parameters: list[TrainedParameter] = field(default_factory=list)
 
-    def as_dict(self, *roles: ParameterRole) -> dict[str, Any]:
-        """Return a parameter group for torch's optimizers, with the parameters that have one of ``roles`` (default: all)."""
+    def as_dict(self, lr: float, *roles: ParameterRole) -> dict[str, Any]:
+        """Return a parameter group for torch's optimizers.
+
+        Args:
+            lr: the optimizer's learning rate, without ``lr_scale``.
+            roles: the roles of the parameters to include (default: all).
+        """
         params = [parameter.tensor for parameter in self.parameters if not roles or parameter.role in roles]
-        return {"params": params, "lr": self.lr, "weight_decay": self.weight_decay}
+        return {"params": params, "lr": lr * self.lr_scale, "weight_decay": self.weight_decay}
 
 
 def param_groups(parameters: Iterable[TrainedParameter], section: OptimizerSection) -> list[ParamGroup]:
@@ -99,11 +105,10 @@ def param_groups(parameters: Iterable[TrainedParameter], section: OptimizerSecti
     group, without parameters.
     """
     specs = section.param_groups or []
-    rest = ParamGroup(section.lr, section.weight_decay)
-    undecayed = ParamGroup(section.lr, 0.0)
+    rest = ParamGroup(1.0, section.weight_decay)
+    undecayed = ParamGroup(1.0, 0.0)
     groups = [
-        ParamGroup(section.lr * spec.lr_scale, section.weight_decay if spec.weight_decay is None else spec.weight_decay)
-        for spec in specs
+        ParamGroup(spec.lr_scale, section.weight_decay if spec.weight_decay is None else spec.weight_decay) for spec in specs
     ]
     for parameter in parameters:
         chosen = (group for spec, group in zip(specs, groups, strict=True) if matches(parameter.name, [spec.pattern]))
