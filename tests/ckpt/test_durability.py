@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fsspec.implementations.local import LocalFileSystem
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from titan_ckpt.format.folder import Folder
@@ -25,7 +24,7 @@ def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What happens to files below ``tmp_path``, in order: ``sync NAME``, ``rename NAME`` (to the new name) and ``remove
     NAME``. Names are relative to the folder of checkpoints, which is ``.``."""
     seen: list[str] = []
-    fsync, replace, rm_file = os.fsync, os.replace, LocalFileSystem.rm_file
+    fsync, replace, unlink = os.fsync, os.replace, os.unlink
 
     def record(what: str, path: str) -> None:
         seen.append(f"{what} {os.path.relpath(path, tmp_path)}")
@@ -38,15 +37,13 @@ def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         replace(source, target)
         record("rename", target)
 
-    def recorded_removal(system: LocalFileSystem, path: str) -> None:
-        existed = os.path.lexists(path)
-        rm_file(system, path)
-        if existed:
-            record("remove", path)
+    def recorded_removal(path: str, *, dir_fd: int | None = None) -> None:
+        unlink(path, dir_fd=dir_fd)
+        record("remove", path if dir_fd is None else f"{os.readlink(f'/proc/self/fd/{dir_fd}')}/{path}")
 
     monkeypatch.setattr(os, "fsync", recorded_sync)
     monkeypatch.setattr(os, "replace", recorded_replace)
-    monkeypatch.setattr(LocalFileSystem, "rm_file", recorded_removal)
+    monkeypatch.setattr(os, "unlink", recorded_removal)
     return seen
 
 
@@ -70,45 +67,28 @@ def test_a_checkpoint_is_durable_before_it_counts(tmp_path: Path, events: list[s
     ]  # fmt: skip
 
 
-def test_a_removed_checkpoint_stops_counting_before_its_data_goes(
-    tmp_path: Path, events: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removed_checkpoint_stops_counting_before_its_data_goes(tmp_path: Path, events: list[str]) -> None:
     folder = Folder(str(tmp_path))
     saved(folder)
     events.clear()
-    removed: list[list[str]] = []
-    rm = LocalFileSystem.rm
-
-    def recorded(system: LocalFileSystem, path: str, recursive: bool = False) -> None:
-        removed.append(sorted(os.listdir(tmp_path / STEP)))  # what is left when the data goes
-        rm(system, path, recursive=recursive)
-
-    monkeypatch.setattr(LocalFileSystem, "rm", recorded)
     remove(folder, 3)
     assert events == [
         f"sync {STEP}/unfinished.new", f"rename {STEP}/unfinished", f"sync {STEP}", "sync .",
         f"remove {STEP}/checkpoint.json", f"sync {STEP}", "sync .",
+        f"remove {STEP}/data-00000.bin",
+        f"remove {STEP}/unfinished",
     ]  # fmt: skip
-    assert removed[-1] == ["unfinished"]
-    assert all("unfinished" in left and "checkpoint.json" not in left for left in removed)
     assert not (tmp_path / STEP).exists()
 
 
-def test_the_mark_of_an_unfinished_checkpoint_is_removed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mark_of_an_unfinished_checkpoint_is_removed_last(tmp_path: Path, events: list[str]) -> None:
     folder = Folder(str(tmp_path))
     (tmp_path / STEP).mkdir()
-    for name in ("data", "unfinished", "weights"):
+    for name in ("data-00000.bin", "unfinished", "data-00001.bin"):
         (tmp_path / STEP / name).touch()
-    left: list[list[str]] = []
-    rm = LocalFileSystem.rm
-
-    def recorded(system: LocalFileSystem, path: str, recursive: bool = False) -> None:
-        left.append(sorted(os.listdir(tmp_path / STEP)))
-        rm(system, path, recursive=recursive)
-
-    monkeypatch.setattr(LocalFileSystem, "rm", recorded)
     remove(folder, 3)
-    assert left == [["data", "unfinished", "weights"], ["unfinished", "weights"], ["unfinished"]]
+    removed = [event.removeprefix(f"remove {STEP}/") for event in events if event.startswith("remove")]
+    assert removed == ["data-00000.bin", "data-00001.bin", "unfinished"]
     assert not (tmp_path / STEP).exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from titan_ckpt.config import CheckpointSection
@@ -13,6 +14,7 @@ from titan_ckpt.resume.restoring import restore
 from titan_ckpt.save.optimizer_trial import try_optimizer
 from titan_ckpt.save.saving import Saving, unsaveable
 from titan_core.api import CheckpointContext, UserError
+from titan_core.toolkit.own_files import require_inside
 from titan_core.toolkit.sections import TrainingSection
 
 if TYPE_CHECKING:
@@ -142,9 +144,10 @@ class Store:
 
         def probe() -> str:
             try:
+                require_inside(Path(self._context.job.dump_folder), [self._section.folder], contents=False)
                 self._folder.make()
                 self._folder.write(".writable", b"")
-                self._folder.remove(".writable")
+                (self._folder / ".writable").remove_all()
                 if (path := self._folder.local_path) is not None:
                     self._context.lock_folder(path, f"checkpoints in {self._folder}")
             except UserError:

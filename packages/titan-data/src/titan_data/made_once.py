@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from titan_core.toolkit.own_files import no_link
+
 
 class MadeFile(Protocol):
     """A file in the cache folder."""
@@ -52,7 +54,7 @@ def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
     while True:
         try:
             lock.parent.mkdir(parents=True, exist_ok=True)
-            stream = lock.open("w")
+            stream = open(lock, "w", opener=no_link)  # noqa: SIM115 - closed below
         except OSError:  # the folder cannot be written, and no other process will
             yield True
             return

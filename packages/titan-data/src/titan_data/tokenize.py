@@ -21,6 +21,7 @@ from typing import Any
 import numpy
 
 from titan_core.api import DatasetContext, DocumentSource, TextTokenizer, UserError, WeightedTokens
+from titan_core.toolkit.atomic_write import atomic_write
 from titan_core.toolkit.reading import DatasetSpec, DocumentReader, StreamSpec
 from titan_core.toolkit.tokenizers import encode_text, token_ids
 from titan_data.engines import Engine
@@ -118,9 +119,8 @@ def _begin(folder: Path, plan: Mapping[str, object]) -> None:
                 why = f"contains an unfinished tokenisation with other settings: {', '.join(differ)}"
                 raise UserError.one(str(folder), why, "resume that one, name another folder, or remove this one")
         else:
-            partial = folder.parent / f".{folder.name}.{PLAN}"
-            partial.write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
-            partial.replace(file)
+            with atomic_write(file) as partial:
+                partial.write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
     except (OSError, ValueError) as error:
         raise UserError.one(str(folder), f"cannot be written: {error}", "name another folder") from error
 

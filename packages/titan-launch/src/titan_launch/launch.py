@@ -29,6 +29,7 @@ from titan_core.toolkit.launching import (
 )
 from titan_core.toolkit.listening import is_loopback, loopback_networks
 from titan_core.toolkit.open_files import allow_open_files
+from titan_core.toolkit.own_files import require_inside
 from titan_core.toolkit.processes import environment_of_child, python
 from titan_core.toolkit.runs.files import LOGS
 from titan_core.toolkit.sections import CommSection
@@ -163,6 +164,7 @@ def _log_folder(requested: str | None, run: str | None) -> tuple[Path, str]:
     if requested is not None:
         return Path(requested), f"--log-dir {shorten(requested)}"
     if run is not None:
+        require_inside(Path(run), [LOGS])
         return Path(run) / LOGS, f"job.dump_folder = {run!r}"
     return Path(tempfile.mkdtemp(prefix="titan-logs-")), "the folder for temporary files"
 

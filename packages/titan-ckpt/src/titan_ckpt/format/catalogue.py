@@ -60,6 +60,8 @@ def entries(folder: Folder) -> Iterator[Entry]:
 def entry(folder: Folder, step: int) -> Entry:
     """Read the checkpoint in ``folder``."""
     try:
+        if step >= 0 and folder.is_link:
+            raise BrokenCheckpoint("it is a link: name the folder that it leads to, or remove it")
         manifest = read_manifest(folder)
         named = _STEP.fullmatch(folder.name)
         if named and int(named[1]) != manifest.step:
@@ -86,6 +88,8 @@ def find_checkpoints(path: str) -> Folder:
         return folder.parent
     for candidate in (folder, folder / "checkpoint"):
         if steps_in(candidate):
+            if candidate != folder and candidate.is_link:
+                raise UserError.one(str(candidate), "is a link", "name the folder that it leads to")
             return candidate
     if DCP_METADATA in folder.list():
         raise UserError.one(path, _OF_DCP)

@@ -7,11 +7,13 @@ import os
 import stat
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
+
+from titan_core.toolkit.own_files import no_link, remove_files, remove_tree
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -96,6 +98,11 @@ class Folder:
         return "://" not in self.url or self.url.startswith("file://")
 
     @property
+    def is_link(self) -> bool:
+        """Whether this is a link to a folder, on a file system of this machine."""
+        return self.is_local and os.path.islink(self.located[1])
+
+    @property
     def local_path(self) -> Path | None:
         """Path of the folder, or ``None`` if it is not on a file system of this machine."""
         return Path(self.located[1]) if self.is_local else None
@@ -159,7 +166,7 @@ class Folder:
             with system.open(path, "wb") as file:
                 yield file
             return
-        with open(path, "wb", buffering=0) as file, _FlushedEarly(file.fileno()) as early:
+        with open(path, "wb", buffering=0, opener=no_link) as file, _FlushedEarly(file.fileno()) as early:
             yield _Watched(file, early)  # type: ignore[misc]
             early.finish()
             os.fsync(file.fileno())
@@ -191,18 +198,27 @@ class Folder:
         system, path = self.located
         system.mv(path, f"{path.rpartition('/')[0]}/{name}", recursive=True)
 
-    def remove(self, name: str) -> None:
-        """Remove the file ``name`` if it exists."""
-        system, path = (self / name).located
-        try:
-            system.rm_file(path)
-        except FileNotFoundError:
+    def remove(self, *names: str) -> None:
+        """Remove the files ``names``, as far as they exist.
+
+        Raises:
+            OSError: one cannot be removed, or this is a link to a folder.
+        """
+        system, path = self.located
+        if self.is_local:
+            remove_files(Path(path), names)
             return
+        for name in names:
+            with suppress(FileNotFoundError):
+                system.rm_file(f"{path}/{name}")
 
     def remove_all(self) -> None:
         """Remove the folder and its contents."""
         system, path = self.located
         try:
-            system.rm(path, recursive=True)
+            if self.is_local:
+                remove_tree(Path(path))
+            else:
+                system.rm(path, recursive=True)
         except FileNotFoundError:
             return

@@ -57,6 +57,7 @@ def read_manifest(folder: Folder) -> Manifest:
         BrokenCheckpoint: the checkpoint is incomplete, damaged or inconsistent.
     """
     try:
+        require_no_link(folder, NAME)
         document = json.loads(folder.read(NAME))
         contents = document["checkpoint"]
         if document["sha256"] != _digest(_canonical(contents)):
@@ -70,11 +71,22 @@ def read_manifest(folder: Folder) -> Manifest:
         raise BrokenCheckpoint(f"{NAME} is damaged: it is not the JSON of a manifest") from None
     manifest = checked_manifest(contents)
     for name, expected in manifest.files.items():
+        require_no_link(folder, name)
         size = folder.size(name)
         if size != expected:
             found = "is missing" if size is None else f"has {size} bytes"
             raise BrokenCheckpoint(f"{name} {found}; it should have {expected} bytes")
     return manifest
+
+
+def require_no_link(folder: Folder, name: str) -> None:
+    """Require that the file ``name`` is in ``folder`` itself. A link could lead to a file that its maker cannot read.
+
+    Raises:
+        BrokenCheckpoint: it is a link.
+    """
+    if (folder / name).is_link:
+        raise BrokenCheckpoint(f"{name} is a link, and a checkpoint is read from its own folder only")
 
 
 def verify_data(folder: Folder, manifest: Manifest) -> Iterator[int]:

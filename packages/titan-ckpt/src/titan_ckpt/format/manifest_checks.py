@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import math
-import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, product
 from typing import Annotated, Any, Protocol
@@ -13,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from titan_ckpt.format.dtypes import ITEM_BYTES
 from titan_ckpt.format.stored import (
+    DATA_FILE,
     FORMAT,
     MODEL,
     NAME,
@@ -27,12 +27,11 @@ from titan_ckpt.format.stored import (
 )
 
 _KINDS = tuple(f"{kind}." for kind in (MODEL, OPTIMIZER, OBSERVERS))
-_FILE = re.compile(r"data-[0-9]{5,}\.bin")
 
 
 def _data_file(name: str) -> str:
     # A bare file name, so that no path can lead out of the folder.
-    if not _FILE.fullmatch(name):
+    if not DATA_FILE.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of a data file")
     return name
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from titan_core.api import UserError
 from titan_core.toolkit.folder_lock import FolderLock
+from titan_core.toolkit.own_files import remove_tree
 
 PARTIAL = ".partial"
 """Suffix of the name of a folder that is not complete."""
@@ -41,10 +41,12 @@ def new_folder(target: Path) -> Iterator[Path]:
     Raises:
         UserError: the folder cannot be written, or another process is writing it.
     """
-    with FolderLock.beside(target, str(target)):
-        partial = target.with_name(target.name + PARTIAL)
-        shutil.rmtree(partial, ignore_errors=True)
+    partial, lock = target.with_name(target.name + PARTIAL), FolderLock.beside(target, str(target))
+    if os.path.lexists(partial) and not lock.was_left:
+        raise UserError.one(str(partial), "is in the way, and not left by an interrupted command", "remove it, or rename it")
+    with lock:
         try:
+            remove_tree(partial)
             partial.mkdir(parents=True)
             yield partial
             for path in (*(file for file in partial.rglob("*") if file.is_file()), partial):
@@ -57,7 +59,8 @@ def new_folder(target: Path) -> Iterator[Path]:
             why = f"cannot be written: {error.strerror or error}"
             raise UserError.one(str(target), why, "make space, or choose another location") from error
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            with suppress(OSError):
+                remove_tree(partial)
 
 
 def _sync(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,15 @@ UNFINISHED = "unfinished"
 """Name of a file that exists while a checkpoint is being written or removed. Data with neither a manifest nor this file is
 not left over from an interrupted save, and is never removed."""
 FORMAT = 2
+DATA_FILE = re.compile(r"data-[0-9]{5,}\.bin")
+"""Names of the files with the data of tensors."""
 MODEL, OPTIMIZER, OBSERVERS = "model", "optimizer", "observers"
 """Prefixes of tensor names."""
+
+
+def is_own_file(name: str) -> bool:
+    """Whether ``name`` is one of a file that a checkpoint consists of, so that removing the checkpoint removes it."""
+    return name.removesuffix(".new") in (NAME, UNFINISHED) or DATA_FILE.fullmatch(name) is not None
 
 
 def of_replica(replica: int) -> str:

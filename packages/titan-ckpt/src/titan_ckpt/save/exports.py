@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import re
-import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from titan_ckpt.save.export_folder import STEP, export_folder, exported_steps, t
 from titan_ckpt.save.export_process import ExportProcess
 from titan_ckpt.save.retention import to_remove
 from titan_core.api import CheckpointContext, Problem, UserError
+from titan_core.toolkit.own_files import remove_tree, require_inside
 from titan_core.toolkit.status import phase
 
 _REMOVED = ".removed"
@@ -44,6 +44,7 @@ class Exports:
             UserError: the folder cannot be written, another job is writing there, or exports cannot be pushed.
         """
         section = context.section
+        require_inside(Path(context.job.dump_folder), [section.export_folder], contents=False)
         self.folder = export_folder(context)
         self._dtype, self._keep_latest = section.export_dtype, section.export_keep_latest_k
         self._running: ExportProcess | None = None
@@ -89,10 +90,10 @@ class Exports:
             OSError: it cannot be removed.
         """
         own = self._target(step)
-        if own.exists():
+        if own.exists() or own.is_symlink():
             removed = own.with_name(own.name + _REMOVED)
             own.rename(removed)  # at no time are only some of its files there
-            shutil.rmtree(removed)
+            remove_tree(removed)
 
     def advance(self) -> bool:
         """Report the export that has ended, and start the next one. Return whether one has ended. Waits for nothing."""
@@ -177,10 +178,8 @@ class Exports:
 
     def _remove_leftovers(self) -> None:
         for path in self.folder.iterdir():
-            if _LEFTOVER.fullmatch(path.name):
-                shutil.rmtree(path)
-            elif _LOCK.fullmatch(path.name):
-                path.unlink()
+            if _LEFTOVER.fullmatch(path.name) or _LOCK.fullmatch(path.name):
+                remove_tree(path)
 
 
 def require_exportable(

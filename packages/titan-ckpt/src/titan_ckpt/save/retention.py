@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 
 from titan_ckpt.format.catalogue import entry, step_folder, steps_in
 from titan_ckpt.format.folder import Folder
-from titan_ckpt.format.stored import NAME, UNFINISHED
+from titan_ckpt.format.stored import NAME, UNFINISHED, is_own_file
+from titan_core.toolkit.text import shorten
+
+log = logging.getLogger(__name__)
 
 
 class Retention:
@@ -76,16 +80,22 @@ def make_room(folder: Folder, step: int) -> str | None:
 
 
 def remove(folder: Folder, step: int) -> None:
-    """Remove the checkpoint of ``step``: first the manifest, last the file that marks the folder as unfinished."""
+    """Remove the checkpoint of ``step``: first the manifest, last the file that marks the folder as unfinished. What Titan
+    has not written there stays, and so does what a link leads to."""
     checkpoint = step_folder(folder, step)
-    names = checkpoint.list()
+    if checkpoint.is_link:
+        checkpoint.remove_all()
+        return
+    names = [name for name in checkpoint.list() if is_own_file(name)]
     if names:
         if UNFINISHED not in names:
             checkpoint.write(UNFINISHED, b"")
         checkpoint.remove(NAME)
         if checkpoint.is_local:
             checkpoint.sync()
-        for name in names:
-            if name != UNFINISHED:
-                (checkpoint / name).remove_all()
-    checkpoint.remove_all()
+        checkpoint.remove(*(name for name in names if name != UNFINISHED))
+        checkpoint.remove(UNFINISHED)
+    if others := checkpoint.list():
+        log.warning("%s is not empty: Titan has not written %s", checkpoint, shorten(", ".join(others)))
+    else:
+        checkpoint.remove_all()

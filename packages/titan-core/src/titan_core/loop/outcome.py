@@ -18,6 +18,7 @@ from titan_core.api._secrets import redact_text
 from titan_core.toolkit.atomic_write import atomic_write
 from titan_core.toolkit.errors import PluginFailure, caused_by_peer, exit_status
 from titan_core.toolkit.launching import OUTCOMES, Outcome, rank_log, report_lines
+from titan_core.toolkit.own_files import no_link
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ class OutcomeRecorder:
         text = redact_text("".join(traceback.format_exception(error)))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as file:
+            with open(path, "a", encoding="utf-8", opener=no_link) as file:
                 process = f"process {os.getpid()} on {socket.gethostname()}"
                 file.write(f"{when}, step {self.outcome.step}, {process}\n{text}\n")
         except OSError as failure:

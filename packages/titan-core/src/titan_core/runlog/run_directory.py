@@ -21,7 +21,8 @@ from titan_core.toolkit.atomic_write import atomic_write
 from titan_core.toolkit.folder_lock import FolderLock
 from titan_core.toolkit.json_lines import records_of
 from titan_core.toolkit.launching import LOCKED, RANK_LOGS, RESTART, lock_for_ranks, rank_log
-from titan_core.toolkit.runs.files import CONFIG, DEBUG, EVENTS, LOGS, METRICS, PLUGINS
+from titan_core.toolkit.own_files import require_inside
+from titan_core.toolkit.runs.files import CONFIG, DEBUG, EVENTS, EXCLUDED, LOGS, METRICS, PLUGINS
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +75,9 @@ class RunDirectory:
         try:
             path.mkdir(parents=True, exist_ok=True)
             probe = path / ".writable"
-            probe.touch()
             probe.unlink(missing_ok=True)
+            probe.touch(exist_ok=False)
+            probe.unlink()
         except OSError as error:
             raise UserError.one(
                 f"job.dump_folder = {folder!r}", f"cannot be written: {error.strerror}", "choose another folder"
@@ -91,9 +93,11 @@ class RunDirectory:
         one.
 
         Raises:
-            UserError: a file cannot be written, an older run's metrics are damaged, or a fresh start would move a run of
-                another recipe or model.
+            UserError: a file cannot be written, an older run's metrics are damaged, a link leads out of the directory, or a
+                fresh start would move a run of another recipe or model.
         """
+        require_inside(self.path, (*OWN, LOGS, EXCLUDED, *run_folders(job.config.sections.values())))
+        require_inside(self.path, [PREVIOUS], contents=False)
         if step == 0:
             require_own_run(self.path, job)
         else:

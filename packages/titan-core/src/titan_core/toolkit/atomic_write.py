@@ -22,7 +22,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     part = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.part")
     try:
         part.unlink(missing_ok=True)  # of a killed process with the same id
-        part.touch()
+        part.touch(exist_ok=False)
         mode = part.stat().st_mode & 0o777
         yield part
         if part.stat().st_mode & 0o777 != mode:  # safetensors, for one, gives its files mode 0600

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from titan_core.api import UserError
+from titan_core.toolkit.own_files import no_link
 from titan_core.toolkit.processes import is_alive, pid_namespace
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,11 @@ class FolderLock:
         lock._path = folder.with_name(f".{folder.name}{NAME}")
         return lock
 
+    @property
+    def was_left(self) -> bool:
+        """Whether the file of the lock exists: somebody holds it, or was killed while holding it."""
+        return os.path.lexists(self._path)
+
     def __enter__(self) -> FolderLock:
         """Take the lock.
 
@@ -96,6 +102,8 @@ class FolderLock:
             self._descriptor = self._take()
         except OSError as error:
             why = f"cannot be written: {error.strerror or error}"
+            if error.errno == errno.ELOOP:
+                why = f"{self._path} is a link, and a lock is not taken elsewhere"
             raise UserError.one(self._where, why, "choose another folder") from None
         self._released.clear()
         threading.Thread(target=self._beat, name="folder lock", daemon=True).start()
@@ -111,7 +119,7 @@ class FolderLock:
 
     def _take(self) -> int:
         while True:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = no_link(self._path, os.O_RDWR | os.O_CREAT)
             try:
                 locked = _flock(descriptor)
                 if locked is False:
@@ -142,7 +150,7 @@ class FolderLock:
         first, until = os.stat(self._path).st_mtime_ns, time.monotonic() + LEASE_SECONDS
         while time.monotonic() < until:
             time.sleep(POLL_SECONDS)
-            os.close(os.open(self._path, os.O_RDONLY | os.O_CREAT))  # NFS refreshes cached attributes when a file is opened
+            os.close(no_link(self._path, os.O_RDONLY | os.O_CREAT))  # NFS refreshes cached attributes when a file is opened
             if os.stat(self._path).st_mtime_ns != first and self._is_at_path(descriptor):
                 return False
             if _flock(descriptor):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from titan_core.api import UserError
+from titan_core.toolkit.own_files import no_link
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class LineFile:
 def _open_to_append(path: Path) -> int:
     """Open ``path``, and truncate an incomplete last line that a killed process or a full disk left."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    descriptor = no_link(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     try:
         size = end = os.fstat(descriptor).st_size
         while end > 0:

@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from titan_core.api import UserError
+from titan_core.toolkit.own_files import no_link
 from titan_launch.terminal.console import Console, Shown, Stream
 
 _CONTROL = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
@@ -116,7 +117,7 @@ class _Log:
 
     def __init__(self, path: Path, console: Console) -> None:
         self._path, self._console = path, console
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._descriptor = no_link(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
         self._lost = 0
 
     def write(self, text: bytes) -> None:
