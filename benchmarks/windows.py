@@ -21,10 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from titan_core.api import CausalAttention, SequenceShare, causal_attention
 from titan_parallel.context_parallel import DividedAttention, head_and_tail
-from titan_parallel.gathered_attention import attend_gathered
-from titan_parallel.head_exchange import HeadExchange
-from titan_parallel.mixers_by_heads import attention_by_heads
+from titan_parallel.head_exchange import HeadExchange, attention_by_heads
 from titan_parallel.region_collectives import Ranks
+from titan_parallel.ring_attention import attend_gathered
 
 RANKS, BATCH, HEADS, KV_HEADS, WIDTH = 4, 1, 8, 4, 64
 

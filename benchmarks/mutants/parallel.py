@@ -31,7 +31,7 @@ MUTANTS = (
     Mutant("halo-gradients-stay", WINDOWS, "return exchange_rows(gradient.contiguous(), ctx.sent, ctx.received, ctx.group)", "return gradient.new_zeros(sum(ctx.sent), *gradient.shape[1:])", (PARTS,)),
     Mutant("masks-of-a-ranks-own-positions", "core/api/parallel/model_part.py", "make_document_mask(attention, self.attention_masks)", "make_document_mask(attention)",
            ("tests/parallel/test_documents_and_validation.py",)),
-    Mutant("masks-of-chunks-shifted", "parallel/divided_masks.py", "documents[:, first : (own + 1) * positions]", "documents[:, : (own + 1) * positions - first]",
+    Mutant("masks-of-chunks-shifted", "parallel/context_parallel.py", "documents[:, first : (own + 1) * positions]", "documents[:, : (own + 1) * positions - first]",
            ("tests/parallel/test_documents_and_validation.py",)),
     Mutant("steps-not-weighted", RING, "torch.logaddexp(logsumexp, scores)", "torch.maximum(logsumexp, scores)", (PARTS,)),
     Mutant("own-gradients-alone", RING, "self._next, self._work = _pass_on(sums, self._ranks)", "pass", (PARTS,)),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.on_device import relative_error
 from titan_core.api import CausalAttention
-from titan_parallel.gathered_attention import attend_gathered
+from titan_parallel.ring_attention import attend_gathered
 
 pytestmark = pytest.mark.gpu
 

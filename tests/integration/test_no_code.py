@@ -135,7 +135,7 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
         "operators that a layout names",
     ),
     ("titan-parallel/src/titan_parallel/torch_private.py", "getattr"): (2, OWN_NAMES),
-    ("titan-parallel/src/titan_parallel/vocabulary_shards.py", "getattr"): (1, OWN_NAMES),
+    ("titan-parallel/src/titan_parallel/local_parameters.py", "getattr"): (1, OWN_NAMES),
     ("titan-simulate/src/titan_simulate/calibrate/fit.py", "getattr"): (1, OWN_NAMES),
     ("titan-simulate/src/titan_simulate/estimate/pipeline.py", "getattr"): (2, OWN_NAMES),
     ("titan-simulate/src/titan_simulate/estimate/pipeline.py", "setattr"): (2, OWN_NAMES),

@@ -19,8 +19,7 @@ from harness.gloo_pool import GlooPool
 from harness.quick import rows
 from titan_core.api import Batch, CausalAttention, SequenceShare, causal_attention
 from titan_parallel.context_parallel import DividedAttention, HeadAndTail, head_and_tail
-from titan_parallel.head_exchange import HeadExchange
-from titan_parallel.mixers_by_heads import attention_by_heads
+from titan_parallel.head_exchange import HeadExchange, attention_by_heads
 from titan_parallel.region_collectives import Ranks
 from titan_parallel.window_attention import halo_of
 

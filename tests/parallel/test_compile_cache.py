@@ -13,7 +13,7 @@ import torch
 
 from harness.jobs import run_recipe
 from titan_core.toolkit.device import device_name
-from titan_parallel.compile_cache import FOLDER, CompileCache, UnusableCache, observe, read, write
+from titan_parallel.compile import FOLDER, CompileCache, UnusableCache, observe, read, write
 from titan_parallel.config import CompileSection
 
 DEVICE = device_name(torch.device("cpu"))

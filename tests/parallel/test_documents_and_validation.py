@@ -22,7 +22,7 @@ from titan_core.api.parallel.model_part import arguments_of
 from titan_core.api.training.batch import IGNORE
 from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts
-from titan_parallel import divided_masks
+from titan_parallel import context_parallel
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def run_with_flex(directory: str, overrides: dict[str, object]) -> RunRecord:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Microbatch, "make_document_mask", make_blocks)
-        for module in (attention_mask, attention, divided_masks):
+        for module in (attention_mask, attention, context_parallel):
             patch.setattr(module, "uses_block_masks", uses_block_masks)
         patch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
         patch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", False)

@@ -46,8 +46,8 @@ from titan_core.api import JobContext, ModelLayout, ModelPart, Replicate, Rule, 
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.model.next_token import NextToken
 from titan_parallel import tensor_parallel
+from titan_parallel.checks import check_data_parallel
 from titan_parallel.config import FSDPKeys
-from titan_parallel.fsdp_check import check as fsdp_check
 
 BUFFER = {"steps": lambda: torch.zeros(1)}
 
@@ -157,11 +157,11 @@ def context_of(job: AssembledJob) -> JobContext[FSDPKeys]:
 
 def test_tied_parameters_must_be_in_one_fsdp_unit() -> None:
     layout = replace(LAYOUT, tied={"blocks.1.mlp.up.weight": "blocks.0.mlp.up.weight"})
-    (problem,) = fsdp_check(context_of(job_on(DP, Tied, layout)))
+    (problem,) = check_data_parallel(context_of(job_on(DP, Tied, layout)))
     assert "ties 'blocks.1.mlp.up.weight' to 'blocks.0.mlp.up.weight', and FSDP gathers the two separately" in str(problem)
     for pair in ("output.weight", "embedding.token.weight"), ("blocks.0.mlp.up.weight", "blocks.0.attention.q.weight"):
         shared = replace(LAYOUT, tied=dict([pair]))
-        assert not list(fsdp_check(context_of(job_on(DP, SmallGPT, shared))))
+        assert not list(check_data_parallel(context_of(job_on(DP, SmallGPT, shared))))
 
 
 def test_a_parameter_without_a_rule_is_refused() -> None:

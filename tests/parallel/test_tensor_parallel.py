@@ -20,9 +20,8 @@ from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts
 from titan_parallel import region_collectives
-from titan_parallel.local_parameters import divide_parameters
+from titan_parallel.local_parameters import divide_embedding, divide_parameters
 from titan_parallel.region_collectives import Ranks, ReplicatedPositions, ShardedPositions, gather_columns
-from titan_parallel.vocabulary_shards import divide_embedding
 
 SEQ = 16
 # Grouped-query attention, and features and a vocabulary that two ranks divide unevenly.

@@ -8,9 +8,9 @@ under a causal mask all ranks have the same work. Ranks pass or gather keys and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -29,15 +29,15 @@ from titan_core.api import (
     UserError,
     Vocabulary,
 )
-from titan_core.toolkit.models import attend, with_positions
+from titan_core.toolkit.models import attend, attention_masks, document_mask, mask_name, uses_block_masks, with_positions
 from titan_parallel.config import HEADS, ContextParallelKeys
-from titan_parallel.divided_masks import DividedMasks
-from titan_parallel.gathered_attention import attend_gathered
-from titan_parallel.head_exchange import HeadExchange
-from titan_parallel.mixers_by_heads import attention_by_heads, mixer_by_heads
+from titan_parallel.head_exchange import HeadExchange, attention_by_heads, mixer_by_heads
 from titan_parallel.region_collectives import Ranks
-from titan_parallel.ring_attention import RING_ATTENTION, ring_attention
-from titan_parallel.window_attention import attend_within_window
+from titan_parallel.ring_attention import RING_ATTENTION, attend_gathered, ring_attention
+from titan_parallel.window_attention import attend_within_window, halo_of
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> ModelPart:
@@ -202,3 +202,49 @@ def _computes(module: nn.Module, mixer: Mixer) -> bool:
     repeated = (heads.repeat_interleave(2, dim=1) for heads in (k, v))
     expected = attend(q, k, v, **{**mixer.options, "sinks": sinks.get("sinks")})
     return torch.allclose(module(q, *repeated, **sinks), expected, atol=1e-5)
+
+
+class DividedMasks:
+    """Makes the masks of a microbatch (:attr:`~titan_core.api.ModelPart.attention_masks`).
+
+    Args:
+        share: the ranks that divide the queries of a head.
+        size: context-parallel degree: as often as a rank's tokens fit in whole sequences.
+    """
+
+    def __init__(self, share: SequenceShare, size: int) -> None:
+        self._share, self._size = share, size
+
+    def __call__(self, batch: Batch, mixers: Iterable[Mixer]) -> dict[str, Tensor | BlockMask]:
+        """Return the masks by name.
+
+        Args:
+            batch: has the rank's positions.
+            mixers: the model's causal attention.
+        """
+        mixers, length = list(mixers), batch.tokens.shape[1] * self._size
+        if self._share.mesh.size() == 1:
+            return attention_masks(batch, mixers, length=length)
+        columns = self._share.take(torch.arange(length, device=batch.tokens.device)[None], 1)
+        near = {mixer.window for mixer in mixers if mixer.window is not None and mixer.window < length}
+        far = [mixer for mixer in mixers if mixer.window not in near]
+        # Without documents, rings attend, for which scores that are capped need gathered keys instead.
+        masks = attention_masks(batch, [mixer for mixer in far if mixer.softcap is not None], columns, length)
+        if uses_block_masks(batch.tokens.device):
+            for window in sorted(window for window in near if window is not None):
+                masks |= self._of_chunks(batch, window, length)
+        return masks
+
+    def _of_chunks(self, batch: Batch, window: int, length: int) -> dict[str, Tensor | BlockMask]:
+        """Return the masks of attention from each of the rank's chunks to the positions just before it and its own
+        (:func:`~titan_parallel.window_attention.attend_within_window`)."""
+        chunks = self._share.chunks
+        positions = length // sum(map(len, chunks))
+        halo = halo_of(chunks, self._share.mesh.get_local_rank(), positions, window)
+        documents = batch.tokens.new_zeros(len(batch.tokens), length) if batch.documents is None else batch.documents
+        masks = {}
+        for chunk, (own, first) in enumerate(zip(self._share.own, halo.first, strict=True)):
+            seen = documents[:, first : (own + 1) * positions]
+            columns = torch.arange(seen.shape[1] - positions, seen.shape[1], device=seen.device)[None]
+            masks[mask_name(window, chunk)] = document_mask(seen, columns, window)
+        return masks

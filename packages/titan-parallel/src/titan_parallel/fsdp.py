@@ -22,8 +22,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from titan_core.api import JobMesh, ModelPart, TrainingContext, UserError, matches
 from titan_core.toolkit.sections import TrainingSection
+from titan_parallel.checks import is_active
 from titan_parallel.config import CompileSection, FSDPKeys
-from titan_parallel.fsdp_check import is_active
 
 
 def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:

@@ -5,6 +5,8 @@ one kind. When the module's code reads one (``self.weight``), it gets this rank'
 operators that DTensor does not support, and no operator is dispatched twice. torch's parametrizations read parameters in
 the same way, through properties of a generated class, but they rename the parameters.
 
+Token embeddings shard their rows, the vocabulary (Shoeybi et al., arXiv 1909.08053, section 3).
+
 The gradient has its parameter's placement. That of a replicated parameter may be this rank's addend nevertheless:
 :mod:`titan_parallel.partial_gradients` sums those once per step.
 """
@@ -18,8 +20,10 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 
+from titan_core.api import UserError
+from titan_parallel.region_collectives import Positions
 from titan_parallel.torch_private import accumulates, local_tensor, registered_parameter, sharded_like, sharding_of
 
 
@@ -105,3 +109,33 @@ class _LocalShard(torch.autograd.Function):
         else:  # someone else's
             return sharded
         return None
+
+
+def divide_embedding(module: nn.Embedding, name: str, mesh: DeviceMesh, positions: Positions) -> None:
+    """Shard the rows of ``module``. Each rank looks up the tokens in its rows; the sum over ranks is held by ``positions``.
+
+    Raises:
+        UserError: the module has an option that depends on which tokens a batch has.
+    """
+    for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+        if getattr(module, option):
+            why = f"has {option}, which tensor parallelism cannot compute from a rank's rows"
+            raise UserError.one(f"module {name!r} of the model", why, f"build it without {option}")
+    rows = -(-module.num_embeddings // mesh.size())  # the last ranks may hold fewer, or none
+    first = min(mesh.get_local_rank() * rows, module.num_embeddings)
+    end = min(first + rows, module.num_embeddings)
+    if module.padding_idx is not None:
+        module.padding_idx = module.padding_idx - first if first <= module.padding_idx < end else None
+    divide_parameters(module, mesh, {"weight": Shard(0)})
+    compute: Any = module.forward
+
+    def forward(tokens: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
+        mine = (tokens >= first) & (tokens < end)
+        if first < end:
+            found = compute(torch.where(mine, tokens - first, 0), *arguments, **keywords)
+        else:  # no rows: zeros that depend on the weight, so that it has a gradient on every rank
+            found = module.weight.new_zeros(*tokens.shape, module.weight.shape[1]) + module.weight.sum()
+        return positions.leave(found.masked_fill(~mine[..., None], 0.0))
+
+    replaced: Any = module
+    replaced.forward = forward

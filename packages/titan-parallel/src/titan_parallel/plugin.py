@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from titan_core.api import DATA_DIMS, Checks, MeshUse, Phase, Planning, Ref, StepUse, Transform, hookimpl
+from titan_parallel.checks import is_active
 from titan_parallel.config import (
     HEADS,
     ActivationCheckpointSection,
@@ -12,7 +13,6 @@ from titan_parallel.config import (
     PipelineKeys,
     TensorParallelKeys,
 )
-from titan_parallel.fsdp_check import is_active
 from titan_parallel.slots import COMPILER_OPTIONS, PARTIAL_GRADIENTS, REGION_CASTS, SAVE_POLICIES
 
 api = (1, 0)
@@ -41,11 +41,9 @@ def titan_parallelisms() -> list[Transform]:
                 "training.enable_cpu_offload",
             ),
             mesh=MeshUse(sums=(DATA_DIMS,)),
-            check=Ref("titan_parallel.fsdp_check:check"),
+            check=Ref("titan_parallel.checks:check_data_parallel"),
             apply=Ref("titan_parallel.fsdp:apply"),
-            planning=Planning(
-                choices=Ref("titan_parallel.planning:fsdp_choices"), costs=Ref("titan_parallel.planning:fsdp_costs")
-            ),
+            planning=_planning("fsdp"),
         ),
         Transform(
             name="pipeline_parallel",
@@ -58,9 +56,7 @@ def titan_parallelisms() -> list[Transform]:
             checks=Checks(model=Ref("titan_parallel.model_checks:check_pipeline")),
             apply=Ref("titan_parallel.pipeline:apply"),
             steps=StepUse(runner=Ref("titan_parallel.pipeline:make_step")),
-            planning=Planning(
-                choices=Ref("titan_parallel.planning:pipeline_choices"), costs=Ref("titan_parallel.planning:pipeline_costs")
-            ),
+            planning=_planning("pipeline"),
         ),
         Transform(
             name="tensor_parallel",
@@ -74,9 +70,7 @@ def titan_parallelisms() -> list[Transform]:
             checks=Checks(model=Ref("titan_parallel.model_checks:check_tensor")),
             apply=Ref("titan_parallel.tensor_parallel:apply"),
             steps=StepUse(observer=Ref("titan_parallel.partial_gradients:observe")),
-            planning=Planning(
-                choices=Ref("titan_parallel.planning:tensor_choices"), costs=Ref("titan_parallel.planning:tensor_costs")
-            ),
+            planning=_planning("tensor"),
         ),
         Transform(
             name="context_parallel",
@@ -89,9 +83,7 @@ def titan_parallelisms() -> list[Transform]:
             check=Ref("titan_parallel.context_parallel_check:check"),
             checks=Checks(model=Ref("titan_parallel.model_checks:check_context")),
             apply=Ref("titan_parallel.context_parallel:apply"),
-            planning=Planning(
-                choices=Ref("titan_parallel.planning:context_choices"), costs=Ref("titan_parallel.planning:context_costs")
-            ),
+            planning=_planning("context"),
         ),
         Transform(
             name="activation_checkpoint",
@@ -100,12 +92,9 @@ def titan_parallelisms() -> list[Transform]:
             phase=Phase.RECOMPUTE,
             active=lambda context: context.section.mode != "none",
             reads=(SAVE_POLICIES,),
-            check=Ref("titan_parallel.activation_checkpoint_check:check"),
+            check=Ref("titan_parallel.checks:check_recomputation"),
             apply=Ref("titan_parallel.activation_checkpoint:apply"),
-            planning=Planning(
-                choices=Ref("titan_parallel.planning:recomputation_choices"),
-                costs=Ref("titan_parallel.planning:recomputation_costs"),
-            ),
+            planning=_planning("recomputation"),
         ),
         Transform(
             name="compile",
@@ -115,9 +104,7 @@ def titan_parallelisms() -> list[Transform]:
             active=lambda context: context.section.enable,
             reads=(COMPILER_OPTIONS,),
             apply=Ref("titan_parallel.compile:apply"),
-            steps=StepUse(observer=Ref("titan_parallel.compile_cache:observe")),
-            planning=Planning(
-                choices=Ref("titan_parallel.planning:compile_choices"), costs=Ref("titan_parallel.planning:compile_costs")
-            ),
+            steps=StepUse(observer=Ref("titan_parallel.compile:observe")),
+            planning=_planning("compile"),
         ),
     ]

@@ -1,4 +1,6 @@
-"""Ring attention: each rank attends from its own positions to those of one rank after another, and merges the results (Liu
+"""Attention of a rank's chunks of a sequence over the keys and values of all ranks.
+
+Ring attention: each rank attends from its own positions to those of one rank after another, and merges the results (Liu
 et al., arXiv 2310.01889; merging by logsumexp: Dao, arXiv 2307.08691, section 2.3).
 
 A rank holds one chunk from the front of each sequence and its mirror from the back. It therefore attends to
@@ -10,8 +12,11 @@ A rank holds one chunk from the front of each sequence and its mirror from the b
 Each of these steps but the first is half a square of scores, on every rank. The fused kernels behind
 ``scaled_dot_product_attention`` compute them, on CPUs too.
 
-Forward and backward are operators (:func:`torch.library.custom_op`): the compiler does not look into them, and selective
-recomputation keeps the merged result, not that of each step.
+:func:`attend_gathered` gathers keys and values instead. It is exact with any mask, and needs memory for one layer's keys and
+values of the whole sequence (arXiv 2407.21783, section 3.3.2).
+
+Forward and backward of the ring are operators (:func:`torch.library.custom_op`): the compiler does not look into them, and
+selective recomputation keeps the merged result, not that of each step.
 """
 
 from __future__ import annotations
@@ -20,8 +25,11 @@ from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
+from titan_core.api import SequenceShare
+from titan_core.toolkit.models import attend
 from titan_core.toolkit.simulation import COMPOSED
 from titan_parallel.torch_private import attention_kernel, process_group
 
@@ -251,3 +259,25 @@ def _pass_on(tensor: Tensor, ranks: dist.ProcessGroup) -> tuple[Tensor, dist.Wor
 def _started(work: dist.Work | None) -> dist.Work:
     assert work is not None, "ranks outside the group do not call this"
     return work
+
+
+def attend_gathered(
+    share: SequenceShare, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, **options: Any
+) -> Tensor:
+    """Compute causal attention from a rank's chunks of each sequence to all of it.
+
+    Args:
+        share: the chunks of each rank.
+        q: ``[batch, heads, positions, head_dim]``.
+        k: as ``q``, with as many heads or a divisor of it.
+        v: as ``k``; its heads may have another width.
+        documents: document of each position of the whole sequence, ``[batch, seq]``; ``None``: one.
+        options: those of :class:`~titan_core.api.CausalAttention`.
+    """
+    width = max(k.shape[-1], v.shape[-1])
+    both = torch.cat([F.pad(tensor, (0, width - tensor.shape[-1])) for tensor in (k, v)], dim=1)
+    keys, values = share.gather(both, dim=2).chunk(2, dim=1)  # one collective for both
+    keys, values = keys[..., : k.shape[-1]], values[..., : v.shape[-1]]
+    order = torch.arange(keys.shape[2], device=q.device)[None]
+    columns = share.take(order if documents is None else order.expand_as(documents), 1)
+    return attend(q, keys, values, documents=documents, columns=columns, **options)

@@ -34,13 +34,12 @@ from titan_core.api import (
 )
 from titan_core.toolkit.models import divide_streams, with_positions
 from titan_parallel.config import TensorParallelKeys
-from titan_parallel.local_parameters import divide_parameters, local_shard
+from titan_parallel.local_parameters import divide_embedding, divide_parameters, local_shard
 from titan_parallel.norms import divide_norm
 from titan_parallel.region_collectives import Positions, Ranks, ReplicatedPositions, ShardedPositions, gather_columns
 from titan_parallel.slots import PARTIAL_GRADIENTS, REGION_CASTS
 from titan_parallel.tensor_parallel_check import DEGREE, divides, undivided_heads
 from titan_parallel.torch_private import overlap_tensor_parallel, registered_parameter
-from titan_parallel.vocabulary_shards import divide_embedding
 
 log = logging.getLogger(__name__)
 
