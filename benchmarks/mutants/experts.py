@@ -16,15 +16,15 @@ MESHES = "tests/integration/test_third_party_meshes.py"
 VIEWED = "tests/parallel/test_region_collectives.py::test_gradients_of_parameters_that_a_view_has_divided_among_the_ranks_are_not_summed"
 REGION = MESHES + "::test_experts_within_a_region_are_not_divided_among_ranks_with_the_same_positions"
 MOVED = "core/api/model/experts.py"
-SENDING, DIVIDING, CHECK, FSDP = "experts/dispatch.py", "experts/divide.py", "experts/check.py", "parallel/fsdp.py"
+SENDING, DIVIDING, CHECK, FSDP = "experts/dispatch.py", "experts/divide.py", "experts/config.py", "parallel/fsdp.py"
 TRIAL = "experts/check_model.py"
 
 MUTANTS = (
     Mutant("experts-arrive-by-rank", SENDING, "experts = torch.arange(arriving.shape[1], device=rows.device).repeat(ranks)", "experts = torch.arange(arriving.numel(), device=rows.device)", (DISPATCH,)),
     Mutant("experts-outputs-not-returned-in-order", SENDING, "outputs = move_rows(compute(move_rows(arrived, order, back), arriving.sum(0)), back, order)", "outputs = compute(move_rows(arrived, order, back), arriving.sum(0))", (DISPATCH,)),
     Mutant("experts-tail-sent", SENDING, "exchange_rows(rows[: sum(sent)], received", "exchange_rows(rows, received", (DISPATCH,)),
-    Mutant("experts-wait-before-the-shared-ones", "experts/exchange.py", "    if beside is not None:\n        beside()\n    arrived: Tensor = _End.apply(ticket, arriving, received, sent, group)\n", "    arrived: Tensor = _End.apply(ticket, arriving, received, sent, group)\n    if beside is not None:\n        beside()\n", (DISPATCH,)),
-    Mutant("experts-gradients-waited-for-at-once", "experts/exchange.py", "return start_all_to_all(gradient.contiguous(), ctx.sent, ctx.received, ctx.group), None", "return wait(start_all_to_all(gradient.contiguous(), ctx.sent, ctx.received, ctx.group)), None", (DISPATCH,)),
+    Mutant("experts-wait-before-the-shared-ones", "experts/dispatch.py", "    if beside is not None:\n        beside()\n    arrived: Tensor = _End.apply(ticket, arriving, received, sent, group)\n", "    arrived: Tensor = _End.apply(ticket, arriving, received, sent, group)\n    if beside is not None:\n        beside()\n", (DISPATCH,)),
+    Mutant("experts-gradients-waited-for-at-once", "experts/dispatch.py", "return start_all_to_all(gradient.contiguous(), ctx.sent, ctx.received, ctx.group), None", "return wait(start_all_to_all(gradient.contiguous(), ctx.sent, ctx.received, ctx.group)), None", (DISPATCH,)),
     Mutant("experts-shared-ones-after-all", DIVIDING, "results: tuple[Tensor, Tensor] = experts(rows, counts, other)", "results: tuple[Tensor, Tensor] = experts(rows, counts), other()", (BESIDE,)),
     Mutant("experts-starts-inclusive", SENDING, "starts = sent.cumsum(0) - sent", "starts = sent.cumsum(0)", (DISPATCH,)),
     Mutant("experts-empty-slots-first", SENDING, "right=True)", "right=False)", (DISPATCH,)),
@@ -32,7 +32,7 @@ MUTANTS = (
     Mutant("experts-counts-beyond-the-capacity", SENDING, "ends.clamp(max=limit)", "ends.clamp(max=2**40)", (JOBS,)),
     Mutant("experts-gradient-of-the-wrong-rows", MOVED, "return _taken(gradients[0], back, ctx.partial)", "return _taken(gradients[0], back.flip(0), ctx.partial)", (DISPATCH,)),
     Mutant("experts-no-row-is-the-first", MOVED, "torch.where((order >= 0)[:, None], rows[order.clamp(min=0)], 0)", "rows[order.clamp(min=0)]", (DISPATCH,)),
-    Mutant("experts-capacity-of-a-rank", "experts/planning.py", "(keys.expert_parallel_capacity or ranks) / ranks", "(keys.expert_parallel_capacity or 1.0) / ranks / 16", ("tests/experts/test_planning.py",)),
+    Mutant("experts-capacity-of-a-rank", "experts/config.py", "(keys.expert_parallel_capacity or ranks) / ranks", "(keys.expert_parallel_capacity or 1.0) / ranks / 16", ("tests/experts/test_planning.py",)),
     Mutant("experts-capacity-ignored", CHECK, 'context.section.expert_parallel_capacity is not None and', "False and", (JOBS,)),
     Mutant("experts-summed-over-tensor-parallelism", "parallel/partial_gradients.py", " and self._is_replicated(parameter)", "", (VIEWED,)),
     Mutant("experts-divided-twice", CHECK, "if shared and inside:", "if False:", ("tests/experts/test_check.py",)),

@@ -7,7 +7,7 @@ from __future__ import annotations
 from benchmarks.mutants.mutant import Mutant
 
 MUON_TESTS, BF16_TESTS = "tests/optim/test_muon.py", "tests/optim/test_adamw_bf16.py"
-MUON, MATRICES, EXCHANGE, NEWTON_SCHULZ = (f"optim/{name}.py" for name in ("muon", "matrices", "exchange", "newton_schulz"))
+MUON, MATRICES, EXCHANGE = (f"optim/{name}.py" for name in ("muon", "matrices", "exchange"))
 
 AVERAGES_TESTS = "tests/optim/test_averages.py"
 AVERAGES = "optim/averages.py"
@@ -41,10 +41,10 @@ MUTANTS = (
     Mutant("muon-skipped-gradient-kept", MUON, "if self._skip is None else torch.where(self._skip, momentum, gradient)", "", (MUON_TESTS,)),
     Mutant("muon-decay-forgotten", MUON, "parameter.mul_(1 - lr * weight_decay).add_(", "parameter.add_(", (MUON_TESTS,)),
     Mutant("muon-plan-kept-without-a-gradient", MUON, "[*map(id, self._planned[0])] != [*map(id, trained)]", "False", (MUON_TESTS,)),
-    Mutant("muon-stack-as-one-matrix", NEWTON_SCHULZ, "x.norm(dim=(1, 2), keepdim=True)", "x.norm()", (MUON_TESTS,)),
-    Mutant("muon-tall-not-transposed-back", NEWTON_SCHULZ, "return x if wide else x.mT", "return x.reshape(matrices.shape)", (MUON_TESTS,)),
-    Mutant("muon-parts-scaled-alike", NEWTON_SCHULZ, " * (scale / max(scales))", "", (MUON_TESTS,)),
-    Mutant("muon-fused-as-one", NEWTON_SCHULZ, "if len(parts) == 1:", "if True:", (MUON_TESTS,)),
+    Mutant("muon-stack-as-one-matrix", MUON, "x.norm(dim=(1, 2), keepdim=True)", "x.norm()", (MUON_TESTS,)),
+    Mutant("muon-tall-not-transposed-back", MUON, "return x if wide else x.mT", "return x.reshape(matrices.shape)", (MUON_TESTS,)),
+    Mutant("muon-parts-scaled-alike", MUON, " * (scale / max(scales))", "", (MUON_TESTS,)),
+    Mutant("muon-fused-as-one", MUON, "if len(parts) == 1:", "if True:", (MUON_TESTS,)),
     Mutant("muon-strided-shards-joined-last", EXCHANGE, "return [*replicas, *strided, *reversed(plain)]", "return [*replicas, *reversed(plain), *strided]", (MUON_TESTS,)),
     Mutant("muon-shards-joined-outermost-first", EXCHANGE, "*reversed(plain)]", "*plain]", (MUON_TESTS,)),
     Mutant("muon-one-owner-of-all", EXCHANGE, "heapq.heappush(loads, (load + _cost(matrices), owner))", "heapq.heappush(loads, (load, owner))", (MUON_TESTS,)),
@@ -75,7 +75,7 @@ MUTANTS = (
     Mutant("mup-stacks-of-any-widths", MUP_RULES, "if len(widths) != 2 or len(ratios) > 1:", "if False:", MUP_TESTS),
     Mutant("mup-decays-by-width", MUP, "group.weight_decay / factor", "group.weight_decay", MUP_TESTS),
     Mutant("mup-reports-a-narrow-rate", MUP, "key=lambda pair: pair[0] != 1.0", "key=lambda pair: pair[0]", MUP_TESTS),
-    Mutant("mup-of-tied-weights", "optim/mup_check.py", "    if tied:\n", "    if False:\n", MUP_TESTS),
+    Mutant("mup-of-tied-weights", "optim/checks.py", "    if tied:\n", "    if False:\n", MUP_TESTS),
     Mutant("mup-check-compares-nothing", "optim/mup_check_command.py", "(after[name] - before).abs()", "after[name].abs()", MUP_TESTS),
     Mutant("averages-of-this-stage-only", AVERAGES, "if parameter.requires_grad or thaws:", "if parameter.requires_grad:", ("tests/integration/test_freeze.py::test_stages_that_freeze_and_unfreeze_resume_on_other_meshes",)),
     Mutant("muon-without-groups", MUON, ' or groups[:1]', "", NOTHING),

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from titan_completion.cli import SHELLS, script
 from titan_completion.schema import json_schema
-from titan_completion.scripts import SHELLS, script
 from titan_completion.table import _arguments_of, _row, _values_of
 from titan_core.api import Command
 from titan_core.cli.main import main

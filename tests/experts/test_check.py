@@ -9,8 +9,7 @@ import pytest
 
 from titan_core.api import Experts, MeshPlan, MeshView, Problem, Shard
 from titan_core.api.parallel.mesh import STANDARD_DIMS
-from titan_experts.check import DEGREE, check
-from titan_experts.config import ExpertParallelKeys
+from titan_experts.config import DEGREE, ExpertParallelKeys, check
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from titan_core.api import Router
-from titan_experts.config import ExpertParallelKeys
-from titan_experts.planning import DISPATCH, most_share
+from titan_experts.config import DISPATCH_KEY, ExpertParallelKeys, most_share
 
 
 @pytest.mark.parametrize(
@@ -21,4 +20,4 @@ def test_a_rank_sends_to_another_at_most(
         expert_parallel_degree=ranks, expert_parallel_dispatch="device", expert_parallel_capacity=capacity
     )
     assert most_share(Router(experts=experts, per_token=per_token), keys) == pytest.approx(share)
-    assert DISPATCH.partition(".")[2] in ExpertParallelKeys.model_fields
+    assert DISPATCH_KEY.partition(".")[2] in ExpertParallelKeys.model_fields

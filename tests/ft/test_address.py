@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from titan_core.toolkit.launching import LOCAL_ADDRESS
-from titan_ft.address import own_host
+from titan_ft.check import own_host
 
 
 @pytest.mark.parametrize(

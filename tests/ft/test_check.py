@@ -10,8 +10,7 @@ from harness.jobs import make_job
 from harness.replicas import SHARED
 from titan_core.api import Health, HealthContext, UserError
 from titan_ft import check as check_module
-from titan_ft.address import LIGHTHOUSE
-from titan_ft.check import check_health
+from titan_ft.check import LIGHTHOUSE, check_health
 
 ON: dict[str, object] = {**SHARED, "fault_tolerance.enable": "true"}
 

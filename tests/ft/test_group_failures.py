@@ -11,7 +11,7 @@ from torch.distributed import DistNetworkError  # type: ignore[attr-defined]  # 
 from titan_core.api import RunStopped, StepAbandoned
 from titan_core.toolkit.errors import EXIT_FAILURE, caused_by_peer
 from titan_ft import groups as groups_module
-from titan_ft.address import own_host
+from titan_ft.check import own_host
 from titan_ft.config import FaultToleranceSection
 from titan_ft.groups import MOST_COPIES, MOST_FAILURES, ReplicaGroups
 from titan_ft.torchft_api import Behind

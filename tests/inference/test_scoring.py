@@ -9,8 +9,8 @@ import torch
 
 from harness.tiny_parts import CPU, tiny
 from titan_core.data.byte_tokenizer import ByteTokenizer
+from titan_inference.answers import Scorer
 from titan_inference.perplexity import CountingTokenizer, Perplexity
-from titan_inference.scoring import Scorer
 
 PAIRS = [([256, 5, 9], [200, 31, 7]), ([256], [4]), ([256, *range(40)], [3, 3]), ([256, 1], list(range(60)))]
 

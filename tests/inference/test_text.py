@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from titan_core.data.byte_tokenizer import ByteTokenizer
-from titan_inference.text import TextStream
+from titan_inference.output import TextStream
 
 TEXT = "naïve 你好 🙂 end"
 

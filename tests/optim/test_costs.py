@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from harness.jobs import make_job, run_job
 from titan_core.api import OptimizerCosts, hookimpl
 from titan_optim.costs import iteration_flops
-from titan_optim.newton_schulz import orthogonalized
+from titan_optim.muon import orthogonalized
 
 
 class State:

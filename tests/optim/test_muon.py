@@ -19,8 +19,7 @@ from harness.jobs import TINY, make_job, run_recipe
 from titan_core.api import OptimizerSection, ParameterRole, TrainedParameter, UserError
 from titan_optim.config import FusedSpec, MuonSection
 from titan_optim.matrices import Matrices, matrices_of, require_matches
-from titan_optim.muon import SkippableMuon
-from titan_optim.newton_schulz import orthogonalized, orthogonalized_parts
+from titan_optim.muon import SkippableMuon, orthogonalized, orthogonalized_parts
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "square": (8, 8), "tall": (13, 6), "wide": (6, 17), "small": (2, 3), "experts": (4, 6, 10), "bias": (5,),

@@ -1,13 +1,18 @@
-"""``titan completion``, ``titan config schema`` and ``titan recipe copy``. Imports no torch."""
+"""``titan completion``, ``titan config schema`` and ``titan recipe copy``. Imports no torch.
+
+All shells share one awk program and one table, which the script contains: a completion starts no Python, whose start would
+take longer than a user waits for a completion.
+"""
 
 from __future__ import annotations
 
 import argparse
+from importlib import resources
 from pathlib import Path
 from shlex import quote
 
-from titan_completion.scripts import SHELLS, script
-from titan_core.api import CommandContext, Recipe, UserError
+from titan_completion.table import rows
+from titan_core.api import CommandContext, Recipe, Registry, UserError
 from titan_core.toolkit.text import print_json
 
 _LEAD = """\
@@ -109,3 +114,21 @@ def _toml_file(given: str, name: str) -> Path:
 
 def _exists(file: Path) -> UserError:
     return UserError.one(str(file), "exists already", "add --force to overwrite it, or name another file")
+
+
+SHELLS = {
+    "bash": "titan completion bash > ~/.local/share/bash-completion/completions/titan",
+    "zsh": "titan completion zsh > DIR/_titan, where DIR is in $fpath",
+    "fish": "titan completion fish > ~/.config/fish/completions/titan.fish",
+}
+"""Shell -> how to install its script."""
+
+
+def script(shell: str, registry: Registry) -> str:
+    """Return the completion script of ``shell``, one of :data:`SHELLS`, for the installed plugins."""
+    folder = resources.files(__package__)
+    text = folder.joinpath(f"completion.{shell}").read_text(encoding="utf-8")
+    awk = folder.joinpath("candidates.awk").read_text(encoding="utf-8")
+    # Quotes would end the string or the program that contains the table.
+    table = "\n".join(rows(registry)).replace("'", "\N{RIGHT SINGLE QUOTATION MARK}").replace("\\", "/")
+    return text.replace("@AWK@", awk).replace("@TABLE@", table)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from titan_core.api import Around, ModelTrial, Problem, TrainingContext, matches
-from titan_experts.check import DEGREE, folded
-from titan_experts.config import VIEW, ExpertParallelKeys
+from titan_experts.config import DEGREE, VIEW, ExpertParallelKeys, folded
 from titan_experts.divide import expert_rules
 from titan_experts.torch_private import substituted_parameters
 

@@ -1,12 +1,33 @@
-"""The config keys of titan-experts."""
+"""The config keys of titan-experts, their checks, what planning a job needs to know of them, and the slot for another
+plugin's dispatch. Free of torch."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from titan_core.api import ALL_KEYS, Factor, Ranks, Section
+from titan_core.api import (
+    ALL_KEYS,
+    Costs,
+    Experts,
+    Factor,
+    JobContext,
+    MeshPlan,
+    Problem,
+    Ranks,
+    Ref,
+    Replicate,
+    Router,
+    Section,
+    Slot,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from titan_experts.dispatch import Dispatch
 
 VIEW: Final = "ep"
 """Name of the view of the mesh whose ranks divide the experts."""
@@ -49,3 +70,80 @@ class ExpertsSection(Section):
     """Count the rows of the experts of a model with routers, and report how busy they are."""
     force_balanced: bool = False
     """Choose the experts by turns, whatever the scores. For measurements of speed only: the model cannot learn to choose."""
+
+
+DEGREE = "parallelism.expert_parallel_degree"
+CAPACITY = "parallelism.expert_parallel_capacity"
+
+
+def folded(mesh: MeshPlan) -> tuple[str, ...]:
+    """Return the dimensions that divide weights and among whose ranks the experts are divided."""
+    return next(mesh.folded(view) for view in mesh.views if view.name == VIEW)
+
+
+def check(context: JobContext[ExpertParallelKeys]) -> Iterator[Problem]:
+    """Require a model with experts that tensor parallelism does not divide among the same ranks, and a dispatch that has a
+    capacity if one is set."""
+    if not any(isinstance(rule, Experts) for rule in context.job.model.layout.rules.values()):
+        why = f"model {context.job.model_name!r} has no experts that can be divided: no rule of its layout is Experts"
+        yield context.config.problem(DEGREE, why, "set it to 1")
+    shared, rules = folded(context.job.mesh), context.job.model.layout.rules
+    inside = [pattern for pattern, rule in rules.items() if isinstance(rule, Experts) and rule.within != Replicate()]
+    if shared and inside:
+        why = f"its ranks include those of {shared[0]}, among which the rule for {inside[0]!r} divides each expert"
+        yield context.config.problem(DEGREE, why, "set it to 1, or parallelism.tensor_parallel_degree = 1")
+    if context.section.expert_parallel_capacity is not None and context.section.expert_parallel_dispatch != "device":
+        why = 'dispatch "alltoall" sends as many rows as there are'
+        yield context.config.problem(CAPACITY, why, 'remove it, or set parallelism.expert_parallel_dispatch = "device"')
+
+
+DISPATCH_KEY = "parallelism.expert_parallel_dispatch"
+
+
+def choices(context: JobContext[ExpertParallelKeys]) -> Mapping[str, Sequence[Any]]:
+    """Return both ways of sending rows, if ranks divide the experts. A capacity needs one of them."""
+    if context.section.expert_parallel_degree == 1:
+        return {}
+    fixed = context.section.expert_parallel_capacity is not None
+    return {DISPATCH_KEY: ("device",) if fixed else ("alltoall", "device")}
+
+
+def costs(context: JobContext[ExpertParallelKeys]) -> Costs:
+    """Return what a dispatch costs: a wait of the host, or places that stay empty."""
+    keys = context.section
+    if keys.expert_parallel_dispatch == "alltoall":
+        return Costs(host_waits=1.0)
+    routers = context.job.model.layout.routers.values()
+    share = max((most_share(router, keys) for router in routers), default=most_share(None, keys))
+    return Costs(exchanged_rows=keys.expert_parallel_degree * share)
+
+
+def most_share(router: Router | None, keys: ExpertParallelKeys) -> float:
+    """Return the largest share of its rows that a rank can send to one rank, with the dispatch "device".
+
+    By default, the largest number that any choice can require: a token passes through at most as many experts of a rank as
+    there are, and at most as many as it chooses.
+    """
+    ranks = keys.expert_parallel_degree
+    share = min(1.0, (keys.expert_parallel_capacity or ranks) / ranks)
+    if router is None:
+        return share
+    return min(share, min(router.per_token, router.experts // ranks) / router.per_token)
+
+
+DISPATCH: Slot[Callable[[DeviceMesh], Dispatch]] = Slot(
+    name="titan_experts.dispatch",
+    summary="module of experts -> (mesh of the ranks that divide them) -> what sends rows to their experts and back",
+    accepts=Ref("titan_experts.config:function"),
+)
+
+
+def function(value: object) -> Callable[[DeviceMesh], Dispatch]:
+    """Return ``value`` if it is a function.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not callable(value):
+        raise TypeError(f"it must be a function of a mesh, not {value!r}")
+    return value

@@ -16,11 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 
 from titan_core.api import BesideExperts, Experts, ModelLayout, ModelPart, TrainingContext
-from titan_experts.check import folded
-from titan_experts.config import VIEW, ExpertParallelKeys
+from titan_experts.config import DISPATCH, VIEW, ExpertParallelKeys, folded, most_share
 from titan_experts.dispatch import AllToAll, Dispatch, Padded
-from titan_experts.planning import most_share
-from titan_experts.slots import DISPATCH
 from titan_experts.torch_private import registered_parameters, substituted_parameters
 
 FREE_ROWS = 1024

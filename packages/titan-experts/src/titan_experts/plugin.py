@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from titan_core.api import Checks, MeshUse, MeshView, Phase, Planning, Ref, StepUse, Transform, hookimpl
-from titan_experts.check import DEGREE
-from titan_experts.config import VIEW, ExpertParallelKeys, ExpertsSection
-from titan_experts.slots import DISPATCH
+from titan_experts.config import DEGREE, DISPATCH, VIEW, ExpertParallelKeys, ExpertsSection
 
 api = (1, 0)
 
@@ -20,11 +18,11 @@ def titan_parallelisms() -> list[Transform]:
             phase=Phase.EXPERT,
             mesh=MeshUse(views=(MeshView(VIEW, DEGREE, borrows=("dp_shard", "cp", "tp"), folds_weights=True),)),
             active=lambda context: context.job.mesh.degree(VIEW) > 1,
-            check=Ref("titan_experts.check:check"),
+            check=Ref("titan_experts.config:check"),
             checks=Checks(model=Ref("titan_experts.check_model:check_model")),
             reads=(DISPATCH,),
             apply=Ref("titan_experts.divide:apply"),
-            planning=Planning(choices=Ref("titan_experts.planning:choices"), costs=Ref("titan_experts.planning:costs")),
+            planning=Planning(choices=Ref("titan_experts.config:choices"), costs=Ref("titan_experts.config:costs")),
         ),
         Transform(
             name="balanced_experts",

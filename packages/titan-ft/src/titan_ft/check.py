@@ -1,7 +1,8 @@
-"""What fault tolerance requires of a job and of a machine. Free of torch."""
+"""What fault tolerance requires of a job and of a machine, and the addresses of the groups. Free of torch."""
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -9,8 +10,8 @@ from urllib.parse import urlsplit
 
 from titan_core.api import CheckResult, Health, HealthContext, JobContext, Problem
 from titan_core.toolkit.launching import LOCAL_ADDRESS
+from titan_core.toolkit.listening import is_loopback
 from titan_core.toolkit.sections import JobSection, TrainingSection
-from titan_ft.address import LIGHTHOUSE, lighthouse_of, own_host
 from titan_ft.config import FaultToleranceSection
 
 PLATFORMS = "Linux on x86-64 with Python 3.11 to 3.13"
@@ -95,3 +96,30 @@ def _is_address(address: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port is not None
     except ValueError:
         return False
+
+
+LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"
+"""Environment variable: torchft's name for the address of the lighthouse."""
+_LOOPBACK = "127.0.0.1"
+
+
+def lighthouse_of(section: FaultToleranceSection) -> str:
+    """Return the address of the lighthouse; empty if none is set."""
+    return section.lighthouse or os.environ.get(LIGHTHOUSE, "")
+
+
+def own_host(lighthouse: str) -> str:
+    """Return the name or address at which the groups that meet at ``lighthouse`` reach this machine.
+
+    It is :data:`~titan_core.toolkit.launching.LOCAL_ADDRESS` if that is set. At a lighthouse on loopback, all groups are on
+    this machine. Otherwise it is the fully qualified name of this machine, which pods of another Kubernetes job need, or its
+    host name if it has none.
+    """
+    if given := os.environ.get(LOCAL_ADDRESS):
+        return given
+    if is_loopback(urlsplit(lighthouse).hostname or ""):
+        return _LOOPBACK
+    name = socket.gethostname()
+    full = socket.getfqdn(name)
+    # Resolvers also answer "localhost", or a name made of the address.
+    return full if full.startswith(f"{name.partition('.')[0]}.") else name

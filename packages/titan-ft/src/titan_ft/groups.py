@@ -17,8 +17,7 @@ from torch.distributed import DistNetworkError
 
 from titan_core.api import RunStopped, StepAbandoned, UserError, World
 from titan_core.toolkit.listening import bound_socket, is_loopback, listening_address, serve
-from titan_ft.address import lighthouse_of, own_host
-from titan_ft.check import START_ONE
+from titan_ft.check import START_ONE, lighthouse_of, own_host
 from titan_ft.config import FaultToleranceSection
 from titan_ft.state_transport import StateTransport
 from titan_ft.torchft_api import behind, manager, process_group, sum_over_groups

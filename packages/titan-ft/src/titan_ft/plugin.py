@@ -6,7 +6,7 @@ from titan_core.api import Checks, Command, HealthCheck, Phase, Ref, StepUse, Tr
 from titan_core.toolkit.jobs import AssembledJob
 from titan_core.toolkit.launching import leave_loopback
 from titan_core.toolkit.listening import is_loopback
-from titan_ft.address import lighthouse_of, own_host
+from titan_ft.check import lighthouse_of, own_host
 from titan_ft.config import FaultToleranceSection
 
 api = (1, 0)

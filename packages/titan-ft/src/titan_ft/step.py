@@ -10,11 +10,13 @@ and compute it again with the shares of the remaining groups: no sequence is los
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ from torch import Tensor
 from titan_core.api import (
     Finding,
     ModelPart,
+    Problem,
     Run,
     RunEnd,
     Slot,
@@ -31,15 +34,17 @@ from titan_core.api import (
     TrainingContext,
     UserError,
     hookimpl,
+    matches,
 )
+from titan_core.toolkit.jobs import AssembledJob
 from titan_core.toolkit.models import AuxiliaryLosses, MetricSums
 from titan_core.toolkit.random_state import same_generators
 from titan_core.toolkit.sections import CommSection
 from titan_core.toolkit.simulation import current_simulation
+from titan_core.toolkit.text import show
 from titan_ft.config import FaultToleranceSection
 from titan_ft.gradients import sum_step
 from titan_ft.groups import ReplicaGroups
-from titan_ft.identity import digest_of, identity_of, require_same
 from titan_ft.run_state import apply as apply_state, collect, persistent_buffers, require_sendable
 
 log = logging.getLogger(__name__)
@@ -214,3 +219,50 @@ def _seed(text: str) -> None:
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") % 2**63
     torch.manual_seed(seed)
     random.seed(seed)
+
+
+_TRAINED = ("model", "training", "data", "parallelism", "objective", "optimizer", "lr_scheduler")
+"""Sections whose keys must be the same although a resumed run may change some of them."""
+_OF_THE_MACHINE = ("training.stop_at_step", "training.dataset_path", "model.tokenizer_path", "model.from_pretrained")
+
+
+def identity_of(job: AssembledJob) -> dict[str, Any]:
+    """Return the config keys that affect what is trained, the mesh, and the versions of plugins and torch, as JSON values
+    without secrets."""
+    resolved = job.identity()
+    values = resolved["config"]
+    found: dict[str, Any] = {}
+    for cls in job.config.sections:
+        for name in cls.model_fields:
+            key = f"{cls.section}.{name}"
+            if key not in _OF_THE_MACHINE and (cls.section in _TRAINED or not matches(name, cls.may_change)):
+                found[key] = values.get(cls.section, {}).get(name)
+    found |= {f"mesh {name}": degree for name, degree in job.mesh.degrees.items()}
+    found |= {f"version of {name}": number for name, number in resolved["plugins"].items()}
+    found["version of torch"] = torch.__version__
+    plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
+    return plain
+
+
+def digest_of(identity: Mapping[str, Any]) -> int:
+    """Return 32 bits of a hash, of which float64 adds up two million exactly."""
+    text = json.dumps(identity, sort_keys=True)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+
+
+def require_same(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Compare this group's identity with that of the group whose state it received.
+
+    Raises:
+        UserError: lists the differences.
+    """
+    keys = dict.fromkeys((*mine, *theirs))
+    different = [key for key in keys if mine.get(key) != theirs.get(key)]
+    if different:
+        fix = "start all replica groups with the same recipe, overrides and packages"
+        raise UserError(
+            *(
+                Problem(key, f"is {show(mine.get(key))} in this replica group, but {show(theirs.get(key))} in its peer", fix)
+                for key in different
+            )
+        )

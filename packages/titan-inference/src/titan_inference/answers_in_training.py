@@ -12,12 +12,11 @@ from torch import Tensor
 
 from titan_core.api import Batch, ObjectiveFunction, Run, Vocabulary
 from titan_core.toolkit.sections import DataSection
-from titan_inference.answers import Pairs, continued
+from titan_inference.answers import Pairs, continued, likelihoods
 from titan_inference.generation import Generator
 from titan_inference.output import Continuation
 from titan_inference.sample import obstacle_to_sampling, padded
 from titan_inference.sampling import Sampler, SamplingOptions
-from titan_inference.scoring import likelihoods
 
 IGNORE = -100
 """Target of a position without a loss."""

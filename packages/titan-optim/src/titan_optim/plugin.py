@@ -84,7 +84,7 @@ def titan_parallelisms() -> list[Transform]:
             config=MuPSection,
             phase=Phase.PIPELINE,  # of the whole model, before the transform `pipeline`
             active=lambda context: bool(context.section.base) and context.job.trains,
-            check=Ref("titan_optim.mup_check:check"),
+            check=Ref("titan_optim.checks:check_mup"),
             checks=Checks(model=Ref("titan_optim.mup:check_model")),
             apply=Ref("titan_optim.mup:apply"),
         ),
@@ -94,7 +94,7 @@ def titan_parallelisms() -> list[Transform]:
             config=AveragesSection,
             phase=Phase.DATA,
             active=lambda context: context.section.kind != "none",
-            check=Ref("titan_optim.averages_check:check"),
+            check=Ref("titan_optim.checks:check_averages"),
             planning=Planning(costs=Ref("titan_optim.costs:of_averages")),
             steps=StepUse(observer=Ref("titan_optim.averages:AveragedWeights")),
         ),

@@ -1,15 +1,15 @@
-"""Refuses averages of nothing. Free of torch."""
+"""Refuses averages of nothing, and settings without which muP transfers nothing. Free of torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from titan_core.api import JobContext, Problem
+from titan_core.api import JobContext, OptimizerSection, Problem
 from titan_core.toolkit.sections import TrainingSection, ValidationSection
-from titan_optim.config import AVERAGED, DECAY, AveragesSection
+from titan_optim.config import AVERAGED, DECAY, MUP_OPTIMIZER, AveragesSection, MuPSection
 
 
-def check(context: JobContext[AveragesSection]) -> Iterator[Problem]:
+def check_averages(context: JobContext[AveragesSection]) -> Iterator[Problem]:
     """Yield a problem for each key that would have no effect."""
     section, steps = context.section, context.job.section(TrainingSection).steps
     if section.start_step > steps:
@@ -25,3 +25,15 @@ def check(context: JobContext[AveragesSection]) -> Iterator[Problem]:
     if section.enable_cpu_offload and context.job.section(TrainingSection).enable_cpu_offload:
         why = "has no effect with training.enable_cpu_offload: the weights, and so their averages, are on the host already"
         yield Problem("averages.enable_cpu_offload = true", why, "remove it")
+
+
+def check_mup(context: JobContext[MuPSection]) -> Iterator[Problem]:
+    """Yield a problem for each setting that contradicts the rules."""
+    config = context.job.config
+    if (name := context.job.section(OptimizerSection).name) != MUP_OPTIMIZER:
+        why = f"the learning rates of widths need optimizer.name = {MUP_OPTIMIZER!r}, not {name!r}"
+        yield config.problem("mup.base", why, f"set optimizer.name = {MUP_OPTIMIZER!r}, or remove mup.base")
+    tied = context.job.model.layout.tied
+    if tied:
+        why = f"{next(iter(tied))} is tied to {next(iter(tied.values()))}, and one weight cannot follow the rules of both"
+        yield config.problem("mup.base", why, "untie them (for most models: --model.args.tie_embeddings false)")
