@@ -67,7 +67,7 @@ def test_what_is_no_key_is_refused(file: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read: No such file"):
         job_key(str(tmp_path / "none"), {})
     os.mkfifo(tmp_path / "pipe", 0o600)
-    with pytest.raises(UserError, match="is not a file"):
+    with pytest.raises(UserError, match="is not a regular file"):
         job_key(str(tmp_path / "pipe"), {})
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from titan_cluster.options import Machines, job_name
 from titan_cluster.secrets import secrets_in_options, secrets_in_overrides, secrets_in_recipe
 from titan_core.api import Checkpoint, CommandContext, Problem, Recipe, UserError
+from titan_core.toolkit.files import read_bytes
 from titan_core.toolkit.jobs import COMMAND_LINE, AssembledJob
 from titan_core.toolkit.plugin_files import plugin_files
 from titan_core.toolkit.sections import TrainingSection
@@ -94,7 +95,7 @@ def training_of(context: CommandContext, machines: Machines, missing_ok: bool) -
     if "job.dump_folder" not in job.config.overridden:  # the default depends on the path of the recipe
         overrides.append(f"--job.dump_folder={job.dump_folder}")
     if recipe not in context.registry.names(Recipe):
-        text = Path(recipe).read_bytes().decode("utf-8-sig")
+        text = read_bytes(recipe).decode("utf-8-sig")
         problems += secrets_in_recipe(recipe, text)
         if len(text.encode()) > LONGEST_RECIPE:
             why = f"is longer than {LONGEST_RECIPE:,} bytes, and becomes a part of the rendered file"

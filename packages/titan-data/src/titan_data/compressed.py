@@ -21,6 +21,7 @@ import zstandard
 from titan_core.api import UserError
 from titan_core.toolkit.atomic_write import atomic_write
 from titan_core.toolkit.cache_folder import cache_folder
+from titan_core.toolkit.files import open_file
 from titan_data.made_once import make_missing
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ def decompress(file: Path) -> Iterator[bytes]:
     new, kind = _STREAMS[file.suffix], COMPRESSED[file.suffix]
     stream: _Stream | None = new()
     done = 0  # number of complete streams
-    with file.open("rb") as packed:
+    with open_file(file) as packed:
         while data := packed.read(_CHUNK):
             while data:
                 if stream is None:

@@ -7,12 +7,13 @@ import csv
 import io
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy
 from numpy.typing import NDArray
 
 from titan_core.api import CorruptRecord, DatasetContext, Document, DocumentSource, Problem, ShuffledDocuments, UserError
+from titan_core.toolkit.files import open_file
 from titan_data.compressed import decompressed
 from titan_data.file_documents import FileDocuments
 from titan_data.file_index import FileIndex
@@ -116,7 +117,7 @@ def scan_records(file: Path) -> Generator[NDArray[numpy.int64], None, tuple[int,
     without the header, and with it."""
     first = quotes = start = records = 0
     before = 0  # the last byte of the chunk before
-    with file.open("rb", buffering=0) as stream:
+    with open_file(file, buffering=0) as stream:
         while content := stream.read(_CHUNK):
             chunk = numpy.frombuffer(content, numpy.uint8)
             inside = quotes + numpy.cumsum(
@@ -198,7 +199,7 @@ def check_csv(context: DatasetContext[None]) -> list[Problem]:
         for file in find_files(context, ENDINGS["csv"]):
             if file.suffix not in (".csv", ".tsv") or context.format is not None:
                 continue
-            with file.open("rb") as stream:
+            with open_file(file) as stream:
                 columns = header(_first_record(stream), separator_of(file), file) if file.stat().st_size else []
             if columns and context.text_field not in columns:
                 found.append(Problem(str(file), missing_field(context.text_field, columns), FIELD_FIX))
@@ -207,7 +208,7 @@ def check_csv(context: DatasetContext[None]) -> list[Problem]:
     return problems(context, check)
 
 
-def _first_record(stream: io.BufferedReader) -> bytes:
+def _first_record(stream: BinaryIO) -> bytes:
     record = b""
     while line := stream.readline():
         record += line

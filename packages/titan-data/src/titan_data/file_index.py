@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from titan_core.api import UserError
 from titan_core.toolkit.cache_folder import cache_folder, cached_file
+from titan_core.toolkit.files import open_file
 from titan_core.toolkit.text import show_bytes
 from titan_data.made_once import make_missing
 from titan_data.mapped_files import MappedFiles, mapped
@@ -266,7 +267,7 @@ def _key(kind: str, about: Sequence[tuple[Path, os.stat_result]]) -> str:
     each = max(1, _SAMPLES // len(about))
     for number in range(0, len(about), -(-len(about) // _SAMPLES)):
         file, status = about[number]
-        with file.open("rb", buffering=0) as stream:
+        with open_file(file, buffering=0) as stream:
             for sample in range(each):
                 stream.seek(max(0, status.st_size - _SAMPLE) * sample // max(1, each - 1))
                 digest.update(stream.read(_SAMPLE))

@@ -13,6 +13,7 @@ import numpy
 from numpy.typing import NDArray
 
 from titan_core.api import CorruptRecord, Document, UserError
+from titan_core.toolkit.files import open_file
 from titan_data.file_documents import FileDocuments
 from titan_data.file_index import FileIndex
 from titan_data.records import Reader
@@ -100,7 +101,7 @@ class _Text:
     """A file that is read from its first character to its last, of which no more is held than the current record needs."""
 
     def __init__(self, file: Path, shown: Path) -> None:
-        self._shown, self._stream = shown, file.open("rb")
+        self._shown, self._stream = shown, open_file(file)
         self._decoder, self._json = codecs.getincrementaldecoder("utf-8-sig")(), json.JSONDecoder()
         self._held, self._place, self._bytes = "", 0, 0
         self._complete = False

@@ -11,6 +11,7 @@ import numpy
 from numpy.typing import NDArray
 
 from titan_core.api import CorruptRecord, Document, UserError
+from titan_core.toolkit.files import open_file
 from titan_data.file_documents import FileDocuments
 from titan_data.file_index import FileIndex
 from titan_data.local_files import begins_lines
@@ -104,7 +105,7 @@ def _scan(file: Path) -> Generator[NDArray[numpy.int64], None, tuple[int, int]]:
     before it. Return the numbers of both; see :data:`_NO_LINES`."""
     blank: list[NDArray[Any]] = []
     records = first = 0
-    with file.open("rb", buffering=0) as stream:
+    with open_file(file, buffering=0) as stream:
         rest = b""
         while True:
             read = stream.read(_CHUNK)

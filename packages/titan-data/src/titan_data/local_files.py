@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_core.api import CorruptRecord, DatasetContext, ExcludedRecord, Problem, UserError
+from titan_core.toolkit.files import open_file
 from titan_core.toolkit.reading import ALL_SPLITS
 from titan_core.toolkit.text import shorten
 from titan_data.compressed import COMPRESSED, Damaged, damaged, decompress
@@ -193,7 +194,7 @@ def form_of(context: DatasetContext[Any], forms: Sequence[str], contents: str) -
 def _lines(file: Path) -> Iterator[bytes]:
     """Yield the lines of a file, compressed or not."""
     if file.suffix not in COMPRESSED:
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             yield from stream
         return
     rest: list[bytes] = []

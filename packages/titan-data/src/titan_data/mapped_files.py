@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 import numpy
 from numpy.typing import NDArray
 
+from titan_core.toolkit.files import open_file
 from titan_data.remote_bytes import FetchedBlocks, RemoteArray, RemoteBytes
 from titan_data.storage import is_remote, local
 
@@ -159,7 +160,7 @@ def _array(content: mmap.mmap | bytes, dtype: str, skip: int) -> NDArray[Any]:
 
 
 def _map(file: Path) -> mmap.mmap | bytes:
-    with file.open("rb") as stream:
+    with open_file(file) as stream:
         empty = stream.seek(0, 2) == 0  # cannot be mapped
         return b"" if empty else mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
 

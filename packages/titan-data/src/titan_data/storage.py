@@ -9,9 +9,11 @@ from __future__ import annotations
 import errno
 import glob
 import hashlib
+import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -141,11 +143,41 @@ def files_below(folder: Path) -> list[Path]:
 def matching(pattern: Path) -> list[Path]:
     """Return the files that a glob names."""
     if not is_remote(pattern):
-        return [file for file in map(Path, glob.glob(str(pattern), recursive=True)) if file.is_file()]
+        return [file for file in map(Path, sorted(_found(str(pattern)))) if file.is_file()]
     remote: Any = pattern
     with reading(pattern):
         found = remote.fs.glob(remote.path, detail=True)
         return [_sibling(remote, name) for name, about in found.items() if about["type"] == "file"]
+
+
+def _found(pattern: str) -> set[str]:
+    """Return what :func:`glob.glob` finds recursively, but in each folder once: links may lead back to a folder above."""
+    parts = pattern.split(os.sep)
+    if "**" not in parts:
+        return set(glob.glob(pattern))
+    at = parts.index("**")
+    rest = os.sep.join(parts[at + 1 :]) or "*"
+    found: set[str] = set()
+    for folder in _folders(glob.glob(os.sep.join(parts[:at])) if at else ["."]):
+        found |= _found(os.path.join(glob.escape(folder), rest))
+    return found
+
+
+def _folders(roots: Iterable[str]) -> Iterator[str]:
+    """Yield each folder in ``roots``, and all below, once: those that links lead to last."""
+    seen: set[tuple[int, int]] = set()
+    waiting = deque(roots)
+    while waiting:
+        folder = waiting.popleft()
+        with suppress(OSError):  # no folder, or not readable
+            status = os.stat(folder)
+            if (key := (status.st_dev, status.st_ino)) in seen:
+                continue
+            entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".") and entry.is_dir()]
+            seen.add(key)
+            yield folder
+            waiting.extendleft(entry.path for entry in entries if not entry.is_symlink())
+            waiting.extend(entry.path for entry in entries if entry.is_symlink())
 
 
 def _sibling(remote: Any, name: str) -> Path:

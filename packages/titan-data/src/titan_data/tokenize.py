@@ -22,6 +22,7 @@ import numpy
 
 from titan_core.api import DatasetContext, DocumentSource, TextTokenizer, UserError, WeightedTokens
 from titan_core.toolkit.atomic_write import atomic_write
+from titan_core.toolkit.files import read_text
 from titan_core.toolkit.reading import DatasetSpec, DocumentReader, StreamSpec
 from titan_core.toolkit.tokenizers import encode_text, token_ids
 from titan_data.engines import Engine
@@ -113,7 +114,7 @@ def _begin(folder: Path, plan: Mapping[str, object]) -> None:
         if file.exists():
             for left in folder.glob("*.partial"):
                 left.unlink()
-            begun = json.loads(file.read_text(encoding="utf-8"))
+            begun = json.loads(read_text(file))
             differ = [f"{key} {begun.get(key)!r}" for key, value in plan.items() if begun.get(key) != value]
             if differ:
                 why = f"contains an unfinished tokenisation with other settings: {', '.join(differ)}"

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from titan_core.api import CorruptRecord, DatasetContext, DocumentSource, Problem, ShuffledDocuments, UserError
 from titan_core.toolkit.atomic_write import atomic_write
+from titan_core.toolkit.files import LONGEST_TABLE, open_file, read_text
 from titan_core.toolkit.tokenizers import token_ids
 from titan_data.file_documents import FileDocuments
 from titan_data.mapped_files import detached
@@ -69,7 +70,7 @@ def read_index(folder: Path) -> TokenizedIndex:
     """
     where = str(folder)
     try:
-        contents = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        contents = json.loads(read_text(folder / INDEX, longest=LONGEST_TABLE))
         found = contents.pop("format")
         if found != FORMAT:
             why = f"has format version {found!r}, but this titan-data reads version {FORMAT}"
@@ -211,7 +212,7 @@ def check_tokenized(context: DatasetContext[None]) -> list[Problem]:
 
 def _first_and_last(file: Path) -> tuple[int, int]:
     """Return the first and the last end of a document in an index."""
-    with file.open("rb") as stream:
+    with open_file(file) as stream:
         first = stream.read(ENDS.itemsize)
         stream.seek(-ENDS.itemsize, os.SEEK_END)
         return int(numpy.frombuffer(first, ENDS)[0]), int(numpy.frombuffer(stream.read(), ENDS)[0])

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from titan_core.toolkit.atomic_write import atomic_write
+from titan_core.toolkit.files import read_text
 
 REQUEST_FILE = "requested"
 
@@ -50,7 +51,7 @@ class Requests:
             return None
         self._seen = now
         try:
-            read = json.loads(self._file.read_text(encoding="utf-8"))
+            read = json.loads(read_text(self._file))
             return Request(str(read["why"]), read["rank"], float(read["time"]))
         except (OSError, ValueError, KeyError, TypeError):  # touched by hand, or already removed
             return Request(f"{REQUEST_FILE} was touched")

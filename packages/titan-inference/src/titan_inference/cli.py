@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 
 from titan_core.api import ChatTokenizer, CommandContext, UserError
 from titan_core.toolkit.arguments import integer, json_argument, number
+from titan_core.toolkit.files import read_text
 from titan_core.toolkit.jobs import AssembledJob, LoadedModel
 from titan_core.toolkit.launching import RankJob
 from titan_core.toolkit.status import phase
@@ -98,7 +98,7 @@ def _prompts(settings: argparse.Namespace) -> list[str]:
     texts: list[str] = list(settings.prompt)
     if settings.prompts is not None:
         try:
-            content = sys.stdin.read() if settings.prompts == "-" else Path(settings.prompts).read_text(encoding="utf-8")
+            content = sys.stdin.read() if settings.prompts == "-" else read_text(settings.prompts)
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UserError.one(

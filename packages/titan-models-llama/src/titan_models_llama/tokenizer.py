@@ -13,6 +13,7 @@ import tiktoken
 
 from titan_core.api import TextTokenizer, TokenizerContext, UserError
 from titan_core.toolkit.byte_level import tokenizer_files
+from titan_core.toolkit.files import LONGEST_TABLE, read_bytes
 from titan_core.toolkit.tokenizers import without_surrogates
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def read_rank_file(path: Path, fix: str) -> dict[bytes, int]:
         UserError: The file cannot be read, or is not a rank file.
     """
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_bytes(path, longest=LONGEST_TABLE).splitlines()
     except FileNotFoundError:
         raise UserError.one(str(path), "no such file", fix, missing=True) from None
     except OSError as error:

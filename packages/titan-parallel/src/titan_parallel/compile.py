@@ -33,6 +33,7 @@ from titan_core.api import (
 )
 from titan_core.toolkit.device import device_name
 from titan_core.toolkit.errors import nearest
+from titan_core.toolkit.files import open_file
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
 from titan_parallel.fsdp import gathered_within_blocks, on_views
 from titan_parallel.slots import COMPILER_OPTIONS
@@ -240,7 +241,7 @@ def read(path: Path, device: str) -> bytes:
         UnusableCache: the file is damaged, from another version of torch or another device, or others may have written it.
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
+    with open_file(path) as file:
         status = os.fstat(file.fileno())
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise UnusableCache("another user may have written it, and it contains code")

@@ -13,10 +13,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Final, Literal
 
 from titan_core.api import Job, ModelLayout, Problem, UserError
+from titan_core.toolkit.files import read_text
 from titan_parallel.config import PipelineKeys
 
 DEGREE = "parallelism.pipeline_parallel_degree"
@@ -216,7 +216,7 @@ def read_table(path: str, where: str) -> ScheduleTable:
         UserError: The file cannot be read, or is not a valid schedule; reports every mistake with its row.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "not UTF-8 text"
         raise UserError.one(where, f"cannot be read: {why}", "name a CSV file with one row per pipeline rank") from None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from titan_core.toolkit.files import open_file
 from titan_core.toolkit.json_lines import complete_lines, parsed
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_report.shown import finite
@@ -39,7 +40,7 @@ def expert_maps(runs: Sequence[RunLog]) -> list[ExpertMap]:
 def _of_run(number: int, run: RunLog) -> ExpertMap | None:
     last: ExpertMap | None = None
     try:
-        with (run.path / FILE).open("rb") as file:
+        with open_file(run.path / FILE) as file:
             for _, line in complete_lines(file):
                 last = _of_record(number, parsed(line)) or last
     except OSError:

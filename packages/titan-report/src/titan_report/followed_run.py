@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from titan_core.toolkit.files import read_text
 from titan_core.toolkit.runs.files import CONFIG, EVENTS, METRICS
 from titan_core.toolkit.runs.record_checks import event_flaw, metrics_flaw
 from titan_core.toolkit.runs.tail import Tail
@@ -128,7 +129,7 @@ class FollowedRun:
             found = file.stat()
             stamp = (found.st_mtime_ns, found.st_size)
             if stamp != self._config_stamp:
-                self.config = parse_toml(file.read_text(encoding="utf-8"))
+                self.config = parse_toml(read_text(file))
                 self._config_stamp = stamp
         except OSError:
             self.config, self._config_stamp = {}, None

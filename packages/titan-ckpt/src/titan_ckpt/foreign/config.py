@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from titan_ckpt.format.catalogue import DCP_METADATA
 from titan_core.api import Model, Registry, UserError, WeightFormat
+from titan_core.toolkit.files import LONGEST_TABLE
 from titan_core.toolkit.plain_json import read_object
 from titan_core.toolkit.text import show, show_mistakes
 
@@ -206,7 +207,7 @@ def weight_map(index: Path) -> dict[str, str]:
     Raises:
         UserError: the index is invalid, or lists a file outside its folder.
     """
-    contents = read_object(index, DOWNLOAD_AGAIN).get("weight_map")
+    contents = read_object(index, DOWNLOAD_AGAIN, longest=LONGEST_TABLE).get("weight_map")
     if not isinstance(contents, dict) or not all(isinstance(file, str) for file in contents.values()):
         raise UserError.one(str(index), "must contain a weight_map from tensors to files", DOWNLOAD_AGAIN)
     for file in contents.values():

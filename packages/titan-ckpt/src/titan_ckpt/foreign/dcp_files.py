@@ -16,6 +16,7 @@ from titan_ckpt.foreign.files import Box
 from titan_ckpt.format.catalogue import DCP_METADATA
 from titan_ckpt.format.dtypes import dtype_name
 from titan_core.api import ForeignTensor, UserError, matches
+from titan_core.toolkit.files import open_file
 
 _PREFIXES: Final = ("", "model.")
 """What names of weights begin with. TorchTitan used ``model.`` in full checkpoints until 2025."""
@@ -143,7 +144,7 @@ class DcpFiles:
 
     def _load(self, name: str, file: str, start: int, num_bytes: int) -> object:
         try:
-            with (self._folder / file).open("rb") as opened:
+            with open_file(self._folder / file) as opened:
                 opened.seek(start)
                 data = opened.read(num_bytes)
         except OSError as error:

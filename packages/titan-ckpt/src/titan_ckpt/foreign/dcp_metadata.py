@@ -7,6 +7,7 @@ checked and converted. Checked with files of torch 2.1 to 2.15.
 
 from __future__ import annotations
 
+import io
 import math
 import pickle
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from titan_ckpt.format.catalogue import DCP_METADATA
 from titan_ckpt.format.dtypes import ITEM_BYTES
 from titan_ckpt.format.manifest_checks import cover_problem
 from titan_core.api import UserError
+from titan_core.toolkit.files import read_bytes
 
 _VERSION: Final = "1."
 """What ``Metadata.version`` begins with; torch before 2.8 writes none."""
@@ -139,6 +141,10 @@ class _Unpickler(pickle.Unpickler):
         raise _Refused(f"an external object {str(pid)[:60]!r}")
 
 
+_LONGEST: Final = 256 * 2**20
+"""Bytes of the metadata, of which each chunk of a tensor takes about 100."""
+
+
 class _Damaged(Exception):
     """The metadata contradicts itself, or contains something of the wrong type."""
 
@@ -152,8 +158,7 @@ def read_metadata(folder: Path) -> dict[str, DcpTensor | DcpObject]:
     """
     path = folder / DCP_METADATA
     try:
-        with path.open("rb") as file:
-            return _entries(_Unpickler(file).load())
+        return _entries(_Unpickler(io.BytesIO(read_bytes(path, longest=_LONGEST))).load())
     except _Refused as error:
         why = f"is a pickle that contains {error}, which DCP's metadata never does; nothing of it was executed"
         raise UserError.one(str(path), why, "do not load this file with torch either, unless you trust its origin") from None

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from titan_ckpt.foreign.config import read_args
 from titan_ckpt.format.stored import Manifest
 from titan_core.api import Registry, Tokenizer, TokenizerContext, UserError, WeightFormat
+from titan_core.toolkit.files import LONGEST_TABLE, read_bytes
 from titan_core.toolkit.secrets import redact_text
 
 _TOKENIZER = ("tokenizer.json", "tokenizer.model")
@@ -149,12 +150,12 @@ def _describes(form: WeightFormat, config: Mapping[str, Any], args: BaseModel) -
 def _texts(file: Path) -> dict[int, str]:
     """Return the tokens of a ``tokenizer.json`` by id."""
     try:
-        contents = json.loads(file.read_text(encoding="utf-8"))
+        contents = json.loads(read_bytes(file, longest=LONGEST_TABLE))
         added = {int(token["id"]): str(token["content"]) for token in contents.get("added_tokens") or ()}
         vocab = contents["model"].get("vocab") or {}
         pairs = vocab.items() if isinstance(vocab, dict) else ((piece[0], number) for number, piece in enumerate(vocab))
         return {**{int(number): str(text) for text, number in pairs}, **added}
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise UserError.one(
             str(file), f"is not a valid tokenizer.json: {error}", "select another one with --tokenizer"
         ) from None

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Final
 
+from titan_core.toolkit.files import open_file, read_bytes
 from titan_core.toolkit.own_files import no_link, remove_files, remove_tree
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
+
+
+LONGEST: Final = 256 * 2**20
+"""Bytes of a file that is read whole: a manifest has about 200 for each chunk of a tensor."""
 
 
 def write_all(file: IO[bytes], data: memoryview) -> None:
@@ -142,12 +145,10 @@ class Folder:
         """Return the contents of the file ``name``.
 
         Raises:
-            OSError: it is no regular file: a pipe or a device might never end.
+            OSError: it is no regular file, or longer than :data:`LONGEST`.
         """
         system, path = (self / name).located
-        if self.is_local and not stat.S_ISREG(os.stat(path).st_mode):
-            raise OSError(errno.EINVAL, "is not a regular file", path)
-        data = system.cat_file(path)
+        data = read_bytes(path, longest=LONGEST) if self.is_local else system.cat_file(path)
         assert isinstance(data, bytes)
         return data
 
@@ -155,7 +156,7 @@ class Folder:
     def open(self, name: str) -> Iterator[IO[bytes]]:
         """Open the file ``name`` for random-access reads."""
         system, path = (self / name).located
-        with system.open(path, "rb") as file:
+        with open_file(path) if self.is_local else system.open(path, "rb") as file:
             yield file
 
     @contextmanager

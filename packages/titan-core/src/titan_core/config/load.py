@@ -23,6 +23,7 @@ from titan_core.plugins.conflicts import KEY
 from titan_core.plugins.providers import provider
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.errors import MOST_SUGGESTED, close_names, nearest, nearest_path
+from titan_core.toolkit.files import read_bytes
 
 Table = dict[str, Any]
 
@@ -75,11 +76,7 @@ def read_raw(recipe: str, registry: Components) -> RawConfig:
         fix = without_dashes(recipe, registry.sections()) or _nearest_recipe(recipe, registry)
         raise UserError.one(recipe, "is neither a recipe nor a file", fix)
     try:
-        with path.open("rb") as file:
-            content = file.read(LONGEST + 1)  # one byte more than allowed: the file may be endless, such as a device
-        if len(content) > LONGEST:
-            raise UserError.one(shorten(recipe), f"is longer than {LONGEST:,} bytes", "give a recipe")
-        text = content.decode("utf-8-sig")  # some editors write a byte order mark
+        text = read_bytes(path, longest=LONGEST).decode("utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError as error:
         raise UserError.one(
             recipe, f"is not UTF-8 text ({error.reason} at byte {error.start})", "save it as UTF-8"

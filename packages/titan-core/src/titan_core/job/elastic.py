@@ -18,6 +18,7 @@ from titan_core.config.stages import in_stage
 from titan_core.job.assemble import assemble, mesh_of
 from titan_core.job.stages import with_stages
 from titan_core.plugins.registry import Components
+from titan_core.toolkit.files import read_text
 from titan_core.toolkit.runs.files import CONFIG
 
 
@@ -109,6 +110,6 @@ def _batch_of_run(config: Config) -> int:
     training: dict[str, object] = {}
     with suppress(OSError, ValueError):
         folder = Path(config.section(JobSection).dump_folder)
-        training = parse_toml((folder / CONFIG).read_text(encoding="utf-8")).get("training", {})
+        training = parse_toml(read_text(folder / CONFIG)).get("training", {})
     size = training.get("global_batch_size", 0) if training.get("elastic") else 0
     return size if isinstance(size, int) and size > 0 else 0

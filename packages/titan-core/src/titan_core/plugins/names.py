@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import importlib_metadata
 
 from titan_core.api import CheckResult, Health, HealthContext, Problem, UserError
+from titan_core.toolkit.files import open_file
 
 if TYPE_CHECKING:
     from importlib_metadata import IDistribution as Installed
@@ -88,7 +89,7 @@ def foreign_command() -> Path | None:
     if found is None or os.path.realpath(found) == os.path.realpath(sys.argv[0]):
         return None
     try:
-        with open(found, "rb") as file:
+        with open_file(found) as file:
             start = file.read(_START_OF_SCRIPT)
     except OSError:
         return None  # only its owner can read it

@@ -20,6 +20,7 @@ from titan_core.api._shown import show
 from titan_core.api._toml import parse_toml
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.render import to_toml
+from titan_core.toolkit.files import read_text
 from titan_core.toolkit.json_lines import records_of
 from titan_core.toolkit.runs.files import CONFIG, EVENTS
 
@@ -79,7 +80,7 @@ def _other_model(folder: Path, job: AssembledJob) -> str:
     """Return the model of the run in ``folder``; empty if it is that of ``job``, or not known."""
     before: dict[str, Any] = {}
     with suppress(OSError, ValueError):
-        before = parse_toml((folder / CONFIG).read_text(encoding="utf-8")).get("model") or {}
+        before = parse_toml(read_text(folder / CONFIG)).get("model") or {}
     now = parse_toml(to_toml(job.run_config))["model"]  # in the form in which the run wrote it
     changed = [key for key in _ABOUT_MODEL if before and before.get(key) != now.get(key)]
     return f"model ({', '.join(f'{key} = {show(before.get(key))}' for key in changed)})" if changed else ""

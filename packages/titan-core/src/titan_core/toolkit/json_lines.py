@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from titan_core.api import UserError
+from titan_core.toolkit.files import open_file
 from titan_core.toolkit.own_files import no_link
 
 log = logging.getLogger(__name__)
@@ -154,11 +155,15 @@ def records_of(file: Path, skipped: Callable[[int], None] | None = None) -> Iter
             damaged.
 
     Raises:
-        UserError: a line is damaged.
+        UserError: the file cannot be read, or a line is damaged.
     """
-    if not file.exists():
+    try:
+        opened = open_file(file)  # binary, because an incomplete line may end within a character
+    except FileNotFoundError:
         return
-    with file.open("rb") as lines:  # binary, because an incomplete line may end within a character
+    except OSError as error:
+        raise UserError.one(str(file), f"cannot be read: {error.strerror}", "restore the file") from None
+    with opened as lines:
         for number, (_, line) in enumerate(complete_lines(lines), 1):
             record = parsed(line)
             if record is not None:

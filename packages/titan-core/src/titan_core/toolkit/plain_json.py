@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from pathlib import Path
 from typing import Any
 
 from titan_core.api import UserError
+from titan_core.toolkit.files import LONGEST, read_bytes
 
 
-def read_object(file: Path, fix: str) -> dict[str, Any]:
+def read_object(file: Path, fix: str, *, longest: int = LONGEST, inside: Path | None = None) -> dict[str, Any]:
     """Return the JSON object in ``file``.
 
     Args:
         fix: the fix for a missing or damaged file, for the error.
+        longest: bytes that the file may have.
+        inside: the folder that must contain the file; see :func:`~titan_core.toolkit.files.open_file`.
 
     Raises:
         UserError: the file cannot be read, is not JSON, or holds something other than an object.
     """
     try:
-        if file.exists() and not (file.is_file() or file.is_dir()):  # a pipe or a device might never end
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        contents = json.loads(file.read_text(encoding="utf-8"))
+        contents = json.loads(read_bytes(file, longest=longest, inside=inside))
     except FileNotFoundError:
         raise UserError.one(str(file), "no such file", fix) from None
     except OSError as error:

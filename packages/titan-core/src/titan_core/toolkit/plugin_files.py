@@ -22,6 +22,7 @@ from types import ModuleType
 from titan_core.api import UserError
 from titan_core.api._shown import shorten
 from titan_core.toolkit.errors import nearest_path
+from titan_core.toolkit.files import read_bytes
 
 OPTION = "--plugin"
 VARIABLE = "TITAN_PLUGIN_FILES"
@@ -114,7 +115,7 @@ def _named(path: str) -> PluginFile:
 
 def _read(file: Path, where: str) -> bytes:
     try:
-        return file.read_bytes()
+        return read_bytes(file)
     except OSError as error:
         raise UserError.one(where, f"cannot be read: {error.strerror or error}", "check the path") from None
 

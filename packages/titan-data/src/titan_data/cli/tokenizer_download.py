@@ -9,6 +9,7 @@ from pathlib import Path
 
 from titan_core.api import CommandContext, Registry, Tokenizer, UserError
 from titan_core.toolkit.arguments import json_argument
+from titan_core.toolkit.files import LONGEST_TABLE, read_bytes
 from titan_core.toolkit.text import print_json
 
 DEFAULT_FOLDER = "assets/tokenizer"
@@ -85,7 +86,7 @@ def print_keys(keys: Mapping[str, str]) -> None:
 def _num_ranks(file: Path) -> int | None:
     """Return the number of tokens in a file of tiktoken's ranks, ``None`` if it is another file or does not exist."""
     try:
-        lines = file.read_bytes().split(b"\n")
+        lines = read_bytes(file, longest=LONGEST_TABLE).split(b"\n")
     except OSError:
         return None
     fields = [line.split() for line in lines if line.strip()]

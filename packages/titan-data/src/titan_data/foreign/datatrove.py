@@ -18,6 +18,7 @@ import numpy
 from numpy.typing import NDArray
 
 from titan_core.api import DatasetContext, UserError, WeightedTokens
+from titan_core.toolkit.files import open_file, read_text
 from titan_core.toolkit.text import shorten
 from titan_data.foreign.documents import Format, TokenFile, describe_amount, found_files, shown
 from titan_data.mapped_files import MappedFiles
@@ -111,7 +112,7 @@ def _token_file(data: Path) -> IndexedFile:
         raise UserError.one(str(index), f"has {of_index:,} bytes, which are no whole number of document ends", _COPY)
     tokens = 0
     if of_index:
-        with index.open("rb") as stream:
+        with open_file(index) as stream:
             stream.seek(-8, 2)
             tokens = int.from_bytes(stream.read(8), "little")
     item = next((one for one in DTYPES if tokens * one == size), None)
@@ -121,7 +122,7 @@ def _token_file(data: Path) -> IndexedFile:
     weighted = loss.is_file()
     if weighted and loss.stat().st_size != tokens:
         raise UserError.one(str(loss), f"has {loss.stat().st_size:,} bytes, but there are {tokens:,} tokens", _COPY)
-    name = metadata.read_text(encoding="utf-8", errors="replace").partition("\n")[0] if metadata.is_file() else ""
+    name = read_text(metadata, errors="replace").partition("\n")[0] if metadata.is_file() else ""
     return IndexedFile(data, of_index // 8, tokens, DTYPES[item], weighted, name.rpartition("|")[0])
 
 

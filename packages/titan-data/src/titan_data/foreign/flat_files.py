@@ -16,6 +16,7 @@ from typing import Final
 import numpy
 
 from titan_core.api import UserError
+from titan_core.toolkit.files import open_file
 
 ENDINGS: Final = (".bin", ".npy")
 _NUMPY_MAGIC: Final = b"\x93NUMPY"
@@ -48,7 +49,7 @@ def read_header(file: Path, dtype: str, dtype_key: str) -> FlatFile:
         OSError: it cannot be read.
     """
     size = file.stat().st_size
-    with file.open("rb") as stream:
+    with open_file(file) as stream:
         head = stream.read(_LLM_C_HEADER)
     if head.startswith(_NUMPY_MAGIC):
         return _of_numpy(file, size)
@@ -69,7 +70,7 @@ def read_header(file: Path, dtype: str, dtype_key: str) -> FlatFile:
 
 
 def _of_numpy(file: Path, size: int) -> FlatFile:
-    with file.open("rb") as stream:
+    with open_file(file) as stream:
         try:
             version = numpy.lib.format.read_magic(stream)
             if version not in ((1, 0), (2, 0)):

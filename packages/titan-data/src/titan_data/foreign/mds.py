@@ -18,6 +18,7 @@ import numpy
 from numpy.typing import NDArray
 
 from titan_core.api import DatasetContext, UserError
+from titan_core.toolkit.files import LONGEST_TABLE
 from titan_core.toolkit.plain_json import read_object
 from titan_data.compressed import COMPRESSED, copy_of
 from titan_data.foreign.config import MdsSection
@@ -123,7 +124,7 @@ def _shards(context: DatasetContext[MdsSection], folder: Path) -> list[MdsShard]
         below = [str(one.parent.relative_to(folder)) for one in sorted(folder.glob(f"*/{INDEX}"))] if folder.is_dir() else []
         fix = f"name one of its folders: {', '.join(below)}" if below else f"name the folder that contains {INDEX}"
         raise UserError.one(context.where, f"the folder contains no {INDEX}", fix, missing=not folder.exists())
-    contents = read_object(index, _COPY)
+    contents = read_object(index, _COPY, longest=LONGEST_TABLE)
     where = str(index)
     if contents.get("version") != VERSION or not isinstance(contents.get("shards"), list):
         why = f"has version {contents.get('version')!r}, but this titan-data reads version {VERSION}"

@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy
 
 from titan_core.api import DatasetContext, UserError
+from titan_core.toolkit.files import open_file
 from titan_data.foreign.documents import Format, TokenFile, found_files, shown
 from titan_data.mapped_files import MappedFiles
 from titan_data.storage import kind_of, located
@@ -91,7 +92,7 @@ def read_pair(prefix: str) -> Pair:
     where = str(index)
     if kind_of(data) != "file":
         raise UserError.one(str(data), "is missing beside its index", _COPY)
-    with index.open("rb") as stream:
+    with open_file(index) as stream:
         head = stream.read(HEADER.size)
         if head.startswith(_LEGACY):
             why = "is an index of the older TNTIDX format, which Megatron-LM no longer writes"

@@ -13,6 +13,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from titan_core.api import RenderedChat, UserError
+from titan_core.toolkit.files import read_text
 from titan_core.toolkit.plain_json import json_kind, read_object
 from titan_core.toolkit.tokenizers import Message
 from titan_data.bounded_templates import BoundedEnvironment
@@ -71,7 +72,12 @@ class ChatTemplate:
             named = [one for one in source if isinstance(one, Mapping)]
             source = next((one.get("template") for one in named if one.get("name") == "default"), None)
         if (folder / TEMPLATE).exists():
-            source, file = (folder / TEMPLATE).read_text(encoding="utf-8"), folder / TEMPLATE
+            file = folder / TEMPLATE
+            try:
+                source = read_text(file)
+            except (OSError, UnicodeDecodeError) as error:
+                why = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+                raise UserError.one(str(file), why, "download it again") from None
         if not isinstance(source, str):
             why = f"has no chat template (neither {TEMPLATE} nor chat_template in {CONFIG})"
             fix = f"use the tokenizer of an instruction-tuned model (`titan tokenizer download`), or write {TEMPLATE}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from titan_core.api import ChatTokenizer, RenderedChat, TokenizerContext, UserError
+from titan_core.toolkit.files import LONGEST_TABLE, read_bytes
 from titan_core.toolkit.tokenizers import Message, without_surrogates
 from titan_data.tokenizers.document_marks import DOWNLOAD, TOKENIZER, document_marks
 
@@ -136,7 +137,7 @@ def build(context: TokenizerContext[None]) -> HuggingFaceTokenizer:
     if not file.is_file():
         raise UserError.one(str(file), "no such file", f"check the path; {DOWNLOAD}", missing=True)
     try:
-        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_buffer(read_bytes(file, longest=LONGEST_TABLE))
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a file that it cannot parse
         raise UserError.one(
             str(file), f"not a tokenizer.json: {error}", f"name the tokenizer.json of a Hugging Face tokenizer; {DOWNLOAD}"

@@ -14,6 +14,8 @@ from typing import Any
 
 from titan_core.api import UserError
 from titan_core.toolkit.atomic_write import atomic_write
+from titan_core.toolkit.files import open_file, read_bytes, read_text
+from titan_core.toolkit.json_lines import complete_lines
 from titan_core.toolkit.runs.files import DEBUG, METRICS, PLUGINS
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.secrets import redact
@@ -98,7 +100,7 @@ class Report:
         dumps = read_dumps(folder)
         notes = list(dumps.notes)
         crashes = list(_read_crashes(crash_folder(Path(path)), notes))
-        stacks = left_stacks(folder)
+        stacks = left_stacks(folder, notes)
         attempts = [*(crash.attempt for crash in crashes), *(dump.attempt for dump in dumps.dumps)]
         newest = max([*attempts, *(one.attempt for one in stacks)], default=0.0)
         if not newest:
@@ -183,11 +185,12 @@ class Report:
 
         first = self.crashes[0]
         if (self.path / METRICS).exists():
-            with (self.path / METRICS).open(encoding="utf-8", errors="replace") as file:
-                yield _block("Last records of metrics.jsonl", "json", "".join(deque(file, LAST_RECORDS)).rstrip())
+            with open_file(self.path / METRICS) as file:
+                last = deque((line for _, line in complete_lines(file) if line), LAST_RECORDS)
+            yield _block("Last records of metrics.jsonl", "json", b"".join(last).decode(errors="replace").rstrip())
         yield _block("Config", "toml", tomli_w.dumps(redact(RunLog.read_config(self.path))).rstrip())
         if (self.path / PLUGINS).exists():
-            yield _block("Plugins", "json", (self.path / PLUGINS).read_text(encoding="utf-8").rstrip())
+            yield _block("Plugins", "json", read_text(self.path / PLUGINS).rstrip())
         yield _block(f"Environment of rank {first.rank}", "", _lines(first.environment))
         yield _block(f"Command line of rank {first.rank}", "", first.command)
 
@@ -218,7 +221,7 @@ def _read_crashes(folder: Path, notes: list[str]) -> Iterator[RankCrash]:
     adapter = TypeAdapter(RankCrash)
     for file in sorted(folder.glob("rank-*.json")):
         try:
-            yield adapter.validate_json(file.read_bytes())
+            yield adapter.validate_json(read_bytes(file))
         except (OSError, ValidationError) as error:
             notes.append(f"ignored {file.name}, which cannot be read: {str(error).partition(chr(10))[0]}")
 

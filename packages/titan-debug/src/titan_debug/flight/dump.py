@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from titan_core.toolkit.atomic_write import atomic_write
+from titan_core.toolkit.files import LONGEST_TABLE, read_bytes
 from titan_core.toolkit.runs.files import CONFIG, EVENTS
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.text import ranks
@@ -185,7 +186,7 @@ def read_dumps(folder: Path) -> Dumps:
     written: dict[int, float] = {}
     for path in sorted(folder.glob(RANK_FILE.format("*"))):
         try:
-            found.append(adapter.validate_json(path.read_bytes()))
+            found.append(adapter.validate_json(read_bytes(path, longest=LONGEST_TABLE)))
             written[found[-1].rank] = path.stat().st_mtime
         except (OSError, ValidationError) as error:
             notes.append(f"ignored {path.name}: it {_damage(error)}")

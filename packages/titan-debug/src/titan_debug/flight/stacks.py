@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
+from titan_core.toolkit.files import LONGEST_TABLE, read_text
 from titan_debug.flight.dump import Frame
 
 log = logging.getLogger(__name__)
@@ -175,15 +176,15 @@ class LeftStacks:
         return "Fatal Python error: " in self.text
 
 
-def left_stacks(folder: Path) -> list[LeftStacks]:
-    """Return the stacks in ``folder``, ordered by rank.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+def left_stacks(folder: Path, notes: list[str]) -> list[LeftStacks]:
+    """Return the stacks in ``folder``, ordered by rank. ``notes`` receives which files were ignored, and why."""
     found: list[LeftStacks] = []
     for path in folder.glob(STACKS_FILE.format("*")):
-        text = path.read_text(encoding="utf-8", errors="replace")
+        try:
+            text = read_text(path, longest=LONGEST_TABLE, errors="replace")
+        except OSError as error:
+            notes.append(f"ignored {path.name}: it cannot be read ({error.strerror or error})")
+            continue
         for header in list(_HEADER.finditer(text))[-1:]:
             stacks = text[header.end() :].strip()
             found += [LeftStacks(int(header[1]), float(header[2]), path, stacks)] if stacks else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import re
@@ -10,12 +11,13 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Final, cast
 
 import numpy
 from numpy.typing import NDArray
 
 from titan_core.api import UserError
+from titan_core.toolkit.files import open_file
 from titan_core.toolkit.runs.files import CONFIG
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_debug.config import ProfilingSection
@@ -26,6 +28,10 @@ _STEP = re.compile(r"step-(\d+)")
 _FILE = re.compile(r"[^.].*\.json(\.gz)?")
 _DEFAULT: str = ProfilingSection.model_fields["save_traces_folder"].default
 _RANK = re.compile(r"rank-(\d+)\.")
+
+
+_LONGEST: Final = 512 << 20
+"""Bytes of a trace, decompressed. Its events become columns while it is parsed."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +76,7 @@ class TraceEvents:
         """
         columns = _Columns()
         try:
-            raw = path.read_bytes()
-            text = (gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw).decode("utf-8", errors="replace")
-            del raw
-            document = json.loads(text, object_hook=columns.take)
+            document = json.loads(_text(path), object_hook=columns.take)
         except OSError as error:  # includes gzip.BadGzipFile, which has no strerror
             raise _unusable(path, f"cannot be read: {error.strerror or error}") from None
         except (EOFError, zlib.error):
@@ -141,6 +144,22 @@ def _whole(path: Path, value: object, otherwise: int) -> int:
     if not isinstance(value, int):
         raise _unusable(path, 'is damaged: "rank" and "world_size" of "distributedInfo" must be whole numbers')
     return value
+
+
+def _text(path: Path) -> str:
+    """Return the text of a trace, gzipped or not.
+
+    Raises:
+        OSError: it cannot be read, or is longer than :data:`_LONGEST`.
+        EOFError, zlib.error: its compressed data is damaged.
+    """
+    with open_file(path) as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        content = (cast(BinaryIO, gzip.GzipFile(fileobj=file)) if packed else file).read(_LONGEST + 1)
+    if len(content) > _LONGEST:
+        raise OSError(errno.EFBIG, f"is longer than {_LONGEST:,} bytes")
+    return content.decode("utf-8", errors="replace")
 
 
 def _unusable(path: Path, why: str) -> UserError:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from titan_core.api import UserError
+from titan_core.toolkit.files import open_file
 from titan_core.toolkit.launching import JOB_KEY
 from titan_core.toolkit.text import shorten
 
@@ -57,14 +58,12 @@ def job_key(file: str | None, environment: Mapping[str, str]) -> bytes:
 
 def _read(path: Path, where: str) -> str:
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
+        with open_file(path) as file:
             found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise UserError.one(where, "is not a file", "name the file that contains the key")
             if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
                 why = f"other users may read or change it (mode {stat.S_IMODE(found.st_mode):04o})"
                 raise UserError.one(where, why, "make a new key, and protect its file by `chmod 600`")
-            return file.read(4096)
+            return file.read(4096).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         raise UserError.one(where, why, "name the file that contains the key") from None

@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 
 from titan_core.api import JobContext, Record, Run, RunEnd, hookimpl
 from titan_core.toolkit.device import device_name
+from titan_core.toolkit.files import read_text
 from titan_core.toolkit.runs.files import LOGS
 from titan_core.toolkit.secrets import redact
 from titan_report.config import MlflowKeys, mlflow_uri
@@ -94,7 +95,7 @@ class MlflowLog:
         parameters, so that they stay those of the first attempt."""
         if not self._run_id:
             if kept.exists():
-                self._run_id = kept.read_text(encoding="utf-8").strip()
+                self._run_id = read_text(kept).strip()
                 self._unsent = [{"tags": tags}]
                 self._post("runs/update", status="RUNNING")
             else:

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 
 from titan_core.api import JobContext, Record, Run, RunEnd, hookimpl
+from titan_core.toolkit.files import read_text
 from titan_core.toolkit.runs.files import CONFIG
 from titan_report.config import TensorBoardKeys
 
@@ -24,7 +25,7 @@ class TensorBoardLog:
         folder = Path(run.dump_folder)
         # TensorBoard ignores the scalars of older files from ``purge_step`` on.
         self._writer = SummaryWriter(folder / self._folder, purge_step=run.step + 1 if run.step else None)
-        config = (folder / CONFIG).read_text(encoding="utf-8")
+        config = read_text(folder / CONFIG)
         self._writer.add_text("config", f"```toml\n{config}\n```", run.step)
 
     @hookimpl

@@ -10,6 +10,7 @@ import wandb
 
 from titan_core.api import JobContext, Record, Run, RunEnd, hookimpl
 from titan_core.toolkit.device import device_name
+from titan_core.toolkit.files import read_text
 from titan_core.toolkit.runs.files import LOGS
 from titan_core.toolkit.secrets import redact
 from titan_report.config import WandbKeys
@@ -31,7 +32,7 @@ class WandbLog:
         logs = Path(run.dump_folder) / LOGS
         logs.mkdir(parents=True, exist_ok=True)
         kept = logs / RUN_ID
-        run_id = kept.read_text(encoding="utf-8").strip() if kept.exists() else secrets.token_hex(4)
+        run_id = read_text(kept).strip() if kept.exists() else secrets.token_hex(4)
         self._run = wandb.init(
             project=section.wandb_project,
             entity=section.wandb_entity,

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from titan_core.api import Problem, UserError
 from titan_core.toolkit.errors import nearest
+from titan_core.toolkit.files import read_text
 from titan_core.toolkit.text import shorten
 from titan_core.toolkit.toml import BadToml, parse_toml
 from titan_simulate.hardware.machine import Machine
@@ -61,7 +62,7 @@ def _validated(path: Path, name: str) -> Machine:
 
 def _read(path: Path, name: str) -> dict[str, Any]:
     try:
-        return parse_toml(path.read_text(encoding="utf-8"))
+        return parse_toml(read_text(path))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "not a text file"
         raise UserError.one(f"--device {shorten(name)}", f"cannot read {path}: {why}", _fix()) from None

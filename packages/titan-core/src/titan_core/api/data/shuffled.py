@@ -14,6 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from titan_core.api._files import open_file, read_bytes
 from titan_core.api.data.dataset import Document, DocumentPlace, DocumentShard, Shuffle, State
 from titan_core.api.data.orders import NO_DOCUMENT, VERSIONS, Blocks, Every, order_of
 
@@ -151,7 +152,7 @@ def fingerprint_files(files: Sequence[Path]) -> dict[str, Any]:
     digest = hashlib.sha256(repr(sizes).encode())
     if total <= _WHOLE:
         for file in files:
-            digest.update(file.read_bytes())
+            digest.update(read_bytes(file, longest=_WHOLE))
     else:
         upto = list(accumulate(sizes))
         for number in range(_SAMPLES):
@@ -164,7 +165,7 @@ def _read(files: Sequence[Path], upto: Sequence[int], start: int, length: int) -
     parts = []
     number = bisect_right(upto, start)
     while length > 0 and number < len(files):
-        with files[number].open("rb") as stream:
+        with open_file(files[number]) as stream:
             stream.seek(start - (upto[number - 1] if number else 0))
             parts.append(stream.read(min(length, upto[number] - start)))
         length -= len(parts[-1])

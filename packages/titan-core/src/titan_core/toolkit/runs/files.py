@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from titan_core.api.config.run_folder import PREVIOUS as PREVIOUS
+from titan_core.toolkit.files import read_bytes
 
 CONFIG = "config.toml"
 
@@ -34,4 +35,4 @@ LOGS = "logs"
 
 def digest_of(config: Path) -> str:
     """Return a digest of a config that a run has written. The start event has that of its attempt's."""
-    return hashlib.sha256(config.read_bytes()).hexdigest()[:16]
+    return hashlib.sha256(read_bytes(config)).hexdigest()[:16]

@@ -11,6 +11,7 @@ from typing import Any
 
 from titan_core.api import UserError
 from titan_core.api._toml import parse_toml
+from titan_core.toolkit.files import read_text
 from titan_core.toolkit.processes import is_alive, pid_namespace
 from titan_core.toolkit.runs.files import CONFIG, EVENTS, METRICS, PLUGINS
 from titan_core.toolkit.runs.record_checks import checked_records, event_flaw, metrics_flaw
@@ -73,7 +74,7 @@ class RunLog:
                 signs.add(record["time"])
         plugins = path / PLUGINS
         try:
-            versions = json.loads(plugins.read_text(encoding="utf-8")) if plugins.exists() else []
+            versions = json.loads(read_text(plugins)) if plugins.exists() else []
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from None
         return cls(
@@ -98,7 +99,7 @@ class RunLog:
         """
         file = _directory(path) / CONFIG
         try:
-            return parse_toml(file.read_text(encoding="utf-8")) if file.exists() else {}
+            return parse_toml(read_text(file)) if file.exists() else {}
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from None
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_core.api import UserError
+from titan_core.toolkit.files import open_file
 from titan_core.toolkit.json_lines import complete_lines, parsed
 
 _MARK = 512
@@ -48,7 +49,7 @@ class Tail:
         """
         replaced = False
         try:
-            with self._file.open("rb") as file:
+            with open_file(self._file) as file:
                 file.seek(self._offset - len(self._mark))
                 replaced = file.read(len(self._mark)) != self._mark
                 if replaced:
