@@ -66,18 +66,15 @@ KNOWN: dict[str, tuple[int, str]] = {
     "titan-ckpt/src/titan_ckpt/format/new_folder.py": (1, "written before, and made durable"),
     "titan-cluster/src/titan_cluster/rendering.py": (1, SHIPPED),
     "titan-completion/src/titan_completion/recipe_copy.py": (1, SHIPPED),
-    "titan-completion/src/titan_completion/scripts.py": (2, SHIPPED),
+    "titan-completion/src/titan_completion/cli.py": (2, SHIPPED),
     "titan-core/src/titan_core/api/plugins/component.py": (1, SHIPPED),
     "titan-core/src/titan_core/config/load.py": (1, SHIPPED),
     "titan-core/src/titan_core/data/stdlib.py": (1, "Python's own sources"),
     "titan-core/src/titan_core/plugins/installing.py": (1, "the metadata of an installed distribution"),
     "titan-core/src/titan_core/plugins/providers.py": (1, "the metadata of an installed distribution"),
     "titan-core/src/titan_core/toolkit/device.py": (1, KERNEL),
-    "titan-core/src/titan_core/toolkit/folder_lock.py": (
-        4,
-        "locks, opened for writing too, which waits for no pipe; the kernel's",
-    ),
-    "titan-core/src/titan_core/toolkit/json_lines.py": (1, "opened for writing too, which waits for no pipe"),
+    "titan-core/src/titan_core/toolkit/folder_lock.py": (2, "a lock that this process holds; the kernel's"),
+    "titan-core/src/titan_core/toolkit/own_files.py": (2, "a folder; with the flags of its caller, to write"),
     "titan-core/src/titan_core/toolkit/processes.py": (1, KERNEL),
     "titan-core/src/titan_core/toolkit/runs/child_runs.py": (1, OWN),
     "titan-data/src/titan_data/chat/source.py": (1, "opens no file: the method of a tokenizer's spec"),
@@ -98,7 +95,6 @@ KNOWN: dict[str, tuple[int, str]] = {
     "titan-simulate/src/titan_simulate/calibrate/calibrate.py": (1, KERNEL),
     "titan-simulate/src/titan_simulate/calibrate/ranks.py": (1, KERNEL),
     "titan-simulate/src/titan_simulate/engine/stub_libraries.py": (1, SHIPPED),
-    "titan-torchtitan/src/titan_torchtitan/rules.py": (1, SHIPPED),
 }
 
 
@@ -301,4 +297,4 @@ def test_every_reader_refuses_them(name: str, make: Callable[[Path], Path], tmp_
         found = read(tmp_path)
     except (UserError, BrokenCheckpoint) as error:
         found = error
-    assert "regular file" in str(found) or name in LEFT_OUT
+    assert re.search("regular file|is a link", str(found)) or name in LEFT_OUT
