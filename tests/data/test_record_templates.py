@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import resource
-import time
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from titan_core.api import CorruptRecord, UserError
+from titan_data import template_process
 from titan_data.record_template import RecordTemplate
+from titan_data.template_process import Renderer
 from titan_data.tokenizers.chat_template import ChatTemplate
 
 RECORD = {
     "question": "who?", "answer": "me", "steps": ["one", "two"], "id": 7, "none": None, "my field": "x", "flag": True,
     "long": "a" * 100_000,
 }  # fmt: skip
-SECONDS = 120.0
-"""CPU time that no template may take: most reach a bound within a second, the last in 15 on a slow machine. Without a bound
-they take hours."""
 
 RENDERED = {
     "{{ question }}\n{{ answer }}\n": "who?\nme\n",
@@ -77,8 +78,36 @@ ENDLESS = {
     "brackets": "{{ " + "(" * 500 + "1" + ")" * 500 + " }}",
     "deep": "{{ " + "not " * 100_000 + "1 }}",
 }
-SLOW = {"numbers"}
-"""Templates that take long to reach a bound."""
+FREE = {
+    # What a count of a template's operations does not see.
+    "slices": "{% for i in range(99999) %}{% set part = long[:i] %}{% endfor %}" * 9,
+    "comparisons": "{% for i in range(99999) %}{% set same = long ~ 'a' == long ~ 'a' %}{% endfor %}" * 9,
+    "in": "{% set many = 'a' * 99999 %}{% for i in range(99999) %}{% set found = many ~ 'b' in long * 9 %}{% endfor %}",
+    "shared lists": "{% set n = namespace(x=['a']) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
+    "{{ n.x | string }}",
+    "striptags": "{{ ('<' * 5000000) | striptags }}",
+    "groupby": "{% for i in range(999) %}{{ long | list | groupby(0) | length }}{% endfor %}",
+    "pprint": "{% set x = [long | list] * 99 %}{{ x | pprint }}",
+    "title": "{% for i in range(99999) %}{{ long | title | length }}{% endfor %}",
+    "format specification": "{{ '{:0>999999999}{:0>999999999}'.format(1, 2) }}",
+    "a constant": "{% set x = 9 ** 9 ** 9 %}",
+    "a constant text": "{{ 'x' * 999999999 * 9 }}",
+    "operators": "{{ 1 " + "+ 1 " * 50_000 + "}}",
+    "filters": "{{ 1" + " | string" * 20_000 + " }}",
+    "blocks": "{% if 1 %}" * 30_000 + "{% endif %}" * 30_000,
+    "lists": "{{ " + "[" * 20_000 + "]" * 20_000 + " }}",
+    "a million names": "{% set " + ", ".join(f"x{n}" for n in range(200_000)) + " = long %}",
+}
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Iterator[Renderer]:
+    """A renderer with less time, so that a template that never ends costs a test little."""
+    quick = Renderer(cpu_seconds=0.5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(template_process, "renderer", quick)
+        yield quick
+    quick.end()
 
 
 @pytest.mark.parametrize("source", RENDERED)
@@ -105,25 +134,58 @@ def test_a_record_that_does_not_fit_is_corrupt(source: str, why: str) -> None:
     assert caught.value.why.startswith(why)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        pytest.param(source, id=name, marks=pytest.mark.full if name in SLOW else ())
-        for name, source in {**HOSTILE, **ENDLESS}.items()
-    ],
-)
-def test_no_template_runs_code_or_takes_without_bounds(source: str, tmp_path: Path) -> None:
+ROWS = {**HOSTILE, **ENDLESS, **FREE}
+QUICK = {*HOSTILE, "power", "doubling", "macro of depth", "brackets", "slices", "shared lists", "pprint", "operators"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in ROWS])
+def test_no_template_runs_code_or_takes_without_bounds(name: str, renderer: Renderer) -> None:
     """Neither a format nor a chat template. A template that renders something harmless passes, if it ends soon."""
-    started, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for text in (_record_text, _chat_text):
         try:
-            found = text(source)
+            found = text(ROWS[name])
         except (UserError, CorruptRecord):
             continue
         assert len(found) < 10_000_000
         assert not any(word in found for word in ("<class", "<function", "<module", "root:"))
-    assert time.process_time() - started < SECONDS
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB: 1 GiB
+        assert _record_text("{{ answer }}") == "me"
+
+
+MEASURED = """
+import json, resource, sys, time
+sys.path[:0] = json.loads(sys.argv[1])
+from test_record_templates import ROWS, _chat_text, _record_text
+from titan_core.api import CorruptRecord, UserError
+_record_text("{{ answer }}")
+for name in json.loads(sys.argv[2]):
+    for language in (_record_text, _chat_text):
+        started = time.monotonic()
+        try:
+            answer = f"{len(language(ROWS[name]))} characters"
+        except (UserError, CorruptRecord) as error:
+            answer = str(error).splitlines()
+            assert len(answer) == 1, answer
+        print(json.dumps([name, language.__name__, time.monotonic() - started, str(answer)[:200]]), flush=True)
+from titan_data.template_process import renderer
+renderer.end()
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)  # of the largest renderer, in KiB
+"""
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["doubling by hand", "shared lists"], pytest.param(sorted({*ENDLESS, *FREE}), marks=pytest.mark.long)],
+    ids=["two", "all"],
+)
+@pytest.mark.full
+def test_time_and_memory_of_hostile_templates(names: list[str]) -> None:
+    """With the limits of a job: each answers within 30 s, and takes at most 1 GiB. The long form tries all of them."""
+    command = [sys.executable, "-c", MEASURED, json.dumps([str(Path(__file__).parent), *sys.path]), json.dumps(names)]
+    *lines, memory = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert len(rows) == 2 * len(names)
+    assert [row for row in rows if row[2] > 30] == []
+    assert int(memory) < 1 << 20
 
 
 def _record_text(source: str) -> str:

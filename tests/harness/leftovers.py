@@ -37,6 +37,9 @@ OF_LIBRARIES = re.compile(
 )
 """Names of threads that a library starts once for the whole process and never ends."""
 
+RENDERER = "titan_data.template_worker"
+"""Module of the process that renders templates for another one, and ends with that."""
+
 _MARK = "STARTED_BY_A_TEST"
 """Environment variable whose value no other test has, in this run or in another one on the machine. The processes that a
 test starts inherit it."""
@@ -139,7 +142,12 @@ class Leftovers:
         """Return the commands of the test's processes by id: its children, and all that inherited its mark."""
         marked = {pid for pid in _all_processes() if self._started(pid)} - pool_processes() - {os.getpid()}
         commands = {pid: _command(pid) for pid in sorted(marked | self._new_children())}
-        return {pid: command for pid, command in commands.items() if command}  # those that have ended have none
+        lasting = {os.getpid(), *pool_processes()}
+        return {  # those that have ended have no command
+            pid: command
+            for pid, command in commands.items()
+            if command and not (RENDERER in command and _parent(pid) in lasting)
+        }
 
     def _started(self, pid: int) -> bool:
         environment = _attempt(Path(f"/proc/{pid}/environ").read_bytes) or b""
@@ -155,6 +163,11 @@ def children() -> set[int]:
 def _all_processes() -> list[int]:
     proc = Path("/proc")
     return [int(name) for name in os.listdir(proc) if name.isdecimal()] if proc.exists() else []
+
+
+def _parent(pid: int) -> int | None:
+    status = _attempt(Path(f"/proc/{pid}/status").read_text) or ""
+    return next((int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:")), None)
 
 
 def _command(pid: int) -> str:

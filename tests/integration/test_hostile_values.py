@@ -67,6 +67,7 @@ from titan_core.job.assemble import assemble
 from titan_core.plugins.registry import Components
 import titan_data.huggingface, titan_data.record_template, titan_data.chat.source, titan_data.tokenizers.chat_template
 
+titan_data.record_template.RecordTemplate("{{ text }}", "data.format")  # starts the renderer
 registry = Components.from_installed()
 keys = [f"{name}.{key}" for name, owners in registry.sections().items() for cls in owners for key in cls.model_fields]
 chosen = json.loads(sys.argv[1])
@@ -105,10 +106,12 @@ from harness.chat_model import finetuning
 from harness.jobs import TINY, run_recipe
 from titan_core.api import RunStopped, TokenizerContext, UserError
 from titan_core.cli.main import main
+from titan_data.record_template import RecordTemplate
 from titan_data.tokenizers.hugging_face import build
 import titan_models_hf.derive  # transformers loads libraries of C that are installed beside it
 import transformers.models.llama.modeling_llama
 
+RecordTemplate("{{ text }}", "data.format")  # starts the renderer
 os.environ["XDG_CACHE_HOME"] = os.path.abspath("runs/cache")
 share, shares = int(sys.argv[1]), int(sys.argv[2])
 texts = ("evil_module:owned", "evil_module", "../evil", os.path.abspath("evil.pkl"), "file://evil.pkl")

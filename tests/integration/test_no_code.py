@@ -61,6 +61,7 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-cluster/src/titan_cluster/rendering.py", "subprocess.run"): (1, CHILD),
     ("titan-launch/src/titan_launch/ranks/attempt.py", "subprocess.Popen"): (1, CHILD),
     ("titan-ckpt/src/titan_ckpt/save/export_process.py", "subprocess.Popen"): (1, CHILD),
+    ("titan-data/src/titan_data/template_process.py", "subprocess.Popen"): (1, CHILD),
     ("titan-debug/src/titan_debug/doctor/software.py", "subprocess.Popen"): (1, CHILD),
     ("titan-debug/src/titan_debug/numerics/rewinding.py", "subprocess.run"): (1, CHILD),
     ("titan-simulate/src/titan_simulate/engine/stub_libraries.py", "subprocess.run"): (1, CHILD),
@@ -207,4 +208,4 @@ def test_jinja_is_used_through_the_bounded_sandbox_alone() -> None:
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         )
     ]  # fmt: skip
-    assert [file.name for file in files] == ["bounded_templates.py"]
+    assert [file.name for file in files] == ["template_worker.py"]

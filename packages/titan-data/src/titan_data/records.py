@@ -117,6 +117,6 @@ def _function(spec: FormatSpec) -> Callable[[Mapping[str, Any]], Any]:
 
 @functools.cache
 def _template(spec: FormatSpec) -> RecordTemplate:
-    from titan_data.record_template import RecordTemplate  # imports jinja2
+    from titan_data.record_template import RecordTemplate
 
     return RecordTemplate(spec.text, spec.key)

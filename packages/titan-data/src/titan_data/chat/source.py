@@ -24,6 +24,7 @@ from titan_data.chat.tools import require_rendered_tools
 from titan_data.local_files import check_first, form_of
 from titan_data.records import check_format, converted
 from titan_data.storage import problems
+from titan_data.template_process import TemplateStopped
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +59,17 @@ class ChatReader:
         Raises:
             CorruptRecord: it contains no chat.
             ExcludedRecord: it does not fit into a sequence.
+            UserError: the template takes too long, or too much memory.
         """
         chat = chat_of(converted(record, self._context, place), self._section, place)
         if self._section.template == "tokenizer":
             assert isinstance(self._tokenizer, ChatTokenizer)
-            require_rendered_tools(chat, self._tokenizer, place)
-            document = templated_tokens(chat, self._tokenizer, place)
+            try:
+                require_rendered_tools(chat, self._tokenizer, place)
+                document = templated_tokens(chat, self._tokenizer, place)
+            except TemplateStopped as error:
+                problem = error.problems[0]
+                raise UserError.one(place, f"{problem.where}: {problem.why}", problem.fix) from None
         elif chat.texts is not None:
             document = plain_tokens(*chat.texts, self._tokenizer, place)
         else:

@@ -12,6 +12,7 @@ import numpy
 
 from titan_core.api import ChatTokenizer, CorruptRecord, TextTokenizer, UserError, WeightedTokens
 from titan_data.chat.records import Chat
+from titan_data.template_process import TemplateStopped
 
 Range = tuple[int, int]
 
@@ -32,9 +33,12 @@ def templated_tokens(chat: Chat, tokenizer: ChatTokenizer, place: str) -> Weight
 
     Raises:
         CorruptRecord: the template refuses the chat, or does not show which part of it the assistant writes.
+        TemplateStopped: the template takes too long, or too much memory.
     """
     try:
         text, ranges = _assistant_ranges(chat, tokenizer, place)
+    except TemplateStopped:
+        raise
     except UserError as error:
         problem = error.problems[0]
         raise CorruptRecord(place, f"{problem.where}: {problem.why}", problem.fix or "fix the record") from None
@@ -95,7 +99,8 @@ def _assistant_ranges(chat: Chat, tokenizer: ChatTokenizer, place: str) -> tuple
     ranges = []
     for index in chat.trained:
         before = tokenizer.render_chat(messages[:index], True, chat.tools, DATE).text
-        after = tokenizer.render_chat(messages[: index + 1], False, chat.tools, DATE).text
+        last = index + 1 == len(messages)
+        after = full.text if last else tokenizer.render_chat(messages[: index + 1], False, chat.tools, DATE).text
         if not after.startswith(before):
             why = f"the chat template does not render message {index + 1} as a continuation of the prompt for it"
             raise CorruptRecord(place, why, "use a template that marks the assistant's part with {% generation %}")

@@ -9,6 +9,7 @@ from titan_core.api import ChatTokenizer, CorruptRecord, UserError
 from titan_core.toolkit.tokenizers import Message
 from titan_data.chat.records import Chat
 from titan_data.chat.tokens import DATE
+from titan_data.template_process import TemplateStopped
 
 CALLS: Final = "tool_calls"
 _FIX = "use a tokenizer whose chat template renders tools, or remove the record"
@@ -46,5 +47,7 @@ def require_rendered_tools(chat: Chat, tokenizer: ChatTokenizer, place: str) -> 
 def _rendered(messages: Sequence[Message], tools: Sequence[Any] | None, tokenizer: ChatTokenizer) -> str | None:
     try:
         return tokenizer.render_chat(messages, False, tools, DATE).text
+    except TemplateStopped:
+        raise
     except UserError:
         return None

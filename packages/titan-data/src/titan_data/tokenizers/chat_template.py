@@ -3,59 +3,28 @@
 from __future__ import annotations
 
 import datetime
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
 
 from titan_core.api import RenderedChat, UserError
 from titan_core.toolkit.files import read_text
 from titan_core.toolkit.plain_json import json_kind, read_object
 from titan_core.toolkit.tokenizers import Message
-from titan_data.bounded_templates import BoundedEnvironment
+from titan_data.template_process import SandboxedTemplate, TemplateRefused
 
 CONFIG = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
 
-_START, _END = "\ue000\ue001", "\ue001\ue000"
-"""Mark what the assistant wrote in a rendered text, and are removed from it: characters of Unicode's private area."""
-
-
-class _Generation(Extension):
-    """``{% generation %}...{% endgeneration %}``, by which a template says what the assistant writes."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares an attribute of the instance
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """Put marks around the text of the block."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        call = self.call_method("_marked", [])
-        return nodes.CallBlock(call, [], [], body).set_lineno(line)
-
-    def _marked(self, caller: Callable[[], str]) -> str:
-        return f"{_START}{caller()}{_END}"
-
 
 class ChatTemplate:
-    """A template as ``transformers`` writes it, beside a tokenizer's files. It runs in a bounded sandbox: a downloaded
-    template must neither run code nor stop a job."""
+    """A template as ``transformers`` writes it, beside a tokenizer's files."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], where: str) -> None:
-        environment = BoundedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-        )
-        environment.add_filter("tojson", _json)
-        environment.globals["raise_exception"] = _refuse
-        self._special_tokens, self._where = dict(special_tokens), where
-        self._marks = "endgeneration" in source
+        self._where = where
         try:
-            self._template = environment.read(source)
-        except TemplateError as error:
+            self._template = SandboxedTemplate("chat", source, where, special_tokens)
+        except TemplateRefused as error:
             raise UserError.one(where, f"the chat template is not a Jinja template: {error}", "download it again") from None
 
     @classmethod
@@ -101,35 +70,19 @@ class ChatTemplate:
         Raises:
             UserError: the template refuses them.
         """
-        texts = [value for message in messages for value in message.values() if isinstance(value, str)]
-        if self._marks and any(_START in text or _END in text for text in texts):
-            why = f"a message contains {_START!a} or {_END!a}, which mark the assistant's part of a chat here"
-            raise UserError.one(self._where, why, "remove them")
         now = datetime.datetime.combine(date, datetime.time()) if date is not None else datetime.datetime.now()
+        values = {
+            "messages": list(messages),
+            "add_generation_prompt": add_generation_prompt,
+            "tools": list(tools) if tools else None,
+            "now": now.isoformat(),
+        }
         try:
-            values: dict[str, Any] = {
-                "messages": list(messages),
-                "add_generation_prompt": add_generation_prompt,
-                "tools": list(tools) if tools else None,
-                "strftime_now": now.strftime,
-                **self._special_tokens,
-            }
-            marked = BoundedEnvironment.text(self._template, values)
-        except Exception as error:  # noqa: BLE001 - a template may raise anything
-            why = f"the chat template refuses the messages: {str(error) or type(error).__name__}"
-            raise UserError.one(self._where, why, "") from None
-        return _unmarked(marked) if self._marks else RenderedChat(marked)
-
-
-def _unmarked(marked: str) -> RenderedChat:
-    """Remove the marks of :class:`_Generation`, and return what was between them as ranges."""
-    first, *rest = marked.split(_START)
-    text, ranges = first, []
-    for piece in rest:
-        inner, _, after = piece.partition(_END)
-        ranges.append((len(text), len(text) + len(inner)))
-        text += inner + after
-    return RenderedChat(text, tuple(ranges))
+            found = self._template.render(values)
+        except TemplateRefused as error:
+            raise UserError.one(self._where, f"the chat template refuses the messages: {error}", "") from None
+        ranges = found["assistant"]
+        return RenderedChat(found["text"], None if ranges is None else tuple((start, end) for start, end in ranges))
 
 
 def _content(name: str, value: Any, file: Path) -> str:
@@ -137,11 +90,3 @@ def _content(name: str, value: Any, file: Path) -> str:
     if not isinstance(text, str):
         raise UserError.one(str(file), f"{name} contains {json_kind(text)}, not the text of a token", "download it again")
     return text
-
-
-def _json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _refuse(message: str) -> None:
-    raise TemplateError(message)

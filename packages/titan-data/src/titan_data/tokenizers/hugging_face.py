@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from titan_core.api import ChatTokenizer, RenderedChat, TokenizerContext, UserError
 from titan_core.toolkit.files import LONGEST_TABLE, read_bytes
 from titan_core.toolkit.tokenizers import Message, without_surrogates
+from titan_data.template_process import TemplateStopped
+from titan_data.tokenizers.chat_template import ChatTemplate
 from titan_data.tokenizers.document_marks import DOWNLOAD, TOKENIZER, document_marks
 
 if TYPE_CHECKING:
     import datetime
 
     from tokenizers import Tokenizer
-
-    from titan_data.tokenizers.chat_template import ChatTemplate
 
 
 class HuggingFaceTokenizer(ChatTokenizer):
@@ -98,8 +98,6 @@ class HuggingFaceTokenizer(ChatTokenizer):
             why = f"a chat template is found only beside a file named {TOKENIZER}"
             raise UserError.one("model.tokenizer_path", why, f"rename the tokenizer to {TOKENIZER}")
         if self._template is None:
-            from titan_data.tokenizers.chat_template import ChatTemplate  # imports jinja2
-
             self._template = ChatTemplate.read(self._folder)
 
     @cached_property
@@ -109,6 +107,8 @@ class HuggingFaceTokenizer(ChatTokenizer):
         try:
             before = self.render_chat(question, add_generation_prompt=True).text
             after = self.render_chat([*question, {"role": "assistant", "content": "b"}], add_generation_prompt=False).text
+        except TemplateStopped:
+            raise
         except UserError:
             return []
         special = {number for number, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
