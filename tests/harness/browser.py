@@ -56,13 +56,18 @@ class Visit:
 
 
 @contextmanager
-def visit(browser: Browser, file: Path, width: int = 1280, scheme: Any = "light") -> Iterator[Visit]:
-    """Open ``file`` in a window of ``width`` pixels (below 500, a phone's) and the colour scheme ``scheme``."""
+def visit(browser: Browser, file: Path, width: int = 1280, scheme: Any = "light", script: str = "") -> Iterator[Visit]:
+    """Open ``file`` in a window of ``width`` pixels (below 500, a phone's) and the colour scheme ``scheme``.
+
+    Args:
+        script: runs before those of the page.
+    """
     phone = width < 500
     context = browser.new_context(
         viewport={"width": width, "height": 844 if phone else 800}, color_scheme=scheme, has_touch=phone, is_mobile=phone
     )
     seen = Visit(context.new_page())
+    seen.page.add_init_script(script)
     seen.page.on("request", lambda request: seen.requests.append(request.url))
     seen.page.on("pageerror", lambda error: seen.complaints.append(str(error)))
     seen.page.on(

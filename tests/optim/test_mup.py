@@ -17,6 +17,7 @@ from titan_core.api import Computed, Constant, Ref, UserError, hookimpl
 from titan_core.cli.main import main
 from titan_optim import mup_check_command
 from titan_optim.mup_check_command import Changes
+from titan_optim.mup_picture import picture
 from titan_optim.mup_rules import WidthRule, WidthRules
 
 WIDE = "{dim = 64, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 96%s}"
@@ -187,3 +188,11 @@ def test_the_check_observes_without_a_trace(in_tmp: Path) -> None:
     changes = Changes()
     assert run_recipe("tiny", MUP, observers=(changes,)).losses == plain.losses
     assert 0 < changes.changes["tok_embeddings"] < 0.05  # its values are around 1
+
+
+def test_names_are_no_markup() -> None:
+    name = "<img src=x onerror=hit()>\"'&lt;]]></svg><script>hit()</script>"
+    root = ElementTree.fromstring(picture({name: {1: {name: 1.0}, 2: {name: 2.0}}}))
+    tags = {element.tag.rpartition("}")[2] for element in root.iter()}
+    assert tags == {"svg", "rect", "text", "polyline", "line"}
+    assert [element.text for element in root.iter() if element.text and "img" in element.text] == [name, name]

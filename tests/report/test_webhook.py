@@ -199,3 +199,13 @@ def test_a_run_that_sigterm_ends_posts_its_end(in_tmp: Path) -> None:
         train(make_job("tiny", settings(server.url)), [Signals()])
     (body,) = server.bodies
     assert body["event"] == "end" and not body["completed"] and body["reason"] in body["text"]
+
+
+def test_a_text_mentions_nobody(in_tmp: Path) -> None:
+    """As Slack, Mattermost and Discord read a text: no link, channel or person; addresses stay readable."""
+    error = ValueError("<!channel> <https://evil.example|log in> @here me@host.org")
+    with serving() as server, pytest.raises(ValueError, match="channel"):
+        train(make_job("tiny", settings(server.url)), [Trouble(1, error)])
+    _, failure = server.bodies
+    assert failure["text"].endswith("\u2039!channel\u203a \u2039https://evil.example|log in\u203a @\u200bhere me@host.org")
+    assert failure["error"] == f"ValueError: {error}"

@@ -1,11 +1,13 @@
-"""Writes the report: one self-contained page that includes plotly.js and makes no network requests."""
+"""Writes the report: one self-contained page that includes plotly.js and makes no network requests. Jinja escapes what comes
+from runs, and the policy of the page lets a browser run its own scripts only."""
 
 from __future__ import annotations
 
-import html
-import string
+import base64
+import hashlib
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -13,18 +15,28 @@ from pathlib import Path
 from titan_core.api import UserError
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.secrets import redact
-from titan_report import html_parts as parts
-from titan_report.axes import positions
-from titan_report.bill import bill_note, bill_of, bill_table, with_earlier
-from titan_report.charts import line_charts
+from titan_report.axes import Positions, positions
+from titan_report.bill import Bill, bill_note, bill_of, bill_table, with_earlier
+from titan_report.charts import Chart, line_charts
 from titan_report.config_differences import config_differences, version_differences
 from titan_report.expert_map import expert_maps
 from titan_report.figures import Figure, bill_figure, chart_figure, expert_figure, timeline_figure
-from titan_report.palette import OF_CAUSES
+from titan_report.palette import DARK, LIGHT, OF_CAUSES, colour_of, round_of, tint_of
 from titan_report.shown import Table, clock, distinct_names, time_zone
 from titan_report.stacks import stacks
 from titan_report.summary import summary
 from titan_report.timeline import Timeline, timelines
+
+_NUMBER = re.compile(r"~?[-+]?[\d,.]+([eE][-+]?\d+)?(%| GiB)?|–|not finite|[\d,]+ of [\d,]+")
+_AXES = (("steps", "Steps"), ("tokens", "Tokens"), ("hours", "Time"))
+_MARKS = (
+    ("start", "start, stage"),
+    ("checkpoint", "checkpoint"),
+    ("finding", "finding"),
+    ("rewind", "went back"),
+    ("end", "end"),
+    ("kill", "killed"),
+)
 
 
 def write_report(runs: Sequence[RunLog], file: Path, table: Table | None = None) -> None:
@@ -46,27 +58,63 @@ def write_report(runs: Sequence[RunLog], file: Path, table: Table | None = None)
 
 def page(runs: Sequence[RunLog], table: Table | None = None) -> str:
     """Return the report of ``runs`` as HTML. Secrets in configs and events are masked, because reports are shared."""
+    from jinja2 import Environment, StrictUndefined
     from plotly.offline import get_plotlyjs
 
     names = distinct_names([run.path for run in runs])
-    figures: dict[str, Figure] = {}
     masked = [_without_secrets(run) for run in runs]
-    body = [*_tables(masked, names, table), *_charts(masked, names, figures), *_bills(masked, names, figures)]
-    body += [
-        *_timelines(masked, names, figures),
-        *_experts(masked, names, figures),
-        *_differences(runs, names),
-        *_configs(masked, names),
-    ]
-    title = names[0] if len(names) == 1 else f"{len(names)} runs"
-    return string.Template(_resource("page.html")).substitute(
-        title=html.escape(title),
-        made=html.escape(f"{clock(time.time())}, {time_zone()}"),
-        style=_resource("page.css") + parts.palette_style(),
-        plotly=get_plotlyjs(),
-        body="\n".join(body),
-        figures=parts.json_for_script(figures),
-        script=_resource("page.js"),
+    charts = [*line_charts(masked), *stacks(masked)]
+    found = positions(masked, charts) if charts else []
+    identified: dict[str, Chart] = {}
+    for chart in charts:
+        run = f"-{chart.curves[0].run}" if chart.stacked else ""
+        identity = f"chart-{chart.name}{run}"
+        while identity in identified:  # as those of metrics a/b-c and a-b/c are
+            identity += "-"
+        identified[identity] = chart
+    figures: dict[str, Figure] = {identity: chart_figure(chart, names) for identity, chart in identified.items()}
+    bills = _bills(masked, figures)
+    shown = timelines(masked)
+    figures |= {f"timeline-{one.run}": timeline_figure(one) for one in shown}
+    experts = expert_maps(masked)
+    figures |= {f"experts-{one.run}": expert_figure(one) for one in experts}
+    style, plotly, script = _resource("page.css") + _palette(), get_plotlyjs(), _resource("page.js")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    environment.globals |= {
+        "round_of": round_of, "colour_of": colour_of, "numeric": _numeric, "styles_of": _styles_of,
+        "tints_of": _tints_of, "causes_of": lambda bill: {cause: OF_CAUSES[cause] for cause in bill.seconds},
+        "names": names,
+    }  # fmt: skip
+    return environment.from_string(_resource("page.html")).render(
+        title=names[0] if len(names) == 1 else f"{len(names)} runs",
+        made=f"{clock(time.time())}, {time_zone()}",
+        zone=time_zone(),
+        policy=_policy(plotly, script),
+        style=style,
+        plotly=plotly,
+        script=script,
+        tables=[*([] if table is None else [table]), summary(masked, names)],
+        charts=identified,
+        axes=_known_axes(found),
+        positions=found,
+        bills=bills,
+        timelines=[(one, _events(one)) for one in shown],
+        marks=_MARKS,
+        experts=experts,
+        differences=_differences(runs, names),
+        configs=_configs(masked, names),
+        figures=figures,
+    )
+
+
+def _policy(*scripts: str) -> str:
+    """Return the policy of a page that runs ``scripts`` and no others, and loads nothing. Charts set styles of their own."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
+        "form-action 'none'"
     )
 
 
@@ -75,108 +123,68 @@ def _without_secrets(run: RunLog) -> RunLog:
     return replace(run, config=redact(run.config), events=events)
 
 
-def _tables(runs: Sequence[RunLog], names: Sequence[str], table: Table | None) -> list[str]:
-    first = [] if table is None else [parts.table(table, names)]
-    return [*first, parts.table(summary(runs, names), names)]
+def _numeric(table: Table) -> list[bool]:
+    """Return which columns have nothing but numbers."""
+    columns = list(zip(*table.rows, strict=True)) or [() for _ in table.headers]
+    return [bool(column) and all(map(_NUMBER.fullmatch, column)) for column in columns]
 
 
-def _charts(runs: Sequence[RunLog], names: Sequence[str], figures: dict[str, Figure]) -> list[str]:
-    charts = [*line_charts(runs), *stacks(runs)]
-    if not charts:
-        return [f'<section class="card">{parts.paragraph("No step has been logged yet.")}</section>']
-    figures.update((parts.chart_id(chart), chart_figure(chart, names)) for chart in charts)
-    cards = "\n".join(parts.chart_card(chart, names, wide=chart.name == "loss") for chart in charts)
-    found = positions(runs, charts)
-    data = f'<script type="application/json" id="positions">{parts.json_for_script(found)}</script>'
-    return [parts.controls(names, found), f'<div class="grid">{cards}</div>{data}']
+def _tints_of(chart: Chart) -> dict[str, tuple[str, float]]:
+    """Return the colour and opacity of each part of a stacked chart, by label."""
+    run, of = colour_of(chart.curves[0].run), len(chart.curves)
+    return {curve.label: (f"run-{run}", tint_of(number, of)) for number, curve in enumerate(chart.curves)}
 
 
-def _bills(runs: Sequence[RunLog], names: Sequence[str], figures: dict[str, Figure]) -> list[str]:
-    cards = []
+def _styles_of(chart: Chart) -> list[tuple[str, str]]:
+    """Return the labels of the chart's curves and their styles."""
+    kinds = {curve.label: curve.style for curve in reversed(chart.curves)}
+    return sorted(kinds.items(), key=lambda kind: ("line", "dots", "faint", "marks").index(kind[1]))
+
+
+def _known_axes(found: Sequence[Positions]) -> list[tuple[str, str]]:
+    """Return the axes for which the steps of a run have places."""
+    return [axis for axis in _AXES if any(any(place is not None for place in run[axis[0]]) for run in found)]
+
+
+def _palette() -> str:
+    """Return the colours of runs as CSS variables."""
+    light, dark = (" ".join(f"--run-{n}: {c};" for n, c in enumerate(colours)) for colours in (LIGHT, DARK))
+    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+
+
+def _bills(runs: Sequence[RunLog], figures: dict[str, Figure]) -> list[tuple[int, Bill, str, Table]]:
+    found = []
     for number, run in enumerate(runs):
         bill = bill_of(with_earlier(run.path, run.events), run.times)
-        if not bill.attempts:
-            continue
-        heading = f"<h3>{parts.name_of_run(number, names)}</h3>" if len(runs) > 1 else ""
-        shown = parts.paragraph(bill_note(bill))
-        if bill.is_recorded:
-            identity = f"bill-{number}"
-            figures[identity] = bill_figure(bill, number)
-            height = 80 + 26 * min(len(bill.attempts), 20)
-            shown += parts.stack_key({cause: OF_CAUSES[cause] for cause in bill.seconds})
-            shown += f'<div class="chart" style="height: {height}px" id="{identity}"></div>'
-            shown += parts.table(bill_table(bill), ())
-        cards.append(f'<div class="of-timeline" data-of-run="{number}">{heading}{shown}</div>')
-    return [f'<section class="card"><h2>Bill</h2>{"".join(cards)}</section>'] if cards else []
+        if bill.attempts:
+            found.append((number, bill, bill_note(bill), bill_table(bill)))
+            if bill.is_recorded:
+                figures[f"bill-{number}"] = bill_figure(bill, number)
+    return found
 
 
-def _timelines(runs: Sequence[RunLog], names: Sequence[str], figures: dict[str, Figure]) -> list[str]:
-    cards = []
-    for timeline in timelines(runs):
-        run, identity = timeline.run, f"timeline-{timeline.run}"
-        figures[identity] = timeline_figure(timeline)
-        heading = f"<h3>{parts.name_of_run(run, names)}</h3>" if len(runs) > 1 else ""
-        cards.append(
-            f'<div class="of-timeline" data-of-run="{run}">{heading}<div class="chart timeline" id="{identity}"></div>'
-            f"{parts.details('All events', _events(timeline))}</div>"
-        )
-    key = "".join(f'<li><i class="mark {kind}"></i>{text}</li>' for kind, text in _MARKS)
-    if not cards:
-        return []
-    note = parts.paragraph(f"Times are in {time_zone()}.")
-    return [f'<section class="card"><h2>Timeline</h2>{note}<ul class="key">{key}</ul>{"".join(cards)}</section>']
-
-
-def _experts(runs: Sequence[RunLog], names: Sequence[str], figures: dict[str, Figure]) -> list[str]:
-    cards = []
-    for found in expert_maps(runs):
-        identity = f"experts-{found.run}"
-        figures[identity] = expert_figure(found)
-        heading = f"<h3>{parts.name_of_run(found.run, names)}</h3>" if len(runs) > 1 else ""
-        step = parts.paragraph(f"Rows in step {found.step:,}, relative to the mean of the block.")
-        chart = f'<div class="chart" id="{identity}"></div>'
-        cards.append(f'<div class="of-timeline" data-of-run="{found.run}">{heading}{step}{chart}</div>')
-    return [f'<section class="card"><h2>Experts</h2>{"".join(cards)}</section>'] if cards else []
-
-
-_MARKS = (
-    ("start", "start, stage"),
-    ("checkpoint", "checkpoint"),
-    ("finding", "finding"),
-    ("rewind", "went back"),
-    ("end", "end"),
-    ("kill", "killed"),
-)
-
-
-def _events(timeline: Timeline) -> str:
+def _events(timeline: Timeline) -> Table:
     rows = tuple(
         (clock(moment.time), "" if moment.step is None else f"{moment.step:,}", moment.text) for moment in timeline.moments
     )
-    omitted = f"{timeline.omitted:,} older checkpoints and findings are not shown." if timeline.omitted else ""
-    return parts.table(Table("", ("time", "step", "event"), rows), ()) + parts.paragraph(omitted)
+    return Table("", ("time", "step", "event"), rows)
 
 
-def _differences(runs: Sequence[RunLog], names: Sequence[str]) -> list[str]:
+def _differences(runs: Sequence[RunLog], names: Sequence[str]) -> list[tuple[Table, str]]:
     if len(runs) < 2:
         return []
     config, versions = config_differences(runs, names), version_differences(runs, names)
     lead = "Keys whose values differ between the runs." if config.rows else "All keys have the same values."
-    shown = [parts.table(config, names, lead, align_numbers=False)]
+    shown = [(config, lead)]
     if versions.rows:
-        shown.append(parts.table(versions, names, "Plugins whose versions differ between the runs.", align_numbers=False))
+        shown.append((versions, "Plugins whose versions differ between the runs."))
     return shown
 
 
-def _configs(runs: Sequence[RunLog], names: Sequence[str]) -> list[str]:
+def _configs(runs: Sequence[RunLog], names: Sequence[str]) -> Mapping[str, str]:
     import tomli_w
 
-    folded = [
-        parts.details(parts.name_of_run(number, names), parts.preformatted(tomli_w.dumps(run.config)))
-        for number, run in enumerate(runs)
-        if run.config
-    ]
-    return [f'<section class="card"><h2>Resolved config</h2>{"".join(folded)}</section>'] if folded else []
+    return {name: tomli_w.dumps(run.config) for name, run in zip(names, runs, strict=True) if run.config}
 
 
 def _resource(name: str) -> str:

@@ -207,4 +207,4 @@ def _data(entry: dict[str, Any]) -> str:
 def _escaped(value: Any) -> str:
     """Return ``value`` as the text of one cell of a table, in which nothing is markup."""
     text = " ".join(redact_text(str(value)).split())
-    return "".join(f"\\{character}" if character in "\\`*_[]<>|#!" else character for character in text)
+    return "".join(f"\\{character}" if character in "\\`*_[]<>|#!&~$" else character for character in text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from typing import Any
@@ -70,5 +71,11 @@ class Webhook:
             return
         facts = self._facts
         text = redact_text(f"{os.path.basename(facts['run'])}, step {step:,} of {facts['steps']:,}: {what}")
-        body = {"text": text, "event": event, "step": step, "time": time.time(), **facts, **more}
+        body = {"text": _plain(text), "event": event, "step": step, "time": time.time(), **facts, **more}
         self._outbox.put(lambda: send_json(self._url, body, {}, TIMEOUT_SECONDS))
+
+
+def _plain(text: str) -> str:
+    """Return ``text``, which may quote a document or a name, without what chat services obey: links, mentions of people and
+    channels (``<!channel>``, ``@here``), and markup."""
+    return re.sub(r"(?<!\w)@(?=\w)", "@\u200b", text.translate({ord("<"): "\u2039", ord(">"): "\u203a"}))
