@@ -36,7 +36,7 @@ MUTANTS = (
     Mutant("pieces-cut-lines", "data/text_files.py", "_CUTS = (re.compile(rb\"\\n\"), ", "_CUTS = (", (DATASETS,)),
     Mutant("pieces-lose-the-rest", "data/text_files.py", "end = size - first if last else", "end = self._size if last else", (DATASETS,)),
     Mutant("each-piece-begins-a-text", "data/text_files.py", "begins=piece == 0", "begins=True", (DATASETS,)),
-    Mutant("records-end-between-quotes", "data/csv_files.py", "(inside % 2 == 0)", "(inside >= 0)", (CSV,)),
+    Mutant("records-end-between-quotes", "data/csv_files.py", "ends)) % 2 == 0]", "ends)) >= 0]", (CSV,)),
     Mutant("rows-of-the-group-before", "data/row_groups.py", 'row, "right")', 'row, "left")', (ROWS,)),
     Mutant("decoded-rows-without-bound", "data/row_groups.py", "while self.bytes > LIMIT and", "while False and", (ROWS,)),
     Mutant("large-groups-from-their-first-row", "data/row_groups.py", "if here is None or here.next > part:", "if True:", (ROWS,)),

@@ -7,7 +7,7 @@ import csv
 import io
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import numpy
 from numpy.typing import NDArray
@@ -21,11 +21,12 @@ from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files, plain_
 from titan_data.records import FIELD_FIX, Reader, check_format, missing_field, reads_text
 from titan_data.storage import problems
 
-_CHUNK = 1 << 24
+_CHUNK, _FEW = 1 << 24, 1 << 16
 _LONGEST = 2**31 - 1
 _SEPARATORS: Final = {".tsv": "\t"}
 """What separates values, by suffix; a comma elsewhere."""
-_BOM = b"\xef\xbb\xbf"
+_BOM: Final = b"\xef\xbb\xbf"
+_LF, _CR, _QUOTE = b'\n\r"'
 
 
 class CsvRecords(FileDocuments):
@@ -44,7 +45,9 @@ class CsvRecords(FileDocuments):
         csv.field_size_limit(_LONGEST)  # of the process; the default stops at 128 KiB, and documents are longer
         self._files, self._read, self._shown = files, read, shown
         self._separators = [separator_of(file) for file in shown]
-        self._index = FileIndex(files, "records of CSV, version 1", scan_records)
+        of = dict(zip(files, self._separators, strict=True))
+        version = f"records of CSV, version 2, separated by {sorted(set(self._separators))}"
+        self._index = FileIndex(files, version, lambda file: scan_records(file, of[file]))
         super().__init__(self._index.upto)
         self.columns = [
             header(self._content(number, 0), self._separators[number], shown[number]) if self._index.extra[number] else []
@@ -97,55 +100,84 @@ def header(content: bytes, separator: str, file: Path) -> list[str]:
     """Return the names of the columns.
 
     Raises:
-        UserError: they are not UTF-8, empty, or not all different; or another character separates them.
+        UserError: they are not UTF-8, or not all different; or another character separates them.
     """
     try:
-        names = _values(content.removeprefix(_BOM), separator, f"{file}, header")
+        names = _values(content, separator, f"{file}, header")
     except CorruptRecord as error:
         raise UserError.one(error.place, error.why, error.fix) from None
     if len(names) == 1 and (other := next((one for one in ";\t,|" if one != separator and one in names[0]), None)):
         why = f"its header has one column, {names[0][:80]!r}: its values are separated by {other!r}, not by {separator!r}"
         raise UserError.one(str(file), why, "name it .tsv if tabs separate its values, or write it with commas")
-    if len(set(names)) != len(names) or "" in names:
-        why = f"its header has empty or equal names ({', '.join(map(repr, names))[:200]})"
-        raise UserError.one(str(file), why, "give each column a name in the first line")
+    names = [name or f"Unnamed: {number}" for number, name in enumerate(names)]  # as pandas, which writes its index so
+    if len(set(names)) != len(names):
+        why = f"its header has equal names ({', '.join(map(repr, names))[:200]})"
+        raise UserError.one(str(file), why, "give each column a name of its own in the first line")
     return names
 
 
-def scan_records(file: Path) -> Generator[NDArray[numpy.int64], None, tuple[int, int]]:
-    """Yield the first byte and the end byte of each record of ``file``, without its line end; return the number of records
-    without the header, and with it."""
-    first = quotes = start = records = 0
-    before = 0  # the last byte of the chunk before
+def scan_records(file: Path, separator: str, size: int = 0) -> Generator[NDArray[numpy.int64], None, tuple[int, int]]:
+    """Yield the first byte and the end byte of each record of ``file``, without its line end (LF, CR, or both); return the
+    number of records without the header, and with it.
+
+    Args:
+        size: bytes that are read at a time; 0: many.
+    """
+    records = inside = 0
+    before = _LF  # the last byte of the chunk before
     with open_file(file, buffering=0) as stream:
-        while content := stream.read(_CHUNK):
+        begin = stream.read(len(_BOM))
+        first = start = len(_BOM) if begin == _BOM else 0
+        stream.seek(first)
+        while content := stream.read(size or _CHUNK):
             chunk = numpy.frombuffer(content, numpy.uint8)
-            inside = quotes + numpy.cumsum(
-                chunk == ord('"'), dtype=numpy.int64
-            )  # odd between quotes; doubled ones cancel out
-            quotes = int(inside[-1]) % 2
-            ends = numpy.flatnonzero((chunk == ord("\n")) & (inside % 2 == 0))
-            returned = numpy.where(ends > 0, chunk[ends - 1], before) == ord("\r")  # a line end may be two characters
-            bounds = _filled(start, ends + first, returned)
-            start = int(ends[-1]) + first + 1 if len(ends) else start
-            first, before = first + len(content), int(chunk[-1])
+            quotes = _quotes(chunk, inside, before, ord(separator))
+            ends = numpy.flatnonzero((chunk == _LF) | (chunk == _CR))
+            ends = ends[(inside + numpy.searchsorted(quotes, ends)) % 2 == 0] + first
+            bounds = _filled(start, ends)
+            start = int(ends[-1]) + 1 if len(ends) else start
+            inside = (inside + len(quotes)) % 2
+            last = len(content) - 1
+            before = 0 if chunk[-1] == _QUOTE and not (len(quotes) and quotes[-1] == last) else int(chunk[-1])
+            first += len(content)
             records += len(bounds) // 2
             yield bounds
-    rest = _filled(start, numpy.array([first]), numpy.array([before == ord("\r")]))
+    rest = _filled(start, numpy.array([first]))
     yield rest
     records += len(rest) // 2
     return max(records - 1, 0), records
 
 
-def _filled(start: int, ends: NDArray[Any], returned: NDArray[Any]) -> NDArray[numpy.int64]:
+def _quotes(chunk: NDArray[numpy.uint8], inside: int, before: int, separator: int) -> NDArray[numpy.int64]:
+    """Return where text between quotes begins or ends. Two quotes within it end it and begin it again; a quote within a
+    value that does not begin with one is a character like others.
+
+    Args:
+        inside: whether the chunk begins between quotes.
+        before: the byte before the chunk; 0 for such a character.
+    """
+    quotes = numpy.flatnonzero(chunk == _QUOTE)
+    previous = numpy.where(quotes > 0, chunk[quotes - 1], before) if len(quotes) else quotes
+    begins = numpy.isin(previous, (separator, _LF, _CR))
+    if (begins | (previous == _QUOTE))[inside::2].all():
+        return quotes
+    kept: list[int] = []
+    for place, begin, byte in zip(quotes.tolist(), begins.tolist(), previous.tolist(), strict=True):
+        doubled = byte == _QUOTE and (place == 0 or (bool(kept) and kept[-1] == place - 1))
+        if (inside + len(kept)) % 2 or begin or doubled:
+            kept.append(place)
+    return numpy.array(kept, numpy.int64)
+
+
+def _filled(start: int, ends: NDArray[Any]) -> NDArray[numpy.int64]:
     """Return the first and the end byte of each record that is not empty, alternately.
 
     Args:
         start: first byte of the first record.
-        ends: places of the line ends, which are one byte longer to the left where ``returned``.
+        ends: places of the line ends.
     """
     starts = numpy.concatenate([[start], ends[:-1] + 1])[: len(ends)]
-    bounds = numpy.stack([starts, ends - returned], axis=1).astype(numpy.int64)
+    bounds = numpy.stack([starts, ends], axis=1).astype(numpy.int64)
     return bounds[bounds[:, 1] > bounds[:, 0]].reshape(-1)
 
 
@@ -199,8 +231,7 @@ def check_csv(context: DatasetContext[None]) -> list[Problem]:
         for file in find_files(context, ENDINGS["csv"]):
             if file.suffix not in (".csv", ".tsv") or context.format is not None:
                 continue
-            with open_file(file) as stream:
-                columns = header(_first_record(stream), separator_of(file), file) if file.stat().st_size else []
+            columns = _columns_of(file)
             if columns and context.text_field not in columns:
                 found.append(Problem(str(file), missing_field(context.text_field, columns), FIELD_FIX))
         return found
@@ -208,10 +239,14 @@ def check_csv(context: DatasetContext[None]) -> list[Problem]:
     return problems(context, check)
 
 
-def _first_record(stream: BinaryIO) -> bytes:
-    record = b""
-    while line := stream.readline():
-        record += line
-        if record.count(b'"') % 2 == 0 and record.strip(b"\r\n"):
-            break
-    return record.strip(b"\r\n")
+def _columns_of(file: Path) -> list[str]:
+    """Return the names of the columns; none of an empty file.
+
+    Raises:
+        UserError: see :func:`header`.
+    """
+    separator = separator_of(file)
+    begin, end = next((bounds[:2].tolist() for bounds in scan_records(file, separator, _FEW) if len(bounds)), (0, 0))
+    with open_file(file) as stream:
+        stream.seek(begin)
+        return header(stream.read(end - begin), separator, file) if end else []
