@@ -21,6 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "good.jsonl").write_text("".join(json.dumps(record) + "\n" for record in GOOD))
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "blank.jsonl").write_text("\n  \n")
+    (tmp_path / "deep.jsonl").write_text('{"text": "a", "unused": ' + "[" * 3000 + "]" * 3000 + "}\n")
     (tmp_path / "bad.txt").write_bytes(b"good\n" * 9000 + b"\xff\n")
     return tmp_path
 
@@ -41,6 +42,14 @@ MISTAKES = {
     "no field": (
         {"training.dataset": "json", "training.dataset_path": "good.jsonl", "data.text_field": "body"},
         "good.jsonl:1: no field 'body' (fields: text); set data.text_field, or data.format",
+    ),
+    "nesting": (
+        {"training.dataset": "json", "training.dataset_path": "deep.jsonl"},
+        "deep.jsonl:1: not a JSON record: its lists and objects are nested too deeply; each line must be one JSON object",
+    ),
+    "nesting beside token ids": (
+        {"training.dataset": "input_ids", "training.dataset_path": "deep.jsonl"},
+        "deep.jsonl:1: not a JSON record: its lists and objects are nested too deeply; each line must be one JSON object",
     ),
     "a function": (
         {"training.dataset": "json", "training.dataset_path": "good.jsonl", "data.format": "os:system"},

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from titan_core.api import CorruptRecord, Document, UserError
 from titan_core.toolkit.files import open_file
+from titan_core.toolkit.plain_json import parse_json
 from titan_data.file_documents import FileDocuments
 from titan_data.file_index import FileIndex
 from titan_data.records import Reader
@@ -52,8 +53,8 @@ class JsonArrays(FileDocuments):
         ((file, begin, end),) = self.ranges(number, record, record + 1)
         place = self.place(index)
         try:
-            found = json.loads(self._maps.content(file)[begin:end])
-        except (ValueError, RecursionError) as error:
+            found = parse_json(self._maps.content(file)[begin:end])
+        except ValueError as error:
             raise CorruptRecord(place, f"not a JSON record: {error}", "restart the job if the file has changed") from None
         return self._read(found, place)
 
@@ -139,7 +140,9 @@ class _Text:
         while True:
             try:
                 _, end = self._json.raw_decode(self._held, self._place)
-            except (ValueError, RecursionError) as error:
+            except RecursionError:
+                raise self.wrong("its lists and objects are nested too deeply") from None
+            except ValueError as error:
                 if self._complete:
                     raise self.wrong(str(error)) from None
                 end = len(self._held)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -10,12 +9,12 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.api import CorruptRecord, Document, UserError
+from titan_core.api import Document, UserError
 from titan_core.toolkit.files import open_file
 from titan_data.file_documents import FileDocuments
 from titan_data.file_index import FileIndex
 from titan_data.local_files import begins_lines
-from titan_data.records import Reader
+from titan_data.records import Reader, parsed_record
 
 _CHUNK: Final = 1 << 24
 _WHITESPACE = numpy.frombuffer(b" \t\n\r\x0b\x0c", numpy.uint8)
@@ -62,7 +61,7 @@ class JsonRecords(FileDocuments):
                 str(self._shown[file]), why, "restart the job, and do not write to the files of a running one"
             )
         place = f"{self._shown[file]}:{self.number_of(file, record)}"
-        return self._read(_record(read.partition(b"\n")[0], place), place)
+        return self._read(parsed_record(read.partition(b"\n")[0], place), place)
 
     def name_of(self, file: int) -> Path:
         """See :class:`~titan_data.file_documents.FileDocuments`."""
@@ -88,16 +87,6 @@ class JsonRecords(FileDocuments):
         if not self._index.extra[file]:
             return 0
         return int(numpy.searchsorted(self._index.values(file, self._index.documents(file)), record, "right"))
-
-
-def _record(content: bytes, place: str) -> Any:
-    try:
-        return json.loads(content)
-    except UnicodeDecodeError as error:
-        why = f"not UTF-8 text: {error.reason} at byte {error.start} of the line"
-        raise CorruptRecord(place, why, "convert the file to UTF-8") from None
-    except (ValueError, RecursionError) as error:
-        raise CorruptRecord(place, f"not a JSON record: {error}", "each line must be one JSON object") from None
 
 
 def _scan(file: Path) -> Generator[NDArray[numpy.int64], None, tuple[int, int]]:

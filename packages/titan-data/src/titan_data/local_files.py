@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from titan_core.toolkit.files import open_file
 from titan_core.toolkit.reading import ALL_SPLITS
 from titan_core.toolkit.text import shorten
 from titan_data.compressed import COMPRESSED, Damaged, damaged, decompress
-from titan_data.records import FIELD_FIX, Reader, check_format, missing_field, text_of
+from titan_data.records import FIELD_FIX, Reader, check_format, missing_field, parsed_record, text_of
 from titan_data.splits import files_of_split, without_caches
 from titan_data.storage import files_below, kind_of, located, matching, reading, unreadable
 
@@ -150,10 +149,7 @@ def first_record(context: DatasetContext[Any]) -> tuple[Any, str] | None:
         if not begins_lines(line):
             return None
         place = f"{file}:{number}"
-        try:
-            return json.loads(line), place
-        except ValueError as error:
-            raise CorruptRecord(place, f"not a JSON record: {error}", "each line must be one JSON object") from None
+        return parsed_record(line, place), place
     raise UserError.one(context.where, EMPTY, EMPTY_FIX)
 
 
@@ -216,9 +212,9 @@ def _check_json(files: list[Path], context: DatasetContext[Any]) -> Iterator[Pro
         if not begins_lines(line) or context.skip_corrupt:
             return
         try:
-            record = json.loads(line)
-        except ValueError as error:
-            yield Problem(f"{file}:{number}", f"not a JSON record: {error}", "each line must be one JSON object")
+            record = parsed_record(line, f"{file}:{number}")
+        except CorruptRecord as error:
+            yield Problem(error.place, error.why, error.fix)
             return
         if not isinstance(record, dict):
             yield Problem(f"{file}:{number}", "not a JSON object", 'each line must be an object like {"text": "..."}')

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from titan_core.api import CorruptRecord, DatasetContext, Document, Problem, UserError
 from titan_core.toolkit.errors import PluginFailure
-from titan_core.toolkit.plain_json import json_kind
+from titan_core.toolkit.plain_json import json_kind, parse_json
 from titan_core.toolkit.reading import FormatSpec
 
 if TYPE_CHECKING:
@@ -69,10 +68,34 @@ def converted(record: Any, context: DatasetContext[Any], place: str) -> Any:
     if context.format.convert is not None:
         return made
     try:
-        return json.loads(made)
-    except (ValueError, RecursionError) as error:
+        return parse_json(made)
+    except ValueError as error:
         fix = 'write a JSON object, such as {"prompt": {{ question | tojson }}, "completion": {{ answer | tojson }}}'
         raise CorruptRecord(place, f"{_named(context.format)} made a text that is not JSON: {error}", fix) from None
+
+
+def format_fields(spec: FormatSpec) -> tuple[str, ...] | None:
+    """Return the names of the fields that a format may read; ``None``: all.
+
+    Raises:
+        UserError: it is no template.
+    """
+    return None if spec.convert is not None else _template(spec).fields
+
+
+def parsed_record(content: bytes, place: str) -> Any:
+    """Return the record that a line of JSON contains.
+
+    Raises:
+        CorruptRecord: it contains none.
+    """
+    try:
+        return parse_json(content)
+    except UnicodeDecodeError as error:
+        why = f"not UTF-8 text: {error.reason} at byte {error.start} of the line"
+        raise CorruptRecord(place, why, "convert the file to UTF-8") from None
+    except ValueError as error:
+        raise CorruptRecord(place, f"not a JSON record: {error}", "each line must be one JSON object") from None
 
 
 def check_format(context: DatasetContext[Any]) -> list[Problem]:

@@ -22,16 +22,29 @@ def read_object(file: Path, fix: str, *, longest: int = LONGEST, inside: Path | 
         UserError: the file cannot be read, is not JSON, or holds something other than an object.
     """
     try:
-        contents = json.loads(read_bytes(file, longest=longest, inside=inside))
+        contents = parse_json(read_bytes(file, longest=longest, inside=inside))
     except FileNotFoundError:
         raise UserError.one(str(file), "no such file", fix) from None
     except OSError as error:
         raise UserError.one(str(file), f"cannot be read: {error.strerror or error}", "check its permissions") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError.one(str(file), f"is not JSON: {error}", fix) from None
     if not isinstance(contents, dict):
         raise UserError.one(str(file), f"contains {json_kind(contents)}, not an object", fix)
     return contents
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value that ``text`` represents.
+
+    Raises:
+        ValueError: it is not JSON or UTF-8, or is nested more deeply than Python can represent.
+    """
+    try:
+        # The json module guesses at the encoding of bytes, and UTF-16 has line ends within characters.
+        return json.loads(text if isinstance(text, str) else text.decode("utf-8-sig"))
+    except RecursionError:
+        raise ValueError("its lists and objects are nested too deeply") from None
 
 
 def json_kind(value: object) -> str:
