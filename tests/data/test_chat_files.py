@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.chat_model import CHATS, save_tokenizer, write_chats
+from harness.chat_model import CHATS, TEMPLATE, save_tokenizer, write_chats
 from harness.chats import chat_context
 from titan_data.chat.source import ChatReader, check_chats, open_chats
 
@@ -42,6 +42,81 @@ def test_files_of_all_forms_hold_the_same_documents(
     expected = [read({"messages": chat}, "").ids.tolist() for chat in CHATS]
     found: list[Any] = list(open_chats(made).shard(0, 1, 0))
     assert sorted(document.ids.tolist() for document in found) == sorted(expected)
+
+
+CALLED = "{{ c['function']['name'] }}({{ c['function']['arguments'] | tojson }})"
+WITH_TOOLS = TEMPLATE.replace("{% for m", "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m", 1).replace(
+    "{{ m['content'] | trim }}", "{{ m['content'] or '' }}{% for c in m['tool_calls'] or [] %}CALLED{% endfor %}"
+).replace("CALLED", CALLED)  # fmt: skip
+
+
+def calls(*arguments: Any) -> list[dict[str, Any]]:
+    """Return a record for each of the arguments, with which a tool is called."""
+    return [
+        {
+            "tools": [{"name": "f", "parameters": {key: {"type": "string"} for key in given}}],
+            "messages": [
+                {"role": "user", "content": f"{number}?"},
+                {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": given}}]},
+                {"role": "tool", "content": json.dumps(given)},
+                {"role": "assistant", "content": "It is ü."},
+            ],
+        }
+        for number, given in enumerate(arguments)
+    ]
+
+
+DIFFERENT = calls({"city": "Köln"}, {"days": [1, 2.5], "unit": None}, {"a": {"b": [{"c": True}]}, "text": '"{'})
+
+
+def as_datasets_writes(form: str, source: Path, file: Path) -> None:
+    import datasets
+
+    rows = datasets.load_dataset("json", data_files=str(source), split="train", cache_dir=str(source.parent / "hf"))
+    assert "Json" in str(rows.features) or source.name == "alike.jsonl"
+    rows.save_to_disk(str(file)) if form == "disk" else rows.to_parquet(str(file))
+
+
+def as_texts(file: Path, each: bool) -> None:
+    """Write columns of texts of JSON, or of lists of such texts."""
+    import pyarrow
+    import pyarrow.parquet
+
+    def text(value: list[Any]) -> Any:
+        return [json.dumps(item) for item in value] if each else json.dumps(value)
+
+    table = pyarrow.Table.from_pylist([{key: text(value) for key, value in record.items()} for record in DIFFERENT])
+    pyarrow.parquet.write_table(table, file)
+
+
+@pytest.mark.parametrize("form", ["lines", "parquet", "disk", "parquet, alike", "texts", "a text each"])
+def test_calls_of_tools_have_the_ids_of_transformers_over_the_rows_of_datasets(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    monkeypatch.setenv("TITAN_CACHE_DIR", str(tmp_path / "cache"))
+    tokenizer = save_tokenizer(tmp_path, WITH_TOOLS)
+    records = calls({"city": "Köln"}, {"city": "Ulm"}) if form.endswith("alike") else DIFFERENT
+    source = tmp_path / ("alike.jsonl" if form.endswith("alike") else "chats.jsonl")
+    source.write_text("".join(json.dumps(record) + "\n" for record in records))
+    file = tmp_path / "rows.parquet"
+    if "text" in form:
+        as_texts(file, "each" in form)
+    elif form == "lines":
+        file = source
+    else:
+        as_datasets_writes(form, source, file)
+    made = chat_context(tmp_path, str(file), seq_len=2000)
+    assert check_chats(made) == []
+    rows = datasets.load_dataset("json", data_files=str(source), split="train", cache_dir=str(tmp_path / "hf"))
+    expected = [
+        tokenizer.apply_chat_template(row["messages"], tools=row["tools"], chat_template=WITH_TOOLS, tokenize=False)
+        for row in rows
+    ]
+    found: list[Any] = list(open_chats(made).shard(0, 1, 0))
+    assert sorted(tokenizer.decode(document.ids) for document in found) == sorted(expected)
+    assert all('"{' not in text or "\\" in text for text in expected)
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,12 @@ BAD: dict[str, tuple[Any, str]] = {
     "not an object": ([1], "must be a JSON object"),
     "no field": ({"text": "a"}, "has neither of the fields messages.*fields: text"),
     "only a prompt": ({"prompt": "a"}, "has neither of the fields"),
-    "no list": ({"messages": "a"}, "'messages' contains a string, not a list"),
+    "no list": ({"messages": "a"}, "field 'messages' is a text, not a list of messages, and not JSON"),
+    "a text of no list": ({"messages": '{"role": "user"}'}, "'messages' contains an object, not a list of messages"),
+    "a text of nothing": ({"messages": " "}, "'messages' contains null, not a list of messages"),
     "empty": ({"messages": []}, "contains an empty list"),
-    "no message": ({"messages": ["a"]}, "message 1 of field 'messages' is a string"),
+    "no message": ({"messages": ["a"]}, "message 1 of field 'messages' is a text, not an object, and not JSON"),
+    "a number as message": ({"messages": ["5"]}, "message 1 of field 'messages' is a number, not an object"),
     "no role": ({"messages": [{"content": "a"}]}, "has no role"),
     "no content": ({"messages": [{"role": "user"}]}, "has no content"),
     "an image": (
@@ -159,7 +162,16 @@ BAD: dict[str, tuple[Any, str]] = {
         "may be 'prompt' and 'completion', or 'prompt' and",
     ),
     "earlier turns": ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, "'history' has earlier turns"),
-    "tools": ({"messages": [QUESTION, ANSWERED], "tools": "f(x)"}, "'tools' is a text that is not JSON"),
+    "tools": ({"messages": [QUESTION, ANSWERED], "tools": "f(x)"}, "'tools' is a text, not a list of tools, and not JSON"),
+    "a tool that is text": ({"messages": [QUESTION, ANSWERED], "tools": ["f"]}, "tool 1 of field 'tools' is a text, not an"),
+    "a call that is a number": (
+        {"messages": [QUESTION, {**ANSWERED, "tool_calls": [5]}]},
+        "call 1 of tool_calls of message 2 .* is a number, not",
+    ),
+    "calls in a text": (
+        {"messages": [QUESTION, {**ANSWERED, "tool_calls": "f()"}]},
+        "tool_calls of message 2 .* is a text, not a list of calls",
+    ),
     "a tool": (
         {"messages": [QUESTION, ANSWERED], "tools": {"name": "f"}},
         "'tools' contains an object, not a list of tools",
@@ -172,7 +184,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "nothing to train on": ({"messages": [QUESTION]}, "no message of the assistant"),
     "all excluded": ({"messages": [QUESTION, {**ANSWERED, "weight": 0}]}, "no message of the assistant"),
     "unknown sender": ({"conversations": [{"from": "bot", "value": "a"}]}, "message 1 .* is from 'bot'"),
-    "mixed pair": ({"prompt": "a", "completion": [ANSWERED]}, "'prompt' contains a string"),
+    "mixed pair": ({"prompt": "a", "completion": [ANSWERED]}, "'prompt' is a text, not a list of messages"),
 }
 
 

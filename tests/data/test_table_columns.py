@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from harness.tables import FORMS, request, written
-from titan_core.api import CorruptRecord, DatasetContext
+from titan_core.api import CorruptRecord, DatasetContext, Ref
+from titan_core.api.data.dataset import FormatSpec
+from titan_core.toolkit.reading import DocumentReader, ReadPolicy
 from titan_data.foreign.config import InputIdsSection
 from titan_data.foreign.input_ids import check_input_ids, open_input_ids
 from titan_data.record_files import check_tables, open_local
@@ -34,6 +37,62 @@ def test_a_column_that_is_missing_or_of_the_wrong_type_names_the_file(mistake: s
     FORMS[form](table, tmp_path / "data" / "9")
     (problem,) = check_tables(request(tmp_path / "data"))
     assert str(problem).startswith(f"{tmp_path}/data/9.{'arrow' if 'Arrow' in form else 'parquet'}: {message}")
+
+
+JSON = pyarrow.array(['"a"', "5"], pyarrow.json_())
+PAIRS = pyarrow.array([[("k", 1)], None], pyarrow.map_(pyarrow.string(), pyarrow.int64()))
+FORMATS = {
+    "a template": (FormatSpec("{{ body }}", "data.format"), ""),
+    "a template of the record": (
+        FormatSpec("{{ record['body'] }}", "data.format"),
+        "column 'more' contains map<string, int64",
+    ),
+    "a template of the column": (
+        FormatSpec("{{ body }}{{ more }}", "data.format"),
+        "column 'more' contains map<string, int64",
+    ),
+    "a function": (FormatSpec("joined", "data.format", Ref[Any]("harness.formats:joined")), "column 'more' contains map<"),
+}
+
+
+@pytest.mark.parametrize("case", FORMATS)
+def test_a_type_that_is_not_read_is_refused_where_the_format_uses_it(case: str, tmp_path: Path) -> None:
+    spec, refused = FORMATS[case]
+    pyarrow.parquet.write_table(pyarrow.table({"body": ["a", "b"], "more": PAIRS}), tmp_path / "a.parquet")
+    asked = request(tmp_path, format=spec)
+    found = [str(problem) for problem in check_tables(asked)]
+    if refused:
+        (problem,) = found
+        assert problem.startswith(f"{tmp_path}/a.parquet: {refused}") and "; write the file without the column" in problem
+    else:
+        assert found == []
+        assert sorted(open_local(asked).shard(0, 1, 0)) == ["a", "b"]  # type: ignore[type-var]
+
+
+def test_texts_in_a_column_of_json_are_read(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"text": JSON}), tmp_path / "a.parquet")
+    shard = open_local(request(tmp_path, shuffle="none")).shard(0, 1, 0)
+    assert next(shard) == "a"
+    with pytest.raises(CorruptRecord) as caught:
+        next(shard)
+    assert caught.value.why == "field 'text' contains a number, not text"
+
+
+def test_a_column_of_nulls_is_corrupt_records(tmp_path: Path) -> None:
+    """A writer that saw only nulls wrote the type null."""
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"]}), tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.nulls(2)}), tmp_path / "b.parquet")
+    (problem,) = check_tables(request(tmp_path))
+    assert str(problem) == (
+        f"{tmp_path}/b.parquet: column 'text' contains only nulls, not text; set data.text_field, or data.format, or "
+        'data.on_corrupt = "skip"'
+    )
+    asked = request(tmp_path, shuffle="none", skip_corrupt=True)
+    assert check_tables(asked) == []
+    reader = DocumentReader(ReadPolicy("skip"), "rows")
+    shard = open_local(asked).shard(0, 1, 0)
+    assert [reader.next(shard) for _ in range(3)] == ["a", "b", None]
+    assert reader.corrupt == 2
 
 
 def test_columns_of_token_ids_are_integers(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from harness.tables import COUNT, TABLE, TEXTS, arrow, categories, request, rows, written
+from harness.tables import COUNT, TABLE, TEXTS, request, rows, written
 from titan_core.api import CorruptRecord, UserError
 from titan_data.record_files import check_tables, open_local
 from titan_data.table_columns import Columns
@@ -150,9 +150,3 @@ def test_a_file_that_changes_is_reported(tmp_path: Path) -> None:
         UserError, match=r"2\.parquet: has changed since its rows were located, when the job started, or is damaged"
     ):
         [documents.text(index) for index in range(COUNT)]
-
-
-def test_a_stream_with_dictionaries_is_refused(tmp_path: Path) -> None:
-    categories(arrow(pyarrow.ipc.new_stream))(TABLE, tmp_path / "a")
-    (problem,) = check_tables(request(tmp_path))
-    assert "a stream with dictionaries cannot be read from its middle: write an Arrow file" in str(problem)

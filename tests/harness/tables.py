@@ -60,6 +60,8 @@ FORMS: dict[str, Callable[[pyarrow.Table, Path], None]] = {
     "a compressed Arrow file": arrow(pyarrow.ipc.new_file, "zstd"),
     "Parquet with categories": categories(parquet(row_group_size=9)),
     "an Arrow file with categories": categories(arrow(pyarrow.ipc.new_file)),
+    "an Arrow stream with categories": categories(arrow(pyarrow.ipc.new_stream)),
+    "a compressed Arrow stream with categories": categories(arrow(pyarrow.ipc.new_stream, "zstd")),
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 import pyarrow
@@ -41,22 +42,18 @@ class ArrowFile:
             raise pyarrow.ArrowInvalid("it does not begin with a schema")
         self.schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(content[begin : schema.end]))
         self.held, self._first = 4 * schema.end, schema.end
-        at, message = self._first, _message(content, self._first)
-        while message is not None and message.kind != _BATCH:
-            at = message.end
-            message = _message(content, at)
-        self.mapped = not isinstance(content, RemoteBytes) and (message is None or not message.compressed)
+        messages = [message for _, message in _messages(content, self._first, _BATCH)]
+        self._has_dictionaries = any(message.kind == _DICTIONARY for message in messages)
+        plain = not messages or messages[-1].kind != _BATCH or not messages[-1].compressed
+        self.mapped = plain and not isinstance(content, RemoteBytes) and (self._is_file or not self._has_dictionaries)
 
     def groups(self, content: Any) -> GroupTable:
         """Return the record batches."""
-        found, rows, at = [], 0, self._first
-        while (message := _message(content, at)) is not None:
-            if message.kind == _DICTIONARY and not self._is_file:
-                raise pyarrow.ArrowInvalid("a stream with dictionaries cannot be read from its middle: write an Arrow file")
+        found, rows = [], 0
+        for at, message in _messages(content, self._first):
             if message.kind == _BATCH:
                 rows += message.rows
                 found.append((rows, at, message.end))
-            at = message.end
         return found
 
     def extents(self, group: int, bounds: Bounds, columns: Sequence[str]) -> list[Bounds]:
@@ -73,6 +70,12 @@ class ArrowFile:
             fields = [self.schema.names.index(name) for name in columns]
             options = pyarrow.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
             batch = pyarrow.ipc.open_file(seekable(content), options=options).get_batch(group)
+        elif self._has_dictionaries:  # all that precede the batch: later ones replace earlier ones, or add to them
+            begin, _ = bounds
+            before = takewhile(lambda found: found[0] < begin, _messages(content, self._first))
+            dictionaries = [(at, message.end) for at, message in before if message.kind == _DICTIONARY]
+            parts = [bytes(content[first:last]) for first, last in [(0, self._first), *dictionaries, bounds]]
+            batch = pyarrow.ipc.open_stream(b"".join(parts)).read_next_batch()
         else:
             begin, end = bounds
             part = memoryview(content[begin:end]) if isinstance(content, RemoteBytes) else memoryview(content)[begin:end]
@@ -86,6 +89,15 @@ class _Message(NamedTuple):
     """The byte after it."""
     rows: int
     compressed: bool
+
+
+def _messages(content: Any, at: int, upto: int | None = None) -> Iterator[tuple[int, _Message]]:
+    """Yield the messages from byte ``at`` on, each with its first byte, up to and with the first of kind ``upto``."""
+    while (message := _message(content, at)) is not None:
+        yield at, message
+        if message.kind == upto:
+            return
+        at = message.end
 
 
 def _message(content: Any, at: int) -> _Message | None:
@@ -148,4 +160,4 @@ class _Table:
         return int(struct.unpack_from(form, self._buffer, at)[0])
 
 
-ARROW: Final = Form("Arrow", "record batches of Arrow, version 1", ArrowFile, verified=False)
+ARROW: Final = Form("Arrow", "record batches of Arrow, version 2", ArrowFile, verified=False)

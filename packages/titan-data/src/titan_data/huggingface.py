@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import datasets
+import pyarrow
 
 from titan_core.api import (
     DatasetContext,
@@ -23,6 +24,8 @@ from titan_core.toolkit.text import shorten
 from titan_data.local_files import require_hub_name
 from titan_data.records import Reader, reads_text
 
+_UNREADABLE = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError, pyarrow.ArrowException)
+"""What conversions of values raise: no such type or time zone, a date after the year 9999, a text that is not JSON."""
 PRESETS = {
     "c4": ("allenai/c4", "en", "train"),
     "c4_validation": ("allenai/c4", "en", "validation"),
@@ -100,14 +103,25 @@ def _of_hub(error: Exception) -> bool:
     return any(cls.__module__.partition(".")[0] == "huggingface_hub" for cls in type(error).__mro__)
 
 
-def _connected(records: Iterable[Any]) -> Iterator[Any]:
-    """Yield from ``records``. Errors of the hub's client become an ``OSError``, which the reader retries."""
+def _connected(records: Iterable[Any], name: str) -> Iterator[Any]:
+    """Yield from ``records``. Errors of the hub's client become an ``OSError``, which the reader retries.
+
+    Raises:
+        UserError: ``datasets`` does not understand a file, or cannot represent a value in it.
+    """
     try:
         yield from records
     except Exception as error:
-        if _of_hub(error) and not isinstance(error, OSError):
+        if isinstance(error, OSError):
+            raise
+        if _of_hub(error):
             raise ConnectionError(f"{type(error).__name__}: {error}") from error
-        raise
+        if not isinstance(error, _UNREADABLE):
+            raise
+        why = f"datasets cannot read its next records: {type(error).__name__}: {' '.join(str(error).split())}"
+        raise UserError.one(
+            f"dataset {name!r}", why, "fix its files, or train on a copy of those that can be read"
+        ) from error
 
 
 class StreamedDocuments:
@@ -146,7 +160,7 @@ class _StreamShard:
 
     def __next__(self) -> Document:
         if self._iterator is None:
-            self._iterator = _connected(self._stream)
+            self._iterator = _connected(self._stream, self._name)
         for record in self._iterator:
             mine = self._seen % self._step == self._first
             self._seen += 1

@@ -93,4 +93,4 @@ def _column_of(path: str, names: Sequence[str]) -> str:
     return max((name for name in names if f"{path}.".startswith(f"{name}.")), key=len, default="")
 
 
-PARQUET: Final = Form("Parquet", "row groups of Parquet, version 1", ParquetFile, verified=True)
+PARQUET: Final = Form("Parquet", "row groups of Parquet, version 2", ParquetFile, verified=True)

@@ -13,7 +13,7 @@ from titan_data.json_arrays import JsonArrays
 from titan_data.json_lines import JsonRecords
 from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files, first_record
 from titan_data.parquet_files import PARQUET
-from titan_data.records import Reader, check_format, reads_text
+from titan_data.records import Reader, check_format, format_fields, reads_text
 from titan_data.row_groups import RowGroups
 from titan_data.storage import problems
 from titan_data.table_columns import Columns
@@ -60,7 +60,9 @@ def _tables(context: DatasetContext[None]) -> RowGroups:
 
 def text_columns(context: DatasetContext[None]) -> Columns:
     """Return the columns that a dataset of texts reads."""
-    return Columns(needed=context.text_field) if context.format is None else Columns(others=None)
+    if context.format is None:
+        return Columns(needed=context.text_field, may_be_null=context.skip_corrupt)
+    return Columns(others=None, named=format_fields(context.format))
 
 
 def open_files(context: DatasetContext[Any], form: str, read: Reader, columns: Columns) -> DocumentSource:
@@ -105,7 +107,7 @@ def first_row(context: DatasetContext[Any], form: str) -> tuple[Any, str] | None
             places.append(place)
             return record
 
-        rows = RowGroups(decompressed(files), files, _FORMS[form], Columns(others=None), read)
+        rows = RowGroups(decompressed(files), files, _FORMS[form], Columns(others=None, named=()), read)
         return (rows.text(0), places[0]) if len(rows) else None
     except CorruptRecord as error:
         raise UserError.one(error.place, error.why, error.fix) from None

@@ -30,6 +30,11 @@ class RecordTemplate:
         except TemplateRefused as error:
             raise UserError.one(f"{key} = {shorten(source)!r}", f"is not a template: {error}", _EXAMPLE) from None
 
+    @property
+    def fields(self) -> tuple[str, ...] | None:
+        """The names of the fields that it may read; ``None``: all."""
+        return None if "record" in self._template.names else tuple(self._template.names)
+
     def text(self, record: Mapping[str, Any], place: str) -> str:
         """Return the text of ``record``.
 
@@ -37,8 +42,7 @@ class RecordTemplate:
             CorruptRecord: it lacks a field, or a field is not text.
             UserError: it takes too long, or too much memory.
         """
-        names = self._template.names
-        read = record if "record" in names else {name: record[name] for name in names if name in record}
+        read = record if self.fields is None else {name: record[name] for name in self.fields if name in record}
         try:
             text: str = self._template.render(read, place)["text"]
         except UndefinedName as error:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from titan_core.api import CorruptRecord, Document, UserError
 from titan_core.toolkit.text import show_bytes
+from titan_data.arrow_values import Conversion, features_of, record_of
 from titan_data.file_documents import FileDocuments
 from titan_data.file_index import FileIndex
 from titan_data.mapped_files import MappedFiles
@@ -106,7 +107,7 @@ class RowGroups(FileDocuments):
         super().__init__(self._index.upto)
         self._number = next(_numbers)
         weakref.finalize(self, _decoded.forget, self._number)
-        self._columns: dict[int, list[str]] = {}
+        self._columns: dict[int, dict[str, Conversion]] = {}
         for mark, file in zip(*numpy.unique(self._index.extra, return_index=True), strict=True):  # files of one schema
             self._columns[int(mark)] = columns.of(self._opened(int(file)).schema, shown[file])
         self._passes: OrderedDict[tuple[int, int], _Pass] = OrderedDict()
@@ -116,7 +117,7 @@ class RowGroups(FileDocuments):
         """Return the document in row ``index``.
 
         Raises:
-            CorruptRecord: its group is damaged, it is not UTF-8, or it has no document.
+            CorruptRecord: its group is damaged, a value cannot be represented, it is not UTF-8, or it has no document.
             UserError: the file has changed since its groups were located.
         """
         file, row = self.locate(index)
@@ -128,7 +129,7 @@ class RowGroups(FileDocuments):
             if not self._form.verified:
                 with _understood(_Damaged):
                     found.validate(full=True)
-            (record,) = found.to_pylist()
+            record = record_of(found, self._columns[int(self._index.extra[file])], place)
         except _Damaged as error:
             why = f"its group of rows ({group.first} to {group.last - 1}) cannot be read: {error}"
             raise CorruptRecord(place, why, "copy the file again") from None
@@ -268,7 +269,7 @@ class RowGroups(FileDocuments):
         return _Groups(self._index.values(file).reshape(-1, 3))
 
     def _columns_of(self, file: int) -> list[str]:
-        return self._columns[int(self._index.extra[file])]
+        return list(self._columns[int(self._index.extra[file])])
 
     def _opened(self, file: int) -> RowFile:
         """
@@ -359,8 +360,9 @@ _decoded = _Decoded()
 
 
 def schema_mark(schema: pyarrow.Schema) -> int:
-    """Return a number that schemas of the same names and types have in common."""
-    text = "\n".join(f"{column.name}: {column.type}" for column in schema)
+    """Return a number that schemas of the same names and types have in common, extension types included."""
+    plain = schema.remove_metadata().to_string(show_field_metadata=True, truncate_metadata=False)
+    text = f"{plain}\n{features_of(schema)}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
 

@@ -3,18 +3,18 @@ train on."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from titan_core.api import CorruptRecord
-from titan_core.toolkit.plain_json import json_kind
+from titan_core.toolkit.plain_json import json_kind, parse_json
 from titan_core.toolkit.tokenizers import Message
 from titan_data.chat.config import ChatSection
 from titan_data.chat.forms import TOOLS, ChatForm, form_of_record
 
 ASSISTANT: Final = "assistant"
+CALLS: Final = "tool_calls"
 _ROLES: Final = ("role", "from")
 _CONTENTS: Final = ("content", "value")
 _SENDERS: Final = {"human": "user", "user": "user", "gpt": ASSISTANT, "assistant": ASSISTANT, "system": "system"}
@@ -63,7 +63,8 @@ def chat_of(record: Any, section: ChatSection, place: str) -> Chat:
         raise CorruptRecord(place, "has no message of the assistant to train on", "remove it")
     messages = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
     trained = trained[-1:] if section.train_on == "last" else trained
-    return Chat(messages[: trained[-1] + 1], tuple(trained), _tools(present.get(TOOLS), place), texts)
+    tools = _objects(present.get(TOOLS), f"field {TOOLS!r}", "tool", place)
+    return Chat(messages[: trained[-1] + 1], tuple(trained), tools, texts)
 
 
 def fields_of(record: Any, place: str) -> dict[str, Any]:
@@ -95,14 +96,14 @@ def _pair(
 
 
 def _messages(value: Any, field: str, section: ChatSection, place: str) -> list[dict[str, Any]]:
-    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise CorruptRecord(place, f"field {field!r} contains {_kind(value)}, not a list of messages")
+    what = f"field {field!r}"
+    found = _objects(value, what, "message", place)
+    if not found:
+        raise CorruptRecord(place, f"{what} contains {_kind(found)}, not a list of messages")
     messages = []
-    for number, message in enumerate(value, 1):
-        where = f"message {number} of field {field!r}"
-        if not isinstance(message, Mapping):
-            raise CorruptRecord(place, f"{where} is {_kind(message)}, not an object with role and content")
-        messages.append(_message({key: item for key, item in message.items() if item is not None}, where, section, place))
+    for number, message in enumerate(found, 1):
+        present = {key: item for key, item in message.items() if item is not None}
+        messages.append(_message(present, f"message {number} of {what}", section, place))
     return messages
 
 
@@ -112,7 +113,8 @@ def _message(message: dict[str, Any], where: str, section: ChatSection, place: s
     if not isinstance(message.get(role), str):
         raise CorruptRecord(place, f"{where} has no role (keys: {', '.join(map(str, message))})", "set chat.role to its key")
     content = section.content or next((key for key in _CONTENTS if key in message), "")
-    rest = {key: value for key, value in message.items() if key not in (role, content)}
+    names = {role: "role", content: "content"}
+    rest = message.keys() - names.keys()
     if message[role] in _SENDERS:
         named = _SENDERS[message[role]]
     elif role == "role":  # templates know others, such as "tool"
@@ -122,11 +124,14 @@ def _message(message: dict[str, Any], where: str, section: ChatSection, place: s
         raise CorruptRecord(place, why, "write messages with role and tool_calls, or remove the record")
     else:
         raise CorruptRecord(place, f"{where} is from {message[role]!r}, not from {', '.join(_SENDERS)}")
-    found = {"role": named, **rest}
+    found = {names.get(key, key): value for key, value in message.items()}
+    found["role"] = named
     if content in message:
         found["content"] = _text(message[content], f"the content of {where}", place)
     elif not rest:
         raise CorruptRecord(place, f"{where} has no content", "set chat.content to its key")
+    if CALLS in found:
+        found[CALLS] = _objects(found[CALLS], f"{CALLS} of {where}", "call", place) or []
     if message.get("weight", 1) not in (0, 1):
         raise CorruptRecord(place, f"the weight of {where} is {message['weight']!r}, not 0 or 1")
     return found
@@ -154,16 +159,32 @@ def _text(value: Any, what: str, place: str) -> str:
     return "".join(texts)
 
 
-def _tools(value: Any, place: str) -> Sequence[Any] | None:
-    """Return the tools of a record, which some write as a text of JSON."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.strip() else None
-        except (ValueError, RecursionError) as error:
-            raise CorruptRecord(place, f"field {TOOLS!r} is a text that is not JSON: {error}") from None
-    if value is not None and (not isinstance(value, Sequence) or isinstance(value, str)):
-        raise CorruptRecord(place, f"field {TOOLS!r} contains {_kind(value)}, not a list of tools")
-    return value
+def _objects(value: Any, what: str, of: str, place: str) -> list[Any] | None:
+    """Return the objects in a list, which some write as a text of JSON, or each object as one."""
+    value = _parsed(value, what, f"a list of {of}s", place)
+    if value is None:
+        return None
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise CorruptRecord(place, f"{what} contains {_kind(value)}, not a list of {of}s")
+    objects = [_parsed(item, f"{of} {number} of {what}", "an object", place) for number, item in enumerate(value, 1)]
+    for number, item in enumerate(objects, 1):
+        if not isinstance(item, Mapping):
+            raise CorruptRecord(place, f"{of} {number} of {what} is {_kind(item)}, not an object")
+    return objects
+
+
+def _parsed(value: Any, what: str, expected: str, place: str) -> Any:
+    """Return ``value``, or what it represents if it is a text of JSON.
+
+    Raises:
+        CorruptRecord: it is another text.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_json(value) if value.strip() else None
+    except ValueError as error:
+        raise CorruptRecord(place, f"{what} is a text, not {expected}, and not JSON: {error}") from None
 
 
 def _kind(value: Any) -> str:

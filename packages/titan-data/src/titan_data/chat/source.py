@@ -22,7 +22,7 @@ from titan_data.chat.records import chat_of, fields_of
 from titan_data.chat.tokens import plain_tokens, templated_tokens
 from titan_data.chat.tools import require_rendered_tools
 from titan_data.local_files import check_first, form_of
-from titan_data.records import check_format, converted
+from titan_data.records import check_format, converted, format_fields
 from titan_data.storage import problems
 from titan_data.template_process import TemplateStopped
 
@@ -113,8 +113,9 @@ def open_chats(context: DatasetContext[ChatSection]) -> DocumentSource:
         return open_csv_files(context, read)
     if form is None:
         return stream_hub(context, read)
-    others = None if context.format is not None else known_fields(context.section)
-    return open_files(context, form, read, Columns(others=others))
+    known = Columns(others=known_fields(context.section))
+    columns = known if context.format is None else Columns(others=None, named=format_fields(context.format))
+    return open_files(context, form, read, columns)
 
 
 def check_chats(context: DatasetContext[ChatSection]) -> list[Problem]:

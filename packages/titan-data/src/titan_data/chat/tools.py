@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from titan_core.api import ChatTokenizer, CorruptRecord, UserError
 from titan_core.toolkit.tokenizers import Message
-from titan_data.chat.records import Chat
+from titan_data.chat.records import CALLS, Chat
 from titan_data.chat.tokens import DATE
 from titan_data.template_process import TemplateStopped
 
-CALLS: Final = "tool_calls"
 _FIX = "use a tokenizer whose chat template renders tools, or remove the record"
 
 
