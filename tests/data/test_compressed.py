@@ -132,7 +132,7 @@ def test_the_first_record_of_a_compressed_file_is_checked_early(tmp_path: Path, 
     for content, why in {
         b'\n \n{"body": "x"}\n' + LARGE: r":3: no field 'text' (fields: body)",
         b" \n\n": "the dataset is empty",
-        b"\n{" + LARGE[:100]: r":2: not a JSON record",
+        b"\n{" + LARGE[:100]: r":2: not UTF-8 text",
     }.items():
         path.write_bytes(PACK[ending](content))
         (problem,) = check_files(request("json", path))
