@@ -13,9 +13,14 @@ from titan_core.loop.results import end_of_run
 from titan_core.runlog.console import ConsoleLog
 
 
+def stopped_by_sigterm(agreed: bool) -> Any:
+    never = SimpleNamespace(agreed=False)
+    return SimpleNamespace(interrupt=never, stop=SimpleNamespace(agreed=agreed), cause="SIGTERM")
+
+
 @pytest.mark.parametrize(("step", "reason"), [(0, "SIGTERM: stopped, to be started again"), (1, "SIGTERM: stopped after a")])
 def test_sigterm_before_the_first_step_ends_no_step(step: int, reason: str) -> None:
-    interruption: Any = SimpleNamespace(interrupt=SimpleNamespace(agreed=False), stop=SimpleNamespace(agreed=True))
+    interruption = stopped_by_sigterm(True)
     job: Any = SimpleNamespace(steps=10, end_step=10)
     end = end_of_run(step, 10, job, interruption)
     assert end.preempted and end.reason.startswith(reason)
@@ -26,7 +31,7 @@ def test_sigterm_before_the_first_step_ends_no_step(step: int, reason: str) -> N
     [(4, False, "stage 'long' is complete"), (4, True, "SIGTERM: stopped after"), (3, False, "the dataset has ended")],
 )
 def test_the_end_of_a_stage_is_no_end_of_the_run(step: int, stopped: bool, reason: str) -> None:
-    interruption: Any = SimpleNamespace(interrupt=SimpleNamespace(agreed=False), stop=SimpleNamespace(agreed=stopped))
+    interruption = stopped_by_sigterm(stopped)
     job: Any = SimpleNamespace(steps=10, end_step=4, stage=0, stages=[SimpleNamespace(name="long")])
     end = end_of_run(step, 4, job, interruption)
     assert not end.completed and end.preempted == stopped and end.reason.startswith(reason)

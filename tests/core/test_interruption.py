@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harness.jobs import TINY, make_job
-from titan_core.api import hookimpl
+from titan_core.api import PendingUpdate, hookimpl
 from titan_core.loop.interruption import CLOSING, Interruption
 from titan_core.loop.training import train
 from titan_core.toolkit.launching import OUTCOMES
+
+STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
 
 
 class Interrupts:
@@ -46,6 +49,56 @@ def test_an_application_that_handles_interrupts_keeps_its_handler(in_tmp: Path) 
     finally:
         signal.signal(signal.SIGINT, before)
     assert heard == [signal.SIGINT]
+
+
+@pytest.fixture
+def defaults() -> Iterator[None]:
+    """The actions of a shell's process: pytest may run under nohup. They come back afterwards."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in STOPS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+class Receives:
+    """Sends this process signals in a step."""
+
+    def __init__(self, step: int, *numbers: signal.Signals) -> None:
+        self._step, self._numbers = step, numbers
+
+    @hookimpl
+    def titan_before_update(self, update: PendingUpdate) -> None:
+        if update.step == self._step:
+            for number in self._numbers:
+                os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", STOPS)
+@pytest.mark.usefixtures("defaults")
+def test_what_ends_a_process_of_a_shell_stops_a_run_after_its_step(in_tmp: Path, number: signal.Signals) -> None:
+    end = train(make_job("tiny", TINY), [Receives(2, number)])
+    assert (end.step, end.preempted, end.failed) == (2, True, False)
+    assert end.reason == f"{number.name}: stopped after a complete step, to be resumed"
+
+
+@pytest.mark.usefixtures("defaults")
+def test_a_closed_terminal_sends_sighup_twice_and_logind_sigterm_too(in_tmp: Path) -> None:
+    """The kernel and the shell each send SIGHUP. A limit of CPU time is announced again every second."""
+    again = (signal.SIGHUP, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGXCPU)
+    assert train(make_job("tiny", TINY), [Receives(2, *again)]).step == 2
+    os.kill(os.getpid(), signal.SIGHUP)  # while the process ends
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU])
+@pytest.mark.usefixtures("defaults")
+def test_signals_that_are_ignored_stay_ignored(in_tmp: Path, number: signal.Signals) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    assert train(make_job("tiny", TINY), [Receives(2, number)]).completed
+    assert signal.getsignal(number) is signal.SIG_IGN
+
+
+def test_sigpipe_stops_nothing(in_tmp: Path) -> None:
+    assert train(make_job("tiny", TINY), [Receives(2, signal.SIGPIPE)]).completed
 
 
 def test_signals_are_handled_only_inside() -> None:

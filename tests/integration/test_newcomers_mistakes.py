@@ -94,7 +94,7 @@ def test_no_space_for_the_output() -> None:
     with open("/dev/full", "w") as full:
         arguments = [sys.executable, "-m", "titan_core", "plugins"]
         result = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert result.returncode == 2
+    assert result.returncode == 141
     assert result.stderr == (
-        "titan: error: output: cannot be used: No space left on device; free some space, or write to another disk\n"
+        "titan: error: output: cannot be written: No space left on device; free some space, or write to another disk\n"
     )

@@ -40,7 +40,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
     before = {number: signal.getsignal(number) for number in numbers}
     for number in numbers:  # pytest may run under nohup, or in the background of a script
         signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)

@@ -62,7 +62,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return waited
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU])
 def test_ranks_save_whatever_signal_ends_the_launcher(
     tmp_path: Path, number: signal.Signals, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,6 +82,12 @@ def test_a_signal_that_is_ignored_at_the_start_stays_ignored(tmp_path: Path, num
     agent = agent_of(tmp_path, f"os.kill(os.getppid(), {int(number)})\nleave()", ranks=1)
     assert agent.run() == 0
     assert signal.getsignal(number) is signal.SIG_IGN
+
+
+def test_sigpipe_says_nothing_to_a_launcher(tmp_path: Path) -> None:
+    """Python ignores it, and meets the closed pipe when it writes."""
+    agent = agent_of(tmp_path, f"os.kill(os.getppid(), {int(signal.SIGPIPE)})\nleave()", ranks=1)
+    assert agent.run() == 0
 
 
 def test_the_handlers_of_the_application_come_back(tmp_path: Path) -> None:

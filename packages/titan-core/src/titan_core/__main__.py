@@ -6,7 +6,6 @@ import sys
 if __name__ == "__main__" and not sys.flags.safe_path and sys.path[:1] in ([""], [os.getcwd()]):
     del sys.path[0]  # `python -m` looks in the current folder first, and would import a random.py there
 
-import contextlib
 import gc
 import signal
 import threading
@@ -39,8 +38,6 @@ def _leave_at_interrupt() -> None:
     """Let an interrupt end the process at once. The command is done, and Python would print a traceback while it exits."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         return
-    with contextlib.suppress(OSError):  # the interpreter reports a failed write when it exits
-        sys.stdout.flush()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -191,7 +191,7 @@ def _hub(name: str, revision: str | None) -> Iterator[HfApi]:
         if not sys.stderr.isatty():
             disable_progress_bars()
         yield HfApi(token=token or False)
-    except (UserError, BrokenPipeError):
+    except UserError:
         raise
     except Exception as error:
         # The exception classes of the HTTP client differ between versions of huggingface_hub.

@@ -28,6 +28,7 @@ from titan_core.toolkit.launching import (
     own_command,
     resume_line,
 )
+from titan_core.toolkit.output import require_output
 from titan_core.toolkit.processes import process_began
 from titan_core.toolkit.status import phase
 from titan_core.toolkit.text import ranks
@@ -242,6 +243,7 @@ class Agent:
             lost_at: float | None = None  # a machine whose ranks those of this one wait for
             while True:
                 time.sleep(self.poll_seconds)
+                require_output()
                 ended = attempt.ended
                 running = len(ended) < len(attempt.ranks)
                 if running and self.step_limits is not None and place.plan.ranks > 1:

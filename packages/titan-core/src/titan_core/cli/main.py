@@ -24,6 +24,7 @@ from titan_core.plugins.registry import Components
 from titan_core.toolkit.arguments import parse_overrides
 from titan_core.toolkit.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER_ERROR, exit_status, nearest
 from titan_core.toolkit.launching import reported_by_launcher
+from titan_core.toolkit.output import OutputClosed, continue_without, standard_streams
 from titan_core.toolkit.plugin_files import OPTION as PLUGIN_OPTION, using_plugin_files
 
 _HELP = ("-h", "--help")
@@ -39,12 +40,29 @@ _FILE_FIXES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``titan`` with ``argv`` (default: the arguments of the process) and return the exit status."""
+    with standard_streams():
+        try:
+            try:
+                status = _reported(list(sys.argv[1:] if argv is None else argv))
+            except SystemExit:  # argparse has printed a help
+                sys.stdout.flush()
+                raise
+            sys.stdout.flush()  # what cannot be written is noticed here, not while Python exits
+            return status
+        except OutputClosed as closed:
+            continue_without()
+            for error in closed.args:
+                if error.errno in _FULL_DISK:  # somebody reads the rest
+                    report(UserError.one("output", f"cannot be written: {error.strerror}", _FILE_FIXES[error.errno]))
+            return EXIT_BROKEN_PIPE
+
+
+def _reported(argv: list[str]) -> int:
+    """Run ``titan``, report a failure that a user can fix, and return the exit status."""
     try:
-        files, rest = _plugin_files(list(sys.argv[1:] if argv is None else argv))
+        files, rest = _plugin_files(argv)
         with using_plugin_files(files):
-            status = _run(rest)
-        sys.stdout.flush()  # reports a full disk here, not while Python exits
-        return status
+            return _run(rest)
     except UserError as error:
         if os.environ.get("TITAN_TRACEBACK"):
             raise
@@ -52,15 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             report(error)
         return exit_status(error)
     except KeyboardInterrupt:
+        continue_without()
         if not reported_by_launcher():
             print("titan: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        if not _stdout_is_closed():
-            raise
-        # The reader has closed the pipe (`titan plugins | head`). Keep Python from reporting that when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
     except OSError as error:
         mistake = _file_error(error)
         if mistake is None or os.environ.get("TITAN_TRACEBACK"):
@@ -78,17 +91,10 @@ def _file_error(error: OSError) -> UserError | None:
     return UserError.one(where, f"cannot be used: {error.strerror}", fix)
 
 
-def _stdout_is_closed() -> bool:
-    try:
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return True
-    return False
-
-
 def report(error: UserError) -> None:
-    """Print one line per problem. Ranks other than 0 prefix their number."""
+    """Print one line per problem. Ranks other than 0 prefix their number. The command then ends with the status of the
+    problem, whether anybody reads it or not."""
+    continue_without()
     rank = os.environ.get("RANK")
     prefix = "titan: error: " if rank in (None, "0") else f"titan: error: [rank {rank}] "
     notes = [f"titan: {note}" for note in getattr(error, "__notes__", ())]

@@ -29,6 +29,7 @@ from titan_core.toolkit.launching import (
     reported_by_launcher,
     resume_line,
 )
+from titan_core.toolkit.output import continue_without
 from titan_core.toolkit.processes import end_with_parent
 from titan_core.toolkit.status import phase
 from titan_core.toolkit.status_line import StatusLine
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 def run(context: CommandContext) -> int:
     """Run a launcher if its options are set; else assemble the job and train it in this process."""
     end_with_parent()
+    continue_without()
     launcher: Launcher | None = context.arguments.launcher
     warned: set[str] = set()
 

@@ -1,5 +1,5 @@
-"""Signals that control a run: SIGTERM (preemption) and SIGINT (Ctrl-C) stop it after the current step, SIGUSR1 saves a
-checkpoint."""
+"""Signals that control a run: SIGTERM (preemption), SIGHUP (a closed terminal), SIGQUIT, SIGXCPU (a limit of CPU time) and
+SIGINT (Ctrl-C) stop it after the current step, SIGUSR1 saves a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ from titan_core.api import SharedRequest, hookimpl
 from titan_core.toolkit.launching import INTERRUPTED, announce_interrupt, reported_by_launcher
 from titan_core.toolkit.status import hide_all
 
+_STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
+_REPEATED = (signal.SIGHUP, signal.SIGXCPU)
+"""The kernel and the shell each send SIGHUP when a terminal is closed, and the kernel SIGXCPU again after every second of
+CPU time. A second one therefore does not end the process at once."""
 CLOSING = "titan: the run has ended and is closing its files; press Ctrl-C again to quit at once"
 
 
 class Interruption:
-    """The requests of signals received within the ``with`` block. A second SIGTERM or SIGINT ends the process at once.
+    """The requests of signals received within the ``with`` block. A second SIGTERM, SIGQUIT or SIGINT ends the process at
+    once. SIGHUP, SIGQUIT and SIGXCPU are handled only if their action is the default: under ``nohup``, SIGHUP is ignored.
 
     Ranks of Titan's launcher ignore further SIGTERMs until they end. The launcher sends one even if each process of the job
     has received one, and SIGKILL to ranks that take too long.
@@ -29,6 +34,8 @@ class Interruption:
         self.stop = SharedRequest()
         self.interrupt = SharedRequest()
         """The reason for ``stop`` is an interrupt by the user."""
+        self.cause = "a signal to another rank"
+        """The reason for ``stop`` otherwise, as far as this process knows it."""
         self.save = SharedRequest()
         self._over = False
         self._previous: dict[signal.Signals, Any] = {}
@@ -36,7 +43,9 @@ class Interruption:
     def __enter__(self) -> Interruption:
         # Python allows only the main thread to handle signals. In others the handlers stay unchanged.
         if threading.current_thread() is threading.main_thread():
-            self._previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_term)
+            for number in _STOPS:
+                if number is signal.SIGTERM or signal.getsignal(number) is signal.SIG_DFL:
+                    self._previous[number] = signal.signal(number, self._on_stop)
             self._previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_usr1)
         return self
 
@@ -57,12 +66,14 @@ class Interruption:
         """Note that no step is left to stop, only files to close."""
         self._over = True
 
-    def _on_term(self, number: int, frame: FrameType | None) -> None:
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        received = signal.Signals(number)
+        self.cause = received.name
         self.stop.submit()
-        if reported_by_launcher():
-            self._previous.pop(signal.SIGTERM, None)  # ours stays after the block too: there are process groups to leave
+        if reported_by_launcher() or received in _REPEATED:
+            self._previous.pop(received, None)  # ours stays after the block too: there are files and process groups to close
         else:
-            signal.signal(signal.SIGTERM, self._previous[signal.SIGTERM])
+            signal.signal(received, self._previous[received])
 
     def _on_int(self, number: int, frame: FrameType | None) -> None:
         self.interrupt.submit()  # first, so that ranks that agree to stop know the reason

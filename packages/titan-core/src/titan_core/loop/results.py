@@ -44,7 +44,7 @@ def end_of_run(step: int, last_step: int, job: AssembledJob, interruption: Inter
         return RunEnd(step, completed, reason=f"interrupted{' after a complete step' * bool(step)}", interrupted=True)
     if interruption.stop.agreed:
         stopped = "stopped after a complete step, to be resumed" if step else "stopped, to be started again"
-        return RunEnd(step, completed, reason=f"SIGTERM: {stopped}", preempted=True)
+        return RunEnd(step, completed, reason=f"{interruption.cause}: {stopped}", preempted=True)
     if of_stage:
         return RunEnd(step, completed, f"stage {job.stages[job.stage].name!r} is complete")
     return RunEnd(step, completed, reason="the dataset has ended", data_ended=True)

@@ -197,7 +197,7 @@ class Trainer:
 
     @property
     def preempted(self) -> bool:
-        """Whether a rank received SIGTERM or an interrupt."""
+        """Whether a signal or an interrupt stops the run."""
         return self.interruption.stop.agreed
 
     def step(self) -> bool:

@@ -25,8 +25,8 @@ from titan_core.toolkit.reading import is_transient
 ResultCheck = Callable[[CodeOrigin, Any], Any]
 """See :data:`titan_core.plugins.guarded_object.Check`."""
 
-PASSED_ON = (UserError, RunStopped, PartOfContract, Interrupted, KeyboardInterrupt, GeneratorExit, BrokenPipeError)
-"""Exceptions that a plugin raises on purpose, or that are not about it: an interrupt, or an output that nobody reads."""
+PASSED_ON = (UserError, RunStopped, PartOfContract, Interrupted, KeyboardInterrupt, GeneratorExit)
+"""Exceptions that a plugin raises on purpose, or that are not about it, such as an interrupt."""
 PASSED_ON_BY: Mapping[str, tuple[type[BaseException], ...]] = {
     "run": (OSError, SystemExit),  # a command may exit, and works on files that the user names
     "find_model": (OSError,),

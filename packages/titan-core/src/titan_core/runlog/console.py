@@ -7,12 +7,13 @@ from contextlib import ExitStack
 
 from rich.console import Console
 
-from titan_core.api import JobContext, Record, Run, RunEnd, StepReport, hookimpl
+from titan_core.api import Finding, JobContext, Record, Run, RunEnd, StepReport, hookimpl
 from titan_core.api._shown import printable
 from titan_core.api.config.sections import MetricsSection
 from titan_core.api.data.dataset import StreamSpec
 from titan_core.api.observe.events import Sample
 from titan_core.toolkit.device import device_name
+from titan_core.toolkit.output import closed_output
 from titan_core.toolkit.status import RunProgress, hide_progress, show_progress
 from titan_core.toolkit.status_line import StatusLine
 from titan_core.toolkit.text import describe_model, format_mfu, is_estimated, show_count
@@ -26,6 +27,7 @@ class ConsoleLog:
         self._width = self._console.width if self._console.is_interactive and self._console.file.isatty() else None
         self._run: Run | None = None
         self._open = ExitStack()
+        self._reported: set[int] = set()
 
     @hookimpl(tryfirst=True)
     def titan_train_start(self, run: Run) -> None:
@@ -41,8 +43,14 @@ class ConsoleLog:
 
     @hookimpl
     def titan_step_end(self, report: StepReport) -> None:
-        """Advance the bar. Its loss is that of the last logged step, because reading a loss waits for the device."""
+        """Advance the bar. Its loss is that of the last logged step, because reading a loss waits for the device. If nobody
+        can see it any more, say so once in the run's log."""
         self._progress.done = report.step
+        assert self._run is not None
+        for number, why in closed_output().items():
+            if number not in self._reported:
+                self._reported.add(number)
+                self._run.report(Finding("console", f"{why}; training continues without it", report.step))
 
     @hookimpl
     def titan_metrics(self, record: Record) -> None:

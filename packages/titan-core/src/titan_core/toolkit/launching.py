@@ -13,7 +13,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -251,4 +251,5 @@ def announce_interrupt(line: str) -> None:
     once. Safe in a signal handler, where ``print`` and logging are not."""
     hide_all()
     erase = f"{ERASE}\x1b[?25h" if sys.stderr.isatty() else ""  # a progress bar of a library may have hidden the cursor
-    os.write(2, f"{erase}{line}\n".encode())
+    with suppress(OSError):  # nobody reads it
+        os.write(2, f"{erase}{line}\n".encode())

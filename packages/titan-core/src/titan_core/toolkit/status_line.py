@@ -175,7 +175,8 @@ class StatusLine:
     def _terminate(self, number: int, frame: object) -> None:
         """Erase the line before SIGTERM ends the process."""
         assert self._terminal is not None
-        os.write(self._terminal.file.fileno(), ERASE.encode())
+        with contextlib.suppress(OSError):  # it is closed
+            os.write(self._terminal.file.fileno(), ERASE.encode())
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
 

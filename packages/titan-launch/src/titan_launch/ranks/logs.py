@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from titan_core.api import UserError
+from titan_core.toolkit.output import closed_output
 from titan_core.toolkit.own_files import no_link
 from titan_launch.terminal.console import Console, Shown, Stream
 
@@ -146,6 +147,7 @@ class _Channel:
             tty.setraw(self.writer)
             self.fit()
         self._rest = b""
+        self._is_closed = False
 
     def fit(self) -> None:
         """Give the rank's terminal the size of ours."""
@@ -164,6 +166,7 @@ class _Channel:
             return False
         if self._stream is not None and not self._prefix:
             self._stream.raw(data)
+            self._note_closed(self._stream)
         *lines, rest = (self._rest + data).split(b"\n")
         self._rest = _last_frame(rest, keep=True)
         self._write([_last_frame(line) for line in lines])
@@ -184,6 +187,14 @@ class _Channel:
         if self._stream is not None and self._prefix:
             for line in lines:
                 self._stream.line(self._prefix + line)
+            self._note_closed(self._stream)
+
+    def _note_closed(self, stream: Stream) -> None:
+        """Say once in the log that the stream is closed, and with it what the rank has printed."""
+        why = closed_output().get(stream.descriptor)
+        if why is not None and not self._is_closed:
+            self._is_closed = True
+            self._log.write(f"[titan: {why}; the job continues without it]\n".encode())
 
 
 class _Copier(threading.Thread):

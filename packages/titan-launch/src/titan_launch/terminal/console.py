@@ -6,11 +6,11 @@ line above, and erase what a rank that was killed left behind.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from dataclasses import dataclass
 
+from titan_core.toolkit.output import give_up
 from titan_core.toolkit.status import ERASE
 from titan_core.toolkit.status_line import StatusLine
 
@@ -104,6 +104,8 @@ class Stream:
 
     def _write(self, data: bytes) -> None:
         self._console.close_status()
-        with contextlib.suppress(OSError):  # a closed pipe or terminal: nobody reads it, and the logs have it all
+        try:
             while data:
                 data = data[os.write(self.descriptor, data) :]
+        except OSError as error:
+            give_up(self.descriptor, error)

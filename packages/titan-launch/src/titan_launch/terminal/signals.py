@@ -1,4 +1,4 @@
-"""Signals to the launcher. SIGTERM, SIGHUP and SIGQUIT end the job, SIGINT is for the ranks while there are any.
+"""Signals to the launcher. SIGTERM, SIGHUP, SIGQUIT and SIGXCPU end the job, SIGINT is for the ranks while there are any.
 
 The launcher leaves a signal alone that was ignored when it started: SIGHUP under ``nohup``, SIGINT and SIGQUIT in the
 background of a shell script.
@@ -14,7 +14,7 @@ from typing import Any
 
 from titan_core.toolkit.errors import Interrupted
 
-_HANDLED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
+_HANDLED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGINT)
 
 
 class Terminated(Interrupted):

@@ -201,7 +201,7 @@ class RunEnd:
     error: BaseException | None = None
     """The exception that ended the run, which may be a KeyboardInterrupt."""
     preempted: bool = False
-    """Whether SIGTERM ended the run, after a complete step; the job should be restarted."""
+    """Whether SIGTERM, SIGHUP, SIGQUIT or SIGXCPU ended the run, after a complete step; the job should be restarted."""
     interrupted: bool = False
     """Whether a person interrupted the run (Ctrl-C), after a complete step."""
     data_ended: bool = False
