@@ -1,7 +1,7 @@
-"""A model for tests that draws random numbers in training and keeps state in buffers. It has dropout in its blocks and uses
-Python's ``random`` in its embedding. Two buffers, a count of forward passes in training and a running statistic of the
-hidden states, affect its output. If a run loses any of this state, its losses change. Only :mod:`harness.noisy_model`
-imports torch.
+"""A model for tests that draws random numbers in training and keeps state in buffers. It has dropout in its blocks. Its
+embedding draws from the generators of Python and torch, which changes no result. Two buffers, a count of forward passes in
+training and a running statistic of the hidden states, affect its output. If a run loses any of this state, its losses
+change. Only :mod:`harness.noisy_model` imports torch.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class NoisyArgs(BaseModel):
     dropout: Share = 0.2
     momentum: Share = 0.3
     """Momentum of the running statistic; 0 disables it. Each rank computes it over its own data, so FSDP ranks diverge."""
-    flips: bool = True
-    """Whether to draw from Python's ``random`` too."""
+    draws: bool = True
+    """Whether to draw from generators."""
 
 
 def define(args: NoisyArgs) -> ModelDefinition:

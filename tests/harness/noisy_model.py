@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from harness.noisy import DIM, HEADS, VOCABULARY, NoisyArgs
-from titan_core.api import CausalAttention
+from titan_core.api import CausalAttention, Dropout
 
 
 def buffers() -> dict[str, Tensor]:
@@ -35,10 +35,12 @@ class Embedding(nn.Module):
         h: Tensor = self.tokens(tokens)
         if self.training:
             self.passes.add_(1)
+            before = self.running.clone()  # the new statistic depends on later positions
             if self.args.momentum:
                 self.running.lerp_(h.detach().abs().mean((0, 1)), self.args.momentum)
-            if self.args.flips and random.random() < 0.5:
+            if self.args.draws and random.random() + float(torch.rand(())) > 2.0:
                 h = -h
+            return h * (1.0 + 0.3 * torch.sin(self.passes.float())) + before
         return h * (1.0 + 0.3 * torch.sin(self.passes.float())) + self.running.clone()
 
 
@@ -76,12 +78,12 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.attention = nn.RMSNorm(DIM), Attention()
         self.norm2, self.feed_forward = nn.RMSNorm(DIM), FeedForward()
-        self.dropout = nn.Dropout(args.dropout)
+        self.dropout1, self.dropout2 = Dropout(args.dropout), Dropout(args.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[batch, seq, dim]`` to the same."""
-        x = x + self.dropout(self.attention(self.norm1(x)))
-        return x + self.dropout(self.feed_forward(self.norm2(x)))
+        x = x + self.dropout1(self.attention(self.norm1(x)))
+        return x + self.dropout2(self.feed_forward(self.norm2(x)))
 
 
 class NoisyModel(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from harness import small_gpt
 from harness.small_gpt import DIM, HEAD_DIM, HEADS, LAYOUT, LONGEST, VOCAB, Attention, Block, SmallGPT
-from titan_core.api import Replicate, Rule, Shard, causal_attention, current_microbatch
+from titan_core.api import CausalAttention, Replicate, Rule, Shard, causal_attention, current_microbatch
 
 
 class PositionsApart(SmallGPT):
@@ -233,6 +233,32 @@ class OwnParameter(SmallGPT):
         else:
             owner = self if where == "model" else self.blocks
             owner.scale = nn.Parameter(torch.ones(DIM))
+
+
+class SeesTheNext(CausalAttention):
+    """A mixer whose keys and values are those of the next token; only within documents if ``of_document``."""
+
+    def __init__(self, of_document: bool = False) -> None:
+        super().__init__()
+        self.of_document = of_document
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None, **keywords: Any) -> Tensor:
+        if documents is not None or not self.of_document:
+            k, v = k.roll(-1, 2), v.roll(-1, 2)
+        return super().forward(q, k, v, documents, **keywords)
+
+
+class WithMixer(SmallGPT):
+    def __init__(self, mixer: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.attention.mixer = mixer()
+
+
+def choosing_tokens(x: Tensor) -> Tensor:
+    """Keep a quarter of the tokens of each sequence, as an expert that chooses them does."""
+    size = x.norm(dim=-1, keepdim=True)
+    return x * (size >= size.topk(x.shape[1] // 4, dim=1).values[:, -1:])
 
 
 class Tied(SmallGPT):

@@ -157,7 +157,7 @@ def test_dropout_is_that_of_the_step(
     """And so are the model's buffers, which each forward pass in training changes."""
     monkeypatch.setattr(noisy_model, "Embedding", DroppingEmbedding)
     write_data(in_tmp)
-    model = {"model.name": "noisy", "model.flavor": "tiny", "model.args": "{flips = false, dropout = 0.0}"}
+    model = {"model.name": "noisy", "model.flavor": "tiny", "model.args": "{draws = false, dropout = 0.0}"}
     run_recipe("tiny", {**SAVED, **model, "training.steps": 5})
     require_that_of_training(losses_of(capsys, 5), 5, in_tmp / "run")
 

@@ -107,8 +107,10 @@ def test_each_microbatch_is_one_forward_pass(once: tuple[RunRecord, State]) -> N
 @pytest.mark.full
 def test_what_is_drawn_shows_in_the_losses(once: tuple[RunRecord, State], in_tmp: Path) -> None:
     """Otherwise all comparisons in this file would hold trivially."""
-    for other in ("{dropout = 0.0}", "{flips = false}", "{momentum = 0.0}"):
+    for other in ("{dropout = 0.0}", "{momentum = 0.0}"):
         assert run_in(str(in_tmp), {"model.args": other})[0].losses != once[0].losses
+    python, cpu = run_in(str(in_tmp), {"model.args": "{draws = false}"})[1].generators[-1]
+    assert python != once[1].generators[-1][0] and not torch.equal(cpu, once[1].generators[-1][1])
     assert run_in(str(in_tmp), {})[0].losses == once[0].losses
 
 
@@ -168,7 +170,7 @@ def test_validation_leaves_training_as_it_was(once: tuple[RunRecord, State], in_
 def test_validation_is_without_dropout(in_tmp: Path) -> None:
     still = {**VALIDATED, "optimizer.lr": 1e-15, "training.steps": 2}
     losses = [
-        run_in(str(in_tmp), {**still, "model.args": f"{{dropout = {dropout}, flips = false}}"})[0].validation
+        run_in(str(in_tmp), {**still, "model.args": f"{{dropout = {dropout}, draws = false}}"})[0].validation
         for dropout in (0.0, 0.5)
     ]
     assert losses[0][1] == pytest.approx(losses[1][1], rel=1e-6)

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from harness import small_gpt
 from harness.hf_families import config_of
 from titan_core.api import UserError
+from titan_core.model.dependences import check_draws_and_order
 from titan_core.model.trial import SmallModelTrial
 from titan_models_hf import transformers_private as library
 from titan_models_hf.cache import facts_of
@@ -29,6 +31,14 @@ LONGROPE = {
     "rope_type": "longrope", "rope_theta": 10000.0, "long_factor": [4.0] * 8, "short_factor": [1.0] * 8,
     "original_max_position_embeddings": 40,
 }  # fmt: skip
+SMALL = {
+    "vocab_size": 288, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256,
+}  # fmt: skip
+OPT = {
+    "vocab_size": 288, "hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "word_embed_proj_dim": 64, "max_position_embeddings": 256, "dropout": 0.0, "attention_dropout": 0.0,
+}  # fmt: skip
 REFUSED: dict[str, tuple[HFArgs, str]] = {
     "name": (HFArgs(architecture="qwen33"), "did you mean 'qwen3'"),
     "key": (args("llama", hiden_size=32), "has no such key; did you mean 'hidden_size'"),
@@ -37,8 +47,25 @@ REFUSED: dict[str, tuple[HFArgs, str]] = {
         "num_local_experts, another name of the same key, is 8",
     ),
     "value": (args("llama", num_attention_heads=5), "transformers rejects it"),
-    "dropout": (args("llama", attention_dropout=0.1), "drops attention weights"),
-    "dropout module": (args("phi3", resid_pdrop=0.1), "is an nn.Dropout with probability 0.1"),
+    "dropout": (args("llama", attention_dropout=0.1), "set attention_dropout = 0.0 in model.args.config"),
+    "dropout module": (args("phi3", resid_pdrop=0.1, embd_pdrop=0.0), "set resid_pdrop = 0.0 in model.args.config"),
+    "functional dropout": (
+        HFArgs(architecture="starcoder2", config={**SMALL, "residual_dropout": 0.2, "embedding_dropout": 0.1}),
+        "residual_dropout = 0.2 and embedding_dropout = 0.1 let it draw random numbers in training",
+    ),
+    "dropout by default": (
+        HFArgs(architecture="seed_oss", config=SMALL),
+        "set attention_dropout = 0.0, residual_dropout = 0.0 in model.args.config",
+    ),
+    "layer drop": (
+        HFArgs(architecture="opt", config={**OPT, "layerdrop": 0.1}),
+        "layerdrop = 0.1 let it draw random numbers in training, which would depend on the mesh: in 'model.decoder' (rand)",
+    ),
+    "jitter": (args("mixtral", router_jitter_noise=1e-6), "set router_jitter_noise = 0.0 in model.args.config"),
+    "jitter by default": (
+        HFArgs(architecture="phimoe", config={**SMALL, "sliding_window": None, "num_local_experts": 4}),
+        "set router_jitter_noise = 0.0 in model.args.config",
+    ),
     "dynamic": (
         args("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}),
         "chooses its frequencies by the longest position",
@@ -124,11 +151,20 @@ def test_an_encoder_is_refused_by_the_trial(is_decoder: bool) -> None:
                 attend_causally = module._attn
                 module._attn = lambda q, k, v, mask=None, attend=attend_causally: attend(q, k, v, None)
     trial = SmallModelTrial(model, definition.layout, "hf", torch.device("cpu"))
-    problems = list(check_model(model, trial, None))  # type: ignore[arg-type]
-    assert [problem.why for problem in problems] == ([] if is_decoder else [LATER])
+    problems = list(check_draws_and_order(trial, small_gpt.job_of(definition)))
+    later = "module 'transformer.h.0.attn', before it calls 'transformer.h.0.attn.out_proj', depends on later tokens"
+    assert [later in problem.why for problem in problems] == ([] if is_decoder else [True]), problems
 
 
-LATER = "positions depend on later ones, which a model that predicts the next token must not see"
+def test_draws_without_effect_are_accepted() -> None:
+    """PhiMoE without jitter draws among experts of which only the best is left."""
+    config = {**SMALL, "sliding_window": None, "num_local_experts": 4, "router_jitter_noise": 0.0}
+    definition = define(HFArgs(architecture="phimoe", config=config))
+    with torch.device("meta"):
+        model: Any = definition.build()
+    trial = SmallModelTrial(model, definition.layout, "hf", torch.device("cpu"))
+    assert trial.draws.operators
+    assert not list(check_draws_and_order(trial, small_gpt.job_of(definition)))
 
 
 @pytest.mark.parametrize("same", [True, False])

@@ -4,10 +4,13 @@ with the name of the field. Each damage here once trained wrong or ended in a tr
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -33,12 +36,15 @@ from harness.odd_gpts import (
     PositionsApart,
     Recurrence,
     ReturnsMore,
+    SeesTheNext,
     SkipConnections,
     Tied,
     Twice,
     UsesTheWeightAlone,
+    WithMixer,
     WithShiftedNorm,
     WithWrappedHead,
+    choosing_tokens,
     shifted,
 )
 from harness.small_gpt import DIM, HEADS, KV_HEADS, LAYOUT, SmallGPT
@@ -63,6 +69,10 @@ class Damage:
 
 MIXER = causal_attention(HEADS, KV_HEADS)
 INNER_MIXER = replace(LAYOUT, mixers={"blocks.*.attention.mixer.inner": MIXER})
+
+
+def _scaled(own: random.Random, x: torch.Tensor) -> torch.Tensor:
+    return x * own.random()
 
 
 def mixers(heads: int, kv_heads: int | None) -> ModelLayout:
@@ -98,11 +108,39 @@ DAMAGES = [
     Damage("documents ignored", DOCUMENTS, "masks_documents is true, but two documents in one sequence give other logits than each gives alone", IgnoresDocuments),
     Damage("positions ignored, documents", DOCUMENTS, "two documents in one sequence give other logits than each gives alone", IgnoresPositions),
     # -- sequences of a batch
-    Damage("a batch norm", DP, r"module 'blocks\.1\.extra\.norm' mixes the sequences of a batch", lambda: Mixed(BatchNorm)),
+    Damage("a statistic of the batch", DP, r"module 'blocks\.1\.extra' mixes the sequences of a batch", lambda: Mixed(lambda: Of(lambda x: x - x[:, :1].mean(0, keepdim=True)))),
+    # -- random draws
+    *(
+        Damage(f"{name} draws", ONE, rf"its logits in training depend on random numbers that would differ between meshes: {place}", build)
+        for name, place, build in [
+            ("a dropout between", r"'dropout' \(bernoulli_\)", DropoutBetween),
+            ("a dropout in blocks", r"'blocks\.0\.dropout' \(bernoulli_\); draw with titan_core\.api\.Dropout", lambda: SmallGPT(1e-6)),
+            ("a jitter", r"'blocks\.1\.extra' \(uniform_\)", lambda: Mixed(lambda: Of(lambda x: x * torch.empty_like(x).uniform_(1 - 1e-6, 1 + 1e-6)))),
+            ("a layer that is dropped", r"'blocks\.1\.extra' \(rand\)", lambda: Mixed(lambda: Of(lambda x: x * (torch.rand([]) > 1e-6)))),
+            ("a choice", r"'blocks\.1\.extra' \(multinomial\)", lambda: Mixed(lambda: Of(lambda x: x * torch.multinomial(torch.ones(2), 1)))),
+            ("Python's generator", r"'blocks\.1\.extra' \(numbers of Python or numpy\)", lambda: Mixed(lambda: Of(lambda x: x * (random.random() > 0.01)))),
+            ("numpy's generator", r"'blocks\.1\.extra' \(numbers of Python or numpy\)", lambda: Mixed(lambda: Of(lambda x: x * (np.random.rand() > 0.01)))),
+            ("a generator of its own", "two calls with the same tokens differ", lambda: Mixed(lambda: Of(partial(_scaled, random.Random(0))))),
+        ]
+    ),
+    # -- later tokens
+    *(
+        Damage(name, mesh, rf"{place} depends on later tokens, so the model sees the token that it is to predict", build, layout)
+        for name, mesh, place, build, layout in [
+            ("a look ahead", ONE, r"module 'blocks\.1\.extra'", lambda: Mixed(lambda: Of(lambda x: x.roll(-1, 1))), LAYOUT),
+            ("a mean of positions", ONE, r"the forward of module 'blocks\.1', before it calls 'blocks\.1\.norms\.0',", lambda: Mixed(lambda: Of(lambda x: x.mean(1, keepdim=True))), LAYOUT),
+            ("a norm over positions", ONE, r"module 'blocks\.1\.extra'", lambda: Mixed(lambda: Of(lambda x: x / x.norm(dim=1, keepdim=True))), LAYOUT),
+            ("a batch norm", ONE, r"module 'blocks\.1\.extra'", lambda: Mixed(BatchNorm), LAYOUT),
+            ("a reversal", TP, r"module 'blocks\.1\.extra'", lambda: Mixed(lambda: Of(lambda x: x.flip(1))), LAYOUT),
+            ("experts that choose tokens", ONE, r"module 'blocks\.1\.extra'", lambda: Mixed(lambda: Of(choosing_tokens)), LAYOUT),
+            ("a mixer that sees the next token", ONE, r"module 'blocks\.0\.attention\.mixer'", lambda: WithMixer(SeesTheNext), LAYOUT),
+            ("a mixer that sees the next token of its document", DOCUMENTS, r"module 'blocks\.0\.attention\.mixer'", lambda: WithMixer(lambda: SeesTheNext(of_document=True)), LAYOUT),
+            ("logits that see the next token", ONE, "the model's forward, after its last module,", lambda: Between(logits=lambda x: x + x.roll(-1, 1)), LAYOUT),
+        ]
+    ),
     # -- pipelines
     Damage("embeddings apart, PP", PP, "between 'wte' and 'wpe', the model's forward changes or replaces the hidden states", PositionsApart, APART),
     Damage("a scale between", PP, r"between 'embedding' and 'blocks\.0', the model's forward changes", lambda: Between(embedded=lambda h: h * DIM**0.5)),
-    Damage("a dropout between", PP, "the model's forward changes|the forward of the model mixes the sequences", DropoutBetween),
     Damage("logits capped", PP, "after 'output', the model's forward changes the logits", lambda: Between(logits=torch.tanh)),
     Damage("skip connections", PP, r"between 'blocks\.1' and 'norm', the model's forward changes", SkipConnections),
     Damage("blocks called twice", PP, r"cut into stages, the model's output differs", Twice),
@@ -110,7 +148,7 @@ DAMAGES = [
     Damage("positions counted from one, PP", PP, "read positions from the argument positions", CountsPositionsFromOne),
     # -- context parallelism
     *(
-        Damage(f"{name}, CP", CP, rf"{place} depends on other positions but is not in mixers", build)
+        Damage(f"{name}, CP", CP, rf"{place},? depends on other positions but is not in mixers", build)
         for name, place, build in [
             ("a convolution", r"module 'blocks\.1\.extra', before it calls 'blocks\.1\.extra\.convolution'", lambda: Mixed(Convolution)),
             ("a convolution in the first block", r"module 'blocks\.0\.extra', before it calls 'blocks\.0\.extra\.convolution'", lambda: Mixed(Convolution, 0)),
@@ -118,8 +156,6 @@ DAMAGES = [
             ("a recurrence", r"module 'blocks\.1\.extra\.gru'", lambda: Mixed(Recurrence)),
             ("a running sum", r"module 'blocks\.1\.extra'", lambda: Mixed(lambda: Of(lambda x: x.cumsum(1)))),
             ("a token shift", r"module 'blocks\.1\.extra'", lambda: Mixed(lambda: Of(shifted))),
-            ("a look ahead", r"module 'blocks\.1\.extra'", lambda: Mixed(lambda: Of(lambda x: x.roll(-1, 1)))),
-            ("a mean", r"module 'blocks\.1\.extra'", lambda: Mixed(lambda: Of(lambda x: x.mean(1, keepdim=True)))),
             ("a norm that shifts", r"module 'blocks\.0\.norms\.0'", WithShiftedNorm),
             ("a shift behind the embedding", "the forward of the model, before it calls 'blocks.0'", lambda: Between(embedded=shifted)),
             ("a shift of the logits", "after its last module", lambda: Between(logits=shifted)),
@@ -135,7 +171,7 @@ DAMAGES = [
     Damage("sums that are not summed", TP, r"regions names 'blocks\.0\.mlp', which has no layer with the rule Row and no module in sums", OwnParameters, replace(OWN, sums=())),
     Damage("a head that ends otherwise", TP, "head ends with 'output', and tensor parallelism needs an nn.Linear", WithWrappedHead),
     Damage("embeddings apart, TP", TP, "outside regions, .* does not take hidden states", PositionsApart, APART),
-    Damage("a reversal, TP", TP, r"outside regions, module 'blocks\.1\.extra'", lambda: Mixed(lambda: Of(lambda x: x.flip(1)))),
+    Damage("a running sum, TP", TP, r"outside regions, module 'blocks\.1\.extra'", lambda: Mixed(lambda: Of(lambda x: x.cumsum(1)))),
     Damage("a norm that shifts, TP", TP, r"module 'blocks\.0\.norms\.0' .* or depends on other positions", WithShiftedNorm),
     Damage("a shift between, TP", TP, "outside regions, the forward of the model, before it calls 'blocks.0'", lambda: Between(embedded=shifted)),
     Damage("logits normed", TP, "changes the logits that 'output' returns", lambda: Between(logits=lambda x: x.log_softmax(-1))),

@@ -13,7 +13,7 @@
 * ``torch.utils._python_dispatch.TorchDispatchMode``.
 * ``_init_group`` of torch's optimizers, which collects the tensors of an update; and their attributes ``found_inf`` and
   ``grad_scale``, through which ``torch.amp.GradScaler`` lets fused optimizers skip a step.
-* ``torch._foreach_mul_``, ``Tensor._version``, and the hook tables of ``nn.Module``.
+* ``torch._foreach_mul_``, ``Tensor._version``, ``OpOverload._schema``, and the hook tables of ``nn.Module``.
 * ``torch._dynamo.convert_frame.FRAME_COUNTER``, to see whether anything was compiled.
 """
 
@@ -22,7 +22,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -198,6 +198,14 @@ def step_unless(optimizer: Any, skip: Tensor) -> None:
 def multiply_(tensors: Sequence[Tensor], factor: Tensor) -> None:
     """Multiply all ``tensors``, on one device, by a scalar tensor in place: a few kernels, not one per tensor."""
     torch._foreach_mul_(list(tensors), factor)
+
+
+def named_arguments(operator: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call of ``operator`` by name, with its defaults."""
+    declared = operator._schema.arguments
+    defaults = {argument.name: argument.default_value for argument in declared if argument.has_default_value()}
+    names = (argument.name for argument in declared)
+    return {**defaults, **dict(zip(names, arguments, strict=False)), **keywords}
 
 
 def version_of(tensor: Tensor) -> int:

@@ -19,10 +19,13 @@ from titan_models_hf import mixers, transformers_private as library
 from titan_models_hf.config import HFArgs
 from titan_models_hf.facts import Attention
 from titan_models_hf.library import OTHER_MODEL, refusal
+from titan_models_hf.random_keys import Drawing, random_keys
 from titan_models_hf.rearranged import rearranged_model
 
 NAME: Final = "titan_trace"
 _TOKENS: Final = (2, 16)
+_MOST_SHOWN: Final = 4
+"""Places that a message names."""
 
 
 class OwnAttention(Exception):
@@ -110,6 +113,7 @@ class Trace:
     """Whether the model runs with the library's eager implementation: its attention is code of its own, with a bias by
     position, for example. Nothing then divides its sequences."""
     names: dict[int, str] = field(default_factory=dict)
+    drawing: Drawing = field(default_factory=Drawing)
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **keywords: Any
@@ -124,7 +128,7 @@ class Trace:
         if mask is not None and not isinstance(mask, Mask):
             raise Refused(f"attention {name!r} adds a mask of its own to its scores")
         if keywords.get("dropout"):
-            raise Refused(f"attention {name!r} drops attention weights", "set its dropout (attention_dropout) to 0.0")
+            self.drawing.draws[name, "dropout of its weights"] += 1
         window = keywords.get("sliding_window")
         if not (mask or Mask(None)).is_causal(window):
             reach = "causal" if window is None else f"a causal window of {window} positions"
@@ -151,12 +155,14 @@ class Trace:
     def enter(self, module: nn.Module, arguments: Any) -> None:
         """Record that a module is called; a forward pre-hook."""
         name = self.names[id(module)]
+        self.drawing.inside.append(name)
         self.calls[name] = self.calls.get(name, 0) + 1
         if arguments and isinstance(arguments[0], Tensor) and arguments[0].dim() == 2:
             self.flat.add(name)
 
     def leave(self, module: nn.Module, arguments: Any, result: Any) -> None:
         """Record what a module returns; a forward hook."""
+        self.drawing.inside.pop()
         if (
             isinstance(result, tuple)
             and len(result) == 3
@@ -209,7 +215,19 @@ def trace(args: HFArgs) -> Trace:
         own = bool(found.masks) and not found.attentions
     except OwnAttention:
         own = True
-    return _traced(args, library.EAGER) if own else found
+    implementation = library.EAGER if own else NAME
+    if own:
+        found = _traced(args, implementation)
+    drawing = found.drawing
+    if drawing.draws and (keys := random_keys(args, drawing, lambda other: _traced(other, implementation).drawing)):
+        places = [f"{name!r} ({operator})" for name, operator in drawing.draws]
+        if len(places) > _MOST_SHOWN:
+            places[_MOST_SHOWN:] = [f"{len(places) - _MOST_SHOWN} more"]
+        given = " and ".join(f"{key} = {value}" for key, value in keys.items())
+        why = f"{given} let it draw random numbers in training, which would depend on the mesh: in {', '.join(places)}"
+        fix = ", ".join(f"{key} = 0.0" for key in keys)
+        raise refusal(args, why, f"set {fix} in model.args.config")
+    return found
 
 
 def _traced(args: HFArgs, implementation: str) -> Trace:
@@ -232,7 +250,7 @@ def _traced(args: HFArgs, implementation: str) -> Trace:
     more = {} if found.eager else {"documents": tokens}
     before, _current = _current, found
     try:
-        with torch.no_grad(), library.without_packing():
+        with torch.no_grad(), library.without_packing(), found.drawing:
             model.train()(input_ids=tokens, use_cache=False, **more)
     except (UserError, OwnAttention):
         raise
@@ -255,9 +273,6 @@ def _require_supported(args: HFArgs, model: Any) -> None:
             why = f"{name!r} ({changing[0]} RoPE) chooses its frequencies by the longest position of a call"
             fix = "set rope_type of rope_parameters to another type (yarn, linear, default)"
             raise refusal(args, f"{why}, which differs between ranks and between documents", fix)
-        if isinstance(module, nn.Dropout) and module.p:
-            why = f"{name!r} is an nn.Dropout with probability {module.p}, whose masks would depend on the mesh"
-            raise refusal(args, why, "set its probability to 0.0 in model.args.config")
     if getattr(model.config, "output_router_logits", False):
         why = "output_router_logits is true: the library adds a loss of the routers, and Titan's objective does not"
         raise refusal(args, why, "set it to false")

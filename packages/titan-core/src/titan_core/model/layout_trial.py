@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from titan_core.api import CAUSAL_ATTENTION, CausalAttention, JobMesh, Mixer, ModuleCall, Problem, UserError
-from titan_core.api.config.sections import DataSection
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.model.dependences import check_batches, check_draws_and_order
 from titan_core.model.streams import check_streams
 from titan_core.model.trial import CannotTry, SmallModelTrial
 from titan_core.toolkit.simulation import current_simulation
@@ -52,9 +51,11 @@ def _problems(
     """Return what contradicts the layout, or the needs of a transform."""
     if problems := [*_mistakes(trial), *check_streams(model, trial)]:
         return problems
-    # Not in training mode, where dropout and running statistics make a sequence depend on the others.
+    if problems := list(check_draws_and_order(trial, job)):
+        return problems
+    # Not in training mode, where running statistics make a sequence depend on the others.
     with trial.evaluating():
-        problems = list(_dependences(trial, job))
+        problems = list(check_batches(trial, job))
     for transform in job.transforms if not problems else ():
         if transform.checks.model is not None:
             context = transform.training_context(job, mesh, device)
@@ -178,40 +179,6 @@ def _own_mixer(trial: SmallModelTrial, call: ModuleCall, mixer: Mixer) -> Iterat
             fix = "fix sequence_dim, pass tensors as positional arguments, and return one tensor"
             yield trial.problem(why, fix)
             return
-
-
-def _dependences(trial: SmallModelTrial, job: AssembledJob) -> Iterator[Problem]:
-    """Yield a problem if a sequence (or a document, if documents are masked) depends on the rest of the batch."""
-    if job.batch.ranks * job.batch.microbatches > 1 or job.mesh.world_size > 1:
-        for number in range(len(trial.tokens)):
-            place = trial.fault(partial(trial.run, trial.tokens[number : number + 1]), sequence=number)
-            if place is not None:
-                why = f"{place} mixes the sequences of a batch, so results would depend on the division of the global batch"
-                yield trial.problem(why, "compute each sequence separately, or train on one rank with one microbatch")
-                return
-    if job.config.section(DataSection).document_mask:
-        yield from _documents(trial)
-
-
-def _documents(trial: SmallModelTrial) -> Iterator[Problem]:
-    """Yield a problem if two documents in one sequence give other logits than each gives alone."""
-    place = trial.positions_fault()
-    if place is not None:
-        yield trial.problem(f"{place} gives other results if positions 0 .. seq - 1 are passed explicitly", "use positions")
-        return
-    cut = trial.seq // 2 - 1
-    positions = torch.cat((trial.positions[:, :cut], trial.positions[:, : trial.seq - cut]), dim=1)
-    documents = (trial.positions >= cut).long()
-    why = "masks_documents is true, but two documents in one sequence give other logits than each gives alone"
-    try:
-        packed = trial.run(trial.tokens, positions, documents)
-        alone = torch.cat([trial.run(tokens) for tokens in (trial.tokens[:, :cut], trial.tokens[:, cut:])], dim=1)
-        same = trial.same(packed, alone)
-    except Exception as error:  # noqa: BLE001 - the model's code may raise anything
-        same, why = False, f"{why}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    if not same:
-        fix = "pass documents to every mixer, use the positions argument, or set masks_documents = False"
-        yield trial.problem(why, fix)
 
 
 def _text(shape: Any) -> str:

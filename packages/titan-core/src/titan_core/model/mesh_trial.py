@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -62,6 +61,7 @@ from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.toolkit.errors import caused_by_peer
 from titan_core.toolkit.random_state import same_generators
 from titan_core.toolkit.simulation import current_simulation
+from titan_core.torch_private import version_of
 
 log = logging.getLogger(__name__)
 
@@ -180,18 +180,17 @@ class _MeshTrial:
         """Compute the gradients of one device.
 
         Returns:
-            Whether the model is in training mode. One that draws from torch's or Python's generators in training mode draws
-            other numbers on each rank; it is tried in evaluation mode.
+            Whether the model is in training mode. One whose forward passes change its buffers, such as a running statistic,
+            would see those of another number of passes on each rank; it is tried in evaluation mode.
         """
-        runner, inputs = GradientAccumulation(self._one), self._batch.inputs_of_one_device
-        module = self._one.module
-        before = _generators(self._world.device)
+        runner, module = GradientAccumulation(self._one), self._one.module
+        before = _buffers(module)
         module.zero_grad()
-        runner(inputs())
-        if module.training and _generators(self._world.device) != before:
+        runner(self._batch.inputs_of_one_device())
+        if module.training and _buffers(module) != before:
             module.eval()
             module.zero_grad()
-            runner(inputs())
+            runner(self._batch.inputs_of_one_device())
         return module.training
 
     def _compute_several(self) -> None:
@@ -353,9 +352,9 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def _generators(device: torch.device) -> tuple[Any, ...]:
-    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-    return random.getstate(), *(bytes(state.numpy()) for state in states)
+def _buffers(module: nn.Module) -> list[tuple[int, int]]:
+    """Return what differs if a buffer is written to or replaced."""
+    return [(id(buffer), version_of(buffer)) for buffer in module.buffers()]
 
 
 @contextmanager

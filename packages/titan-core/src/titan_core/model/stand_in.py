@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +17,8 @@ from torch import Tensor, nn
 
 from titan_core.api import ModelLayout, matches
 from titan_core.api.parallel.model_part import PrunedModule
+from titan_core.model.draws import Draws
+from titan_core.toolkit.random_operators import draws
 from titan_core.torch_private import TorchDispatchMode, number_of_hooks
 
 LARGE = 1 << 20
@@ -25,9 +26,6 @@ LARGE = 1 << 20
 
 _COLUMNS = 8
 """Number of columns that a matmul with a large weight computes."""
-
-_KEPT = 0.9
-"""Factor that a dropout scales by. Not 1, so that an extra application shows."""
 
 _aten = torch.ops.aten
 
@@ -146,8 +144,13 @@ def _buffer(path: str, like: Tensor, layout: ModelLayout, generator: torch.Gener
 class StandInMode(TorchDispatchMode):
     """Active during calls of a stand-in: shortens matmuls with large weights and makes random draws constant."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, draws: Draws | None = None) -> None:
+        """
+        Args:
+            draws: what random operators return.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
+        self._draws = draws or Draws()
         large = (weight.untyped_storage() for weight in model.parameters() if weight.numel() > LARGE)
         self._large = {storage.data_ptr() for storage in large}
 
@@ -157,8 +160,9 @@ class StandInMode(TorchDispatchMode):
             return self._matmul(operator, *arguments)
         if operator.overloadpacket in (_aten.addmm, _aten.baddbmm):
             return self._add_matmul(operator, *arguments, **keywords)
-        draw = _DRAWS.get(operator.overloadpacket)
-        return operator(*arguments, **keywords) if draw is None else draw(operator, *arguments, **keywords)
+        if draws(operator, arguments, keywords):
+            return self._draws.draw(operator, *arguments, **keywords)
+        return operator(*arguments, **keywords)
 
     def _matmul(self, operator: Any, a: Tensor, b: Tensor) -> Tensor:
         if self._is_large(b):
@@ -180,34 +184,3 @@ def _repeated(tensor: Tensor, size: int, dim: int) -> Tensor:
     repeats = [1] * tensor.dim()
     repeats[dim] = -(-size // tensor.shape[dim])
     return tensor.repeat(repeats).narrow(dim, 0, size).contiguous()
-
-
-def _constant(value: float) -> Callable[..., Tensor]:
-    def fill(operator: Any, *arguments: Any, **keywords: Any) -> Tensor:
-        result: Tensor = operator(*arguments, **keywords)
-        return result.fill_(value)
-
-    return fill
-
-
-def _bernoulli_(operator: Any, tensor: Tensor, p: Any = 0.5, **keywords: Any) -> Tensor:
-    return tensor.fill_(_KEPT * p) if isinstance(p, float) else tensor.copy_(_KEPT * p)
-
-
-def _bernoulli(operator: Any, tensor: Tensor, p: float | None = None, **keywords: Any) -> Tensor:
-    return _KEPT * tensor if p is None else torch.full_like(tensor, _KEPT * p)
-
-
-def _dropout(operator: Any, tensor: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    return _KEPT * tensor, torch.ones_like(tensor, dtype=torch.bool)
-
-
-_DRAWS: dict[Any, Callable[..., Any]] = {
-    _aten.bernoulli_: _bernoulli_,
-    _aten.bernoulli: _bernoulli,
-    _aten.native_dropout: _dropout,
-    **dict.fromkeys((_aten.rand, _aten.rand_like, _aten.uniform_, _aten.uniform), _constant(0.5)),
-    **dict.fromkeys((_aten.randn, _aten.randn_like, _aten.normal_, _aten.normal), _constant(0.1)),
-    **dict.fromkeys((_aten.exponential_, _aten.exponential), _constant(1.0)),
-    **dict.fromkeys((_aten.randint, _aten.randint_like), _constant(0)),
-}

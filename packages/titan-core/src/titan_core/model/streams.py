@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from titan_core.api import Problem, RandomStream
+from titan_core.api import Batch, ModelTrial, Problem, RandomStream
+from titan_core.api.parallel.microbatch import Microbatch, microbatch_scope
 from titan_core.model.stand_in import first_alike
-from titan_core.model.trial import SmallModelTrial
 
 
 def begin_streams(model: nn.Module, device: torch.device) -> None:
@@ -20,7 +21,21 @@ def begin_streams(model: nn.Module, device: torch.device) -> None:
             module.begin(name, device)
 
 
-def check_streams(model: nn.Module, trial: SmallModelTrial) -> Iterator[Problem]:
+@contextmanager
+def streams_begun(model: nn.Module, tokens: Tensor) -> Iterator[None]:
+    """Let each :class:`RandomStream` of ``model`` draw for a microbatch of ``tokens`` within the block."""
+    before = [(module, dict(vars(module))) for module in model.modules() if isinstance(module, RandomStream)]
+    begin_streams(model, tokens.device)
+    rows = torch.arange(len(tokens), device=tokens.device)
+    try:
+        with microbatch_scope(Microbatch(Batch(tokens, tokens, rows=rows), step=1, seed=0)):
+            yield
+    finally:
+        for module, attributes in before:
+            vars(module).update(attributes)
+
+
+def check_streams(model: nn.Module, trial: ModelTrial) -> Iterator[Problem]:
     """Check the calls of each :class:`RandomStream` in the trial, and report to it how many features a token has there.
 
     A module's name determines its draws, so a second call in one forward pass would draw the same numbers again.

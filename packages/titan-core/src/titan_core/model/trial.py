@@ -11,8 +11,9 @@ step or on values that random weights do not produce. Windows of attention are s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,10 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from titan_core.api import Around, Extra, ExtraField, ModelLayout, ModuleCall, Problem, Shares
+from titan_core.api import Around, Extra, ExtraField, ModelLayout, ModuleCall, Problem, RandomStream, Shares
+from titan_core.model.draws import Draws
 from titan_core.model.preserved import preserved_module
 from titan_core.model.small_copy import positions_to_try, short_windows
 from titan_core.model.stand_in import StandInMode, stand_in
+from titan_core.model.streams import streams_begun
+from titan_core.toolkit.random_state import python_states, reseed
 
 LENGTHS = (16, 20, 24)
 """Candidates for the tokens per sequence. The first that differs from all sizes of the model is used, so that a dimension's
@@ -84,9 +88,12 @@ class SmallModelTrial:
         try:
             self._model = stand_in(model, layout, device)
             self.layout = short_windows(self._model, layout)
+            self._has_streams = any(isinstance(module, RandomStream) for module in self._model.modules())
             self._names = {id(module): path for path, module in self._model.named_modules()}
+            self.draws = Draws()
+            """The draws of the call that gave :attr:`logits`."""
             with self._recording(_shapes) as events:
-                self.logits = self.run(self.tokens)
+                self.logits = self.run(self.tokens, draws=self.draws)
             if isinstance(self.logits, Tensor) and self.logits.is_meta:
                 raise RuntimeError(
                     "the logits are on the meta device: a tensor of the model is neither a parameter nor a buffer"
@@ -106,17 +113,32 @@ class SmallModelTrial:
             self.logits = training
             self._model.train()
 
+    def streams(self) -> AbstractContextManager[None]:
+        """Let the model's random streams draw as in training within the block; outside, their draws are those of torch."""
+        return streams_begun(self._model, self.tokens) if self._has_streams else nullcontext()
+
+    def in_training(self) -> tuple[Any, Draws]:
+        """Return the logits within :meth:`streams`, and the other draws of the call."""
+        if not self._has_streams:
+            return self.logits, self.draws
+        draws = Draws()
+        return self.run(self.tokens, draws=draws), draws
+
     def run(
         self,
         tokens: Tensor,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
         around: Mapping[str, Around] | None = None,
+        draws: Draws | None = None,
+        seed: int | None = None,
     ) -> Any:
-        """ModuleCall the copy, and restore its state afterwards: modules may count their calls or draw random numbers.
+        """Call the copy, and restore its state afterwards: modules may count their calls or draw random numbers.
 
         Args:
             around: module name -> function that is called in place of its forward.
+            draws: what random operators return, and what they are; ``None``: constants.
+            seed: of the generators; ``None``: they are as the caller has them.
         """
         optional = {"positions": positions, "documents": documents}
         optional |= {name: extra.tensor for name, extra in zero_extras(self._extras, tokens).items()}
@@ -126,8 +148,15 @@ class SmallModelTrial:
                 module = self._model.get_submodule(path)
                 changed.append((module, vars(module).get("forward")))
                 module.forward = partial(replacement, module.forward)
-            with torch.no_grad(), preserved_module(self._model), StandInMode(self._model):
-                return self._model(tokens, **{key: value for key, value in optional.items() if value is not None})
+            given = {key: value for key, value in optional.items() if value is not None}
+            draws = draws or Draws()
+            with torch.no_grad(), preserved_module(self._model), StandInMode(self._model, draws):
+                if seed is not None:
+                    reseed(seed)
+                before = python_states()
+                result = self._model(tokens, **given)
+                draws.in_python = python_states() != before
+                return result
         finally:
             for module, own in changed:
                 del module.forward
@@ -167,8 +196,47 @@ class SmallModelTrial:
                 run()
             except Exception as raised:  # noqa: BLE001 - as above
                 error = raised
-        place = _first_difference(whole, divided, shares, rows)
+        place = _first_difference(whole, divided, partial(_agree, shares=shares, rows=rows))
         return f"{place} ({_text_of(error)})" if error is not None else place
+
+    def difference(self, run: Callable[[], Any], other: Callable[[], Any], positions: Sequence[slice]) -> str | None:
+        """Return where ``other`` first computes something else than ``run`` of some positions; ``None`` if their logits are
+        equal.
+
+        Args:
+            positions: of each sequence.
+        """
+        if _agree_at(run(), other(), positions, self.seq):
+            return None
+        with self._recording(_some_features) as expected:
+            run()
+        with self._recording(_some_features) as found:
+            other()
+        return _first_difference(expected, found, partial(_agree_at, positions=positions, seq=self.seq))
+
+    def drawing(self) -> Counter[tuple[str, str]]:
+        """Return how often each module calls each random operator: (name of the module, name of the operator)."""
+        draws, found = Draws(), Counter[tuple[str, str]]()
+        inside, counted, states = [""], 0, python_states()
+
+        def count(*_: Any) -> None:
+            nonlocal counted, states
+            found.update((inside[-1], name) for name in draws.operators[counted:])
+            counted, before, states = len(draws.operators), states, python_states()
+            if states != before and len(inside) > 1:
+                found.update([(inside[-1], "numbers of Python or numpy")])
+
+        def enter(module: nn.Module, arguments: Any) -> None:
+            count()
+            inside.append(self._names.get(id(module), inside[-1]))
+
+        def leave(module: nn.Module, arguments: Any, output: Any) -> None:
+            count()
+            inside.pop()
+
+        with _hooks(enter, leave):
+            self.run(self.tokens, draws=draws)
+        return found
 
     def positions_fault(self) -> str | None:
         """Return the :meth:`fault` of a call with explicit positions ``0 .. seq - 1``, which are the default."""
@@ -202,12 +270,18 @@ class SmallModelTrial:
             if name is not None:
                 events.append(_Event(name, True, tuple(map(keep, arguments)), keep(output)))
 
-        handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
-        try:
+        with _hooks(enter, leave):
             yield events
-        finally:
-            for handle in handles:
-                handle.remove()
+
+
+@contextmanager
+def _hooks(enter: Callable[..., None], leave: Callable[..., None]) -> Iterator[None]:
+    handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @dataclass(frozen=True)
@@ -233,17 +307,17 @@ def _some_features(value: Any) -> Any:
     return value[..., :8].clone() if hidden else None
 
 
-def _first_difference(whole: list[_Event], divided: list[_Event], shares: Shares | None, rows: slice) -> str:
+def _first_difference(whole: list[_Event], divided: list[_Event], agree: Callable[[Any, Any], bool]) -> str:
     """Return where two recordings of one model begin to differ: the module with the first wrong output, or, if an input is
     wrong first, the code of the module that contains the call."""
     inside: list[str] = []
     for expected, found in zip(whole, divided, strict=False):
         if expected.name != found.name or expected.exit != found.exit:
             break
-        if (found.exit or found.name) and not _agree(expected.value, found.value, shares, rows):
+        if (found.exit or found.name) and not agree(expected.value, found.value):
             if found.exit:
-                return f"module {found.name!r}" if found.name else "the model's forward, after its last module"
-            return f"the forward of {_shown(inside)}, before it calls {found.name!r}"
+                return f"module {found.name!r}" if found.name else "the model's forward, after its last module,"
+            return f"the forward of {_shown(inside)}, before it calls {found.name!r},"
         if found.exit:
             inside.pop()
         else:
@@ -268,6 +342,20 @@ def _agree(whole: Tensor | None, found: Tensor | None, shares: Shares | None, ro
         candidate.shape == whole.shape and torch.allclose(candidate, whole, rtol=0.0, atol=tolerance, equal_nan=True)
         for candidate in candidates
     )
+
+
+def _agree_at(whole: Tensor | None, found: Tensor | None, positions: Sequence[slice], seq: int) -> bool:
+    if whole is None or found is None or whole.shape != found.shape or seq not in whole.shape[1:]:
+        return True  # not comparable
+    dim = whole.shape.index(seq, 1)
+    rows = zip(whole.movedim(dim, 1), found.movedim(dim, 1), positions, strict=False)
+    return all(equal_but_rounding(one[own], other[own]) for one, other, own in rows)
+
+
+def equal_but_rounding(one: Tensor, other: Tensor) -> bool:
+    """Return whether two results of the same computation differ by no more than another order of its sums explains."""
+    tolerance = max(1e-5, 8 * torch.finfo(one.dtype).eps) * float(one.abs().max()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=0.0, atol=tolerance, equal_nan=True)
 
 
 def _divisible(found: Tensor, shares: Shares, dim: int) -> bool:
