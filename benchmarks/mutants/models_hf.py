@@ -45,7 +45,7 @@ MUTANTS = (
     Mutant("hf-unrecorded-draw", INITIAL, "value if value == second.get(name) else None", "value", ("tests/models_hf/test_initial.py",)),
     Mutant("hf-operands-swapped", "models-hf/programs.py", "*(reversed(operands) if flipped else operands)", "*operands", ("tests/models_hf/test_initial.py",)),
     Mutant("hf-stale-step", "models-hf/programs.py", "if version == version_of(tensor):", "if version is not None:", ("tests/models_hf/test_initial.py",)),
-    Mutant("hf-later-positions-seen", "models-hf/reference.py", "if not trial.same(trial.run(tokens)[:, :-1], trial.run(trial.tokens)[:, :-1]):", "if False:", ("tests/models_hf/test_refusals.py",)),
+    Mutant("hf-rates-not-read", "models-hf/random_keys.py", "(rate and other.numbers != found.numbers)", "False", (REFUSALS,)),
     Mutant("hf-experts-not-compared", "models-hf/reference.py", "            compute_by_library(module)\n", "            pass\n", (REFUSALS,)),
     Mutant("hf-bias-of-no-expert", "models-hf/experts.py", "(0, 0, 0, 1))[experts]", "(0, 0, 0, 1))[experts.clamp(max=len(counts) - 1)]", (EXPERTS,)),
     Mutant("hf-any-router-is-a-softmax", "models-hf/routers.py", " and torch.allclose(factors, factors[:, :1], rtol=1e-4)", "", (ROUTERS,)),

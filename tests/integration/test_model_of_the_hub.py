@@ -85,7 +85,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "dropout": (
         {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "attention_dropout": 0.1},
-        "drops attention weights (set its dropout (attention_dropout) to 0.0)",
+        "(set attention_dropout = 0.0 in model.args.config)",
     ),
     "frequencies": (
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
