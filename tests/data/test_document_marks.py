@@ -58,6 +58,7 @@ def made(
 
 
 CONFIG = {"bos_token": "<begin>", "eos_token": "<end>"}
+DECODER: dict[str, Any] = {"added_tokens_decoder": {}}
 CASES: dict[str, tuple[dict[str, Any], list[str], list[str], str]] = {
     # files -> begin, end, and a part of the description
     "config": ({"config": CONFIG}, ["<begin>"], ["<end>"], "'<begin>' (5): tokenizer_config.json"),
@@ -67,8 +68,17 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str], str]] = {
     ),
     "map": ({"special": CONFIG}, ["<begin>"], ["<end>"], "special_tokens_map.json"),
     "config before map": (
-        {"config": CONFIG, "special": {"bos_token": "<s>", "eos_token": "</s>"}},
+        {"config": CONFIG | DECODER, "special": {"bos_token": "<s>", "eos_token": "</s>"}},
         ["<begin>"], ["<end>"], "tokenizer_config.json (but special_tokens_map.json says token 0)",
+    ),
+    "map before config of an older version": (
+        {"config": CONFIG, "special": {"bos_token": "<s>", "eos_token": "</s>"}},
+        ["<s>"], ["</s>"], "special_tokens_map.json (but tokenizer_config.json says token 5)",
+    ),
+    "a map that is not read": ({"config": DECODER, "special": CONFIG}, ["<s>"], ["<|endoftext|>"], "chosen by name"),
+    "another id": (
+        {"config": CONFIG | {"added_tokens_decoder": {"7": {"content": "<begin>"}}}},
+        ["<begin>"], ["<end>"], "tokenizer_config.json (but added_tokens_decoder gives it the id 7)",
     ),
     "each names one": ({"config": {"bos_token": "<begin>"}, "special": {"eos_token": "<end>"}}, ["<begin>"], ["<end>"], ""),
     "template": ({"post": "both"}, ["<begin>"], ["<end>"], "the post-processor of tokenizer.json"),
@@ -99,9 +109,12 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str], str]] = {
         {"config": {"bos_token": "<s>", "eos_token": "<s>", "add_bos_token": True}},
         ["<s>"], ["<s>"], "tokenizer_config.json",
     ),
-    "not added": (
+    "added in spite of add_bos_token": (
         {"post": "begin", "config": CONFIG | {"add_bos_token": False}},
-        [], ["<end>"], "add_bos_token in tokenizer_config.json (but the post-processor of tokenizer.json adds token 5",
+        ["<begin>"], ["<end>"], "'<begin>' (5): tokenizer_config.json",
+    ),
+    "neither added nor wanted": (
+        {"config": CONFIG | {"add_bos_token": False}}, [], ["<end>"], "no token: add_bos_token in tokenizer_config.json",
     ),
     "ends of prompts": ({"config": CONFIG | {"add_eos_token": False}}, ["<begin>"], ["<end>"], "tokenizer_config.json"),
     "names": ({}, ["<s>"], ["<|endoftext|>"], "chosen by name, because no file defines it"),
@@ -123,6 +136,24 @@ def test_the_files_define_the_marks(tmp_path: Path, case: str) -> None:
     assert description in "\n".join(lines)
 
 
+def test_tokens_that_the_vocabulary_lacks_follow_it(tmp_path: Path) -> None:
+    """As in the folder of TorchTitan's own tests: the ids in ``added_tokens_decoder`` are not those that they get."""
+    named = {"128000": {"content": "<|bos|>", "special": True}, "128001": {"content": "<|eos|>", "special": True}}
+    config = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "added_tokens_decoder": named}
+    tokenizer = made(tmp_path, config=config)
+    assert tokenizer.encode_document("b c") == [11, 21, 22, 12]  # the vocabulary has 11 tokens
+    assert tokenizer.encode_with_special_tokens("b <|eos|>") == [21, 12]
+    assert tokenizer.vocab_size == 23
+    assert "'<|eos|>' (12): tokenizer_config.json (but tokenizer.json lacks it)" in tokenizer.describe_special_tokens()[1]
+
+
+def test_a_number_for_a_token_is_refused(tmp_path: Path) -> None:
+    made(tmp_path)
+    (tmp_path / "added_tokens.json").write_text('{"<x>": "5"}')
+    with pytest.raises(UserError, match=r'added_tokens\.json: <x> is "5", not an id'):
+        build_hf(tokenizer_at(tmp_path))
+
+
 def test_only_a_file_named_tokenizer_json_uses_the_config_of_its_folder(tmp_path: Path) -> None:
     made(tmp_path, config=CONFIG)
     assert build_hf(tokenizer_at(tmp_path / "tokenizer.json")).begin_ids == [ID["<begin>"]]
@@ -140,14 +171,22 @@ BROKEN: dict[str, tuple[object, str]] = {
     "flag": ({"eos_token": True}, "eos_token is true, not a token"),
     "tokens": ({"eos_token": ["</s>"]}, r'eos_token is \["</s>"\], not a token'),
     "no content": ({"eos_token": {"lstrip": False}}, r'eos_token is \{"lstrip": false\}, not a token'),
-    "unknown token": ({"eos_token": "<eos>"}, "eos_token is '<eos>', which tokenizer.json does not contain"),
+    "unknown flag": ({"eos_token": {"content": "</s>", "strips": True}}, "eos_token is .*, not a token with known flags"),
+    "further tokens": ({"extra_special_tokens": "<x>"}, 'extra_special_tokens is "<x>", not a list of tokens'),
 }
 BROKEN_CONFIG: dict[str, tuple[object, str]] = {
     "no flag": ({"add_bos_token": "no"}, 'add_bos_token is "no", not true or false'),
-    "another id": (
-        CONFIG | {"added_tokens_decoder": {"7": {"content": "<begin>"}}},
-        "'<begin>' has the id 7 in added_tokens_decoder, but 5 in tokenizer.json",
+    "no id": (
+        CONFIG | {"added_tokens_decoder": {"x": {"content": "<x>"}}},
+        "added_tokens_decoder is .*, not an id with a token",
     ),
+    "no content there": (CONFIG | {"added_tokens_decoder": {"7": {}}}, r"added_tokens_decoder\[7\] is \{\}, not a token"),
+    "no object there": (
+        CONFIG | {"added_tokens_decoder": {"7": "<x>"}},
+        "added_tokens_decoder is .*, not an id with a token",
+    ),
+    "versions": ({"fast_tokenizer_files": ["tokenizer.4.0.0.json"]}, "fast_tokenizer_files names a file for each version"),
+    "no other flag": ({"split_special_tokens": 1}, "split_special_tokens is 1, not true or false"),
     "no decoder": (CONFIG | {"added_tokens_decoder": [1]}, r"added_tokens_decoder is \[1\], not an object"),
 }
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from ci.workspace import ROOT
 from titan_ckpt.foreign.config import weight_map
@@ -31,6 +33,7 @@ from titan_core.toolkit.runs.tail import Tail
 from titan_data.storage import matching
 from titan_data.tokenized import read_index
 from titan_data.tokenizers.chat_template import ChatTemplate
+from titan_data.tokenizers.folder import TokenizerFolder
 from titan_debug.crash.report import Report, _read_crashes
 from titan_debug.flight.dump import RANK_FILE
 from titan_debug.flight.stacks import STACKS_FILE
@@ -81,6 +84,7 @@ KNOWN: dict[str, tuple[int, str]] = {
     "titan-data/src/titan_data/file_index.py": (4, CACHE),
     "titan-data/src/titan_data/made_once.py": (3, "methods of the same name, which open files in the cache folder"),
     "titan-data/src/titan_data/mapped_files.py": (1, "what open_file has opened"),
+    "titan-data/src/titan_data/template_worker.py": (1, KERNEL),
     "titan-debug/src/titan_debug/doctor/gpus.py": (1, KERNEL),
     "titan-debug/src/titan_debug/doctor/machine.py": (3, KERNEL),
     "titan-debug/src/titan_debug/doctor/network.py": (2, KERNEL),
@@ -278,8 +282,11 @@ READERS_OF_FOLDERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "weights: safetensors": ("model.safetensors", SafetensorsFiles),
     "weights: index": ("model.safetensors.index.json", lambda folder: weight_map(folder / "model.safetensors.index.json")),
     "weights: Meta": ("consolidated.00.pth", MetaFiles),
-    "tokenizer: template": ("chat_template.jinja", ChatTemplate.read),
-    "tokenizer: config": ("tokenizer_config.json", ChatTemplate.read),
+    "tokenizer: template": ("chat_template.jinja", lambda folder: ChatTemplate.read(folder, {})),
+    "tokenizer: template in config": ("tokenizer_config.json", lambda folder: ChatTemplate.read(folder, {})),
+    "tokenizer: config": ("tokenizer_config.json", lambda folder: TokenizerFolder(Tokenizer(BPE()), folder)),
+    "tokenizer: special tokens": ("special_tokens_map.json", lambda folder: TokenizerFolder(Tokenizer(BPE()), folder)),
+    "tokenizer: added tokens": ("added_tokens.json", lambda folder: TokenizerFolder(Tokenizer(BPE()), folder)),
     "tokenised: index": ("tokenized.json", read_index),
 }
 

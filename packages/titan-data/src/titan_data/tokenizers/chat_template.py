@@ -14,49 +14,44 @@ from titan_core.toolkit.tokenizers import Message
 from titan_data.template_process import SandboxedTemplate, TemplateRefused
 
 CONFIG = "tokenizer_config.json"
-TEMPLATE = "chat_template.jinja"
+TEMPLATE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+_FETCH = "download it again"
 
 
 class ChatTemplate:
     """A template as ``transformers`` writes it, beside a tokenizer's files."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], where: str) -> None:
-        self._where = where
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], where: str, with_tools: ChatTemplate | None = None
+    ) -> None:
+        """
+        Args:
+            special_tokens: variables of the template: the roles of special tokens, and their texts.
+            with_tools: the template for chats with tools, if it is another one.
+        """
+        self._where, self._with_tools = where, with_tools
         try:
             self._template = SandboxedTemplate("chat", source, where, special_tokens)
         except TemplateRefused as error:
             raise UserError.one(where, f"the chat template is not a Jinja template: {error}", "download it again") from None
 
     @classmethod
-    def read(cls, folder: Path) -> ChatTemplate:
-        """Return the template in ``folder``.
+    def read(cls, folder: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
+        """Return the template in ``folder``. Those in files take precedence over those in ``tokenizer_config.json``.
 
         Raises:
             UserError: the folder has no template, or a damaged one.
         """
-        file = folder / CONFIG
-        config = read_object(file, "download it again") if file.exists() else {}
-        source = config.get("chat_template")
-        if isinstance(source, list):  # several by name
-            named = [one for one in source if isinstance(one, Mapping)]
-            source = next((one.get("template") for one in named if one.get("name") == "default"), None)
-        if (folder / TEMPLATE).exists():
-            file = folder / TEMPLATE
-            try:
-                source = read_text(file)
-            except (OSError, UnicodeDecodeError) as error:
-                why = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-                raise UserError.one(str(file), why, "download it again") from None
-        if not isinstance(source, str):
+        files = {"default": folder / TEMPLATE} if (folder / TEMPLATE).exists() else {}
+        files |= {file.stem: file for file in sorted((folder / MORE_TEMPLATES).glob("*.jinja"))}
+        found = {name: (_text(file), str(file)) for name, file in files.items()} or _in_config(folder)
+        if "default" not in found:
             why = f"has no chat template (neither {TEMPLATE} nor chat_template in {CONFIG})"
             fix = f"use the tokenizer of an instruction-tuned model (`titan tokenizer download`), or write {TEMPLATE}"
             raise UserError.one(str(folder), why, fix)
-        special = {
-            name: _content(name, value, file)
-            for name, value in config.items()
-            if name.endswith("_token") and not isinstance(value, bool | None)
-        }
-        return cls(source, special, str(file))
+        source, where = found["default"]
+        tools = cls(found["tool_use"][0], special_tokens, found["tool_use"][1]) if "tool_use" in found else None
+        return cls(source, special_tokens, where, tools)
 
     def render(
         self,
@@ -70,9 +65,11 @@ class ChatTemplate:
         Raises:
             UserError: the template refuses them.
         """
+        if tools and self._with_tools is not None:
+            return self._with_tools.render(messages, add_generation_prompt, tools, date)
         now = datetime.datetime.combine(date, datetime.time()) if date is not None else datetime.datetime.now()
         values = {
-            "messages": list(messages),
+            "messages": [_message(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
             "tools": list(tools) if tools else None,
             "now": now.isoformat(),
@@ -85,8 +82,30 @@ class ChatTemplate:
         return RenderedChat(found["text"], None if ranges is None else tuple((start, end) for start, end in ranges))
 
 
-def _content(name: str, value: Any, file: Path) -> str:
-    text = value.get("content") if isinstance(value, Mapping) else value
-    if not isinstance(text, str):
-        raise UserError.one(str(file), f"{name} contains {json_kind(text)}, not the text of a token", "download it again")
-    return text
+def _message(message: Message) -> dict[str, Any]:
+    """Return ``message`` as ``transformers`` gives it to a template: without values that are null, and with the reasoning
+    under each of its names that templates read."""
+    found = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((found[key] for key in ("reasoning_content", "thinking", "reasoning") if key in found), None)
+    return found if reasoning is None else {"thinking": reasoning, **found, "reasoning_content": reasoning}
+
+
+def _in_config(folder: Path) -> dict[str, tuple[str, str]]:
+    """Return the templates in ``tokenizer_config.json`` by name, and where they are."""
+    file = folder / CONFIG
+    found = read_object(file, _FETCH).get("chat_template") if file.exists() else None
+    if isinstance(found, str):
+        found = {"default": found}
+    elif isinstance(found, list):
+        found = {one.get("name"): one.get("template") for one in found if isinstance(one, Mapping)}
+    found = {} if found is None else found
+    if not isinstance(found, Mapping) or not all(isinstance(one, str) for both in found.items() for one in both):
+        raise UserError.one(str(file), f"chat_template is {json_kind(found)}, not a template or several with names", _FETCH)
+    return {name: (source, str(file)) for name, source in found.items()}
+
+
+def _text(file: Path) -> str:
+    try:
+        return read_text(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError.one(str(file), f"cannot be read: {getattr(error, 'strerror', None) or error}", _FETCH) from None

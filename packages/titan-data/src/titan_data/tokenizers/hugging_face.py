@@ -13,11 +13,15 @@ from titan_core.toolkit.tokenizers import Message, without_surrogates
 from titan_data.template_process import TemplateStopped
 from titan_data.tokenizers.chat_template import ChatTemplate
 from titan_data.tokenizers.document_marks import DOWNLOAD, TOKENIZER, document_marks
+from titan_data.tokenizers.folder import TokenizerFolder
 
 if TYPE_CHECKING:
     import datetime
 
     from tokenizers import Tokenizer
+
+
+_SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
 class HuggingFaceTokenizer(ChatTokenizer):
@@ -26,11 +30,12 @@ class HuggingFaceTokenizer(ChatTokenizer):
     def __init__(self, tokenizer: Tokenizer, folder: Path | None = None) -> None:
         """
         Args:
-            folder: where the tokenizer's config files are (:mod:`titan_data.tokenizers.document_marks`).
+            folder: where the tokenizer's files are (:mod:`titan_data.tokenizers.folder`).
 
         Raises:
-            UserError: one of them is damaged, or belongs to another tokenizer.
+            UserError: one of them is damaged, or cannot be resolved.
         """
+        files = TokenizerFolder(tokenizer, folder)
         # A tokenizer may have been saved with truncation or padding for a model's inputs. Documents need neither.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -38,7 +43,9 @@ class HuggingFaceTokenizer(ChatTokenizer):
         tokenizer.encode_special_tokens = True
         self._tokenizer, self._folder = tokenizer, folder
         self._template: ChatTemplate | None = None
-        self._marks = document_marks(tokenizer, folder)
+        self._special_tokens = {role: token for role, token in files.named.items() if token is not None}
+        self._splits, self._cleans = bool(files.flag("split_special_tokens")), _cleans(tokenizer, files)
+        self._marks = document_marks(tokenizer, files)
         self._begin, self._end = list(self._marks.begin.ids), list(self._marks.end.ids)
         self._vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
@@ -71,7 +78,7 @@ class HuggingFaceTokenizer(ChatTokenizer):
 
     def encode_with_special_tokens(self, text: str) -> list[int]:
         """Return the ids of ``text``. Names of special tokens stand for those tokens."""
-        self._tokenizer.encode_special_tokens = False
+        self._tokenizer.encode_special_tokens = self._splits
         try:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         except (TypeError, UnicodeEncodeError):  # for surrogates, as above
@@ -98,7 +105,7 @@ class HuggingFaceTokenizer(ChatTokenizer):
             why = f"a chat template is found only beside a file named {TOKENIZER}"
             raise UserError.one("model.tokenizer_path", why, f"rename the tokenizer to {TOKENIZER}")
         if self._template is None:
-            self._template = ChatTemplate.read(self._folder)
+            self._template = ChatTemplate.read(self._folder, self._special_tokens)
 
     @cached_property
     def turn_end_ids(self) -> list[int]:
@@ -118,7 +125,15 @@ class HuggingFaceTokenizer(ChatTokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ``ids``."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        for piece in _SPACED if self._cleans else ():
+            text = text.replace(piece, piece.replace(" ", ""))
         return text
+
+
+def _cleans(tokenizer: Tokenizer, files: TokenizerFolder) -> bool:
+    """Whether spaces before punctuation are removed from decoded texts. As in ``transformers``, BPE needs a second key."""
+    by_force = files.flag("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output")
+    return bool(files.flag("clean_up_tokenization_spaces")) and (bool(by_force) or type(tokenizer.model).__name__ != "BPE")
 
 
 def build(context: TokenizerContext[None]) -> HuggingFaceTokenizer:
