@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,16 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from titan_core.api import CorruptRecord, DatasetContext, Document, UserError
+from titan_core.api import CorruptRecord, DatasetContext, Document, DocumentShard, UserError
 from titan_data.csv_files import open_csv_files
 from titan_data.huggingface import StreamedDocuments
 from titan_data.record_files import open_files
 from titan_data.table_columns import Columns
 from titan_data.text_files import open_text
 
-pytestmark = pytest.mark.usefixtures("cache_folder")
+# Older versions of the libraries do not write some of these files, and read fewer of them than Titan does.
+OLDER = tuple(int(version(name).partition(".")[0]) for name in ("datasets", "pyarrow")) < (5, 26)
+pytestmark = [pytest.mark.usefixtures("cache_folder"), pytest.mark.skipif(OLDER, reason="compares with datasets 5")]
 
 
 class Secret(pyarrow.ExtensionType):  # type: ignore[misc]
@@ -383,6 +386,11 @@ def stream(form: str, file: Path) -> Any:
     return datasets.load_dataset(form, data_files=str(file), split="train", streaming=True, **more)
 
 
+def hub(form: str, file: Path) -> DocumentShard:
+    context = DatasetContext("hub", "a/b", "text", 0, "here", section=None)
+    return StreamedDocuments(stream(form, file), context, record).shard(0, 1, 0)
+
+
 def rows() -> list[Any]:
     counts = dict.fromkeys(QUICK, 0)
     found = []
@@ -412,12 +420,14 @@ def test_records_are_those_of_datasets_or_refused(oddity: Oddity, tmp_path: Path
         shown = f"{error.place}: {error.why}; {error.fix}" if isinstance(error, CorruptRecord) else str(error)
         assert (str(file) in shown or "here" in shown) and oddity.refused in shown and "; " in shown
         assert repr(expected) == repr(oddity.yields) if oddity.yields else isinstance(expected, Exception)
+        if oddity.name.partition(": ")[2].partition(",")[0] in DAMAGED:
+            with pytest.raises(UserError, match=r"dataset 'a/b': datasets cannot read its next records: .*; fix its files"):
+                list(hub(form, file))
         return
     if oddity.yields is not None:
         assert repr(titan(form, file)) == repr(oddity.yields) != repr(expected)
         return
     assert expected, expected
     assert repr(titan(form, file)) == repr(expected)  # of values that equal others, such as 1 and True, the types too
-    if form in ("parquet", "arrow"):
-        hub = StreamedDocuments(stream(form, file), DatasetContext("hub", "a/b", "text", 0, "here", section=None), record)
-        assert repr(list(hub.shard(0, 1, 0))) == repr(expected)
+    if form in ("parquet", "arrow"):  # and so has a dataset on the hub
+        assert repr(list(hub(form, file))) == repr(expected)

@@ -50,6 +50,24 @@ def test_memory_is_bounded_by_bytes(form: str, tmp_path: Path, monkeypatch: pyte
     assert _decoded.bytes == sum(size for _, size in _decoded._kept.values())
 
 
+@pytest.mark.parametrize("form", ["snappy", "an Arrow file"])
+def test_a_library_that_registers_a_type_changes_no_file(form: str, tmp_path: Path) -> None:
+    """As the import of datasets does, for a dataset of the hub beside files that datasets wrote."""
+    import datasets
+
+    arrays = datasets.Features({"x": datasets.Array2D((1, 2), "int32"), "y": [datasets.Array2D((1, 2), "int32")]})
+    table = datasets.Dataset.from_dict({"x": [[[1, 2]]], "y": [[[[3, 4]]]]}, arrays).data.table
+    FORMS[form](table, tmp_path / "a")
+    name = table.schema.field("x").type.extension_name
+    pyarrow.unregister_extension_type(name)
+    try:
+        records = [rows(list(tmp_path.glob("a.*")), Columns(others=None)).text(0)]
+    finally:
+        pyarrow.register_extension_type(table.schema.field("x").type)
+    records.append(rows(list(tmp_path.glob("a.*")), Columns(others=None)).text(0))
+    assert records == [{"x": [[1, 2]], "y": [[[3, 4]]]}] * 2  # type: ignore[comparison-overlap]
+
+
 def test_what_a_dataset_decoded_goes_with_it(tmp_path: Path) -> None:
     documents = rows(written(tmp_path / "data", "snappy"), Columns("text"))
     documents.text(0)

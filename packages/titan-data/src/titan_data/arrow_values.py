@@ -53,8 +53,7 @@ def conversion(field: pyarrow.Field, feature: Any = None) -> Conversion:
     Raises:
         UnreadableType: they have no value.
     """
-    of, about = field.type, feature if isinstance(feature, Mapping) else {}
-    extension = (field.metadata or {}).get(_EXTENSION, b"").decode(errors="replace") or getattr(of, "extension_name", "")
+    of, about, extension = field.type, feature if isinstance(feature, Mapping) else {}, _extension(field)
     if isinstance(of, pyarrow.JsonType):
         return parse_json if about.get("decode", True) else None
     if extension.startswith(_ARRAYS):
@@ -69,6 +68,22 @@ def conversion(field: pyarrow.Field, feature: Any = None) -> Conversion:
     if any(matches(of.value_type if types.is_dictionary(of) else of) for matches in _SIMPLE):
         return None
     raise UnreadableType(str(of))
+
+
+def described(field: pyarrow.Field) -> str:
+    """Return the type of a column. That of an extension type does not depend on whether a library has registered it in this
+    process."""
+    of = field.type.storage_type if isinstance(field.type, pyarrow.BaseExtensionType) else field.type
+    parts = [of.field(number) for number in range(of.num_fields)]
+    named = types.is_struct(of)  # elements of lists have other names where the storage of an extension type is known
+    inner = ", ".join((f"{part.name}: " if named else "") + described(part) for part in parts)
+    return f"{_extension(field)} {f'{of.id}<{inner}>' if inner else of}"
+
+
+def _extension(field: pyarrow.Field) -> str:
+    """Return the name of an extension type; empty if it is none."""
+    unregistered = (field.metadata or {}).get(_EXTENSION, b"").decode(errors="replace")
+    return unregistered or getattr(field.type, "extension_name", "")
 
 
 def _of_struct(of: pyarrow.StructType, about: Mapping[str, Any]) -> Conversion:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from titan_core.api import CorruptRecord, Document, UserError
 from titan_core.toolkit.text import show_bytes
-from titan_data.arrow_values import Conversion, features_of, record_of
+from titan_data.arrow_values import Conversion, described, features_of, record_of
 from titan_data.file_documents import FileDocuments
 from titan_data.file_index import FileIndex
 from titan_data.mapped_files import MappedFiles
@@ -361,8 +361,7 @@ _decoded = _Decoded()
 
 def schema_mark(schema: pyarrow.Schema) -> int:
     """Return a number that schemas of the same names and types have in common, extension types included."""
-    plain = schema.remove_metadata().to_string(show_field_metadata=True, truncate_metadata=False)
-    text = f"{plain}\n{features_of(schema)}"
+    text = "\n".join([*(f"{column.name}: {described(column)}" for column in schema), str(features_of(schema))])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
 
