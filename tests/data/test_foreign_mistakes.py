@@ -56,7 +56,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], Path], Any, str]] = {
         "megatron",
         lambda folder: folder / "a",
         None,
-        "a.idx; set training.dataset_path to the path",
+        "a.idx: no such file; set training.dataset_path to the path",
     ),
     "megatron: no data": (
         "megatron",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -16,7 +15,17 @@ from titan_core.toolkit.text import shorten
 from titan_data.compressed import COMPRESSED, Damaged, damaged, decompress
 from titan_data.records import FIELD_FIX, Reader, check_format, missing_field, parsed_record, text_of
 from titan_data.splits import files_of_split, without_caches
-from titan_data.storage import files_below, kind_of, located, matching, reading, unreadable
+from titan_data.storage import (
+    files_below,
+    fixed_part,
+    kind_of,
+    located,
+    matching,
+    nothing_at,
+    reading,
+    require_unicode,
+    unreadable,
+)
 
 ENDINGS = {
     "json": (".jsonl", ".json", ".ndjson"),
@@ -54,20 +63,13 @@ def find_files(context: DatasetContext[Any], endings: tuple[str, ...]) -> list[P
         why = f"the folder contains no file that ends in {' or '.join(endings)}"
         nothing = Problem(context.where, why, "check the path")
     else:
-        root, found = _fixed_part(path), matching(path)
-        nothing = Problem(context.where, "no such file", "check the path (a file, a folder, or a glob)", missing=True)
+        root, found = fixed_part(path), matching(path)
+        nothing = Problem(context.where, nothing_at(path), "check the path (a file, a folder, or a glob)", missing=True)
     files = without_caches(sorted(found))
     if not files:
         raise UserError(nothing)
+    require_unicode(files)
     return files_of_split(files, root, context)
-
-
-def _fixed_part(pattern: Path) -> Path:
-    """Return the folder that contains all matches of a glob."""
-    fixed = pattern.parent
-    while glob.has_magic(str(fixed)):
-        fixed = fixed.parent
-    return fixed
 
 
 def check_files(context: DatasetContext[None]) -> list[Problem]:

@@ -11,6 +11,7 @@ import glob
 import hashlib
 import os
 import re
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from typing import Any, Final, cast
 
 from titan_core.api import CorruptRecord, DatasetContext, Problem, UserError
 from titan_core.toolkit.cache_folder import cache_folder, cached_file
+from titan_core.toolkit.files import LOCALE_FIX, encoding_flaw
 from titan_core.toolkit.secrets import redact_text
 
 _SCHEME = re.compile(r"([A-Za-z][\w+.-]*)://")
@@ -47,10 +49,16 @@ def located(path: str, where: str) -> Path:
         where: the setting that names it, for errors.
 
     Raises:
-        UserError: the store is not known, its package is not installed, or the path contains credentials.
+        UserError: the store is not known, its package is not installed, or the path contains credentials, or characters that
+            no file has under the locale.
     """
     found = _SCHEME.match(path)
     if found is None:
+        try:
+            os.fsencode(path)
+        except UnicodeEncodeError:
+            why = f"{path!a} has characters that the encoding of the locale, {sys.getfilesystemencoding()}, lacks"
+            raise UserError.one(where, why, LOCALE_FIX) from None
         return Path(path).expanduser()
     scheme = found.group(1).lower()
     if scheme not in _STORES:
@@ -143,11 +151,39 @@ def files_below(folder: Path) -> list[Path]:
 def matching(pattern: Path) -> list[Path]:
     """Return the files that a glob names."""
     if not is_remote(pattern):
-        return [file for file in map(Path, sorted(_found(str(pattern)))) if file.is_file()]
+        fixed = fixed_part(pattern)
+        found = _found(os.path.join(glob.escape(str(fixed)), pattern.relative_to(fixed)))
+        return [file for file in map(Path, sorted(found)) if file.is_file()]
     remote: Any = pattern
     with reading(pattern):
         found = remote.fs.glob(remote.path, detail=True)
         return [_sibling(remote, name) for name, about in found.items() if about["type"] == "file"]
+
+
+def require_unicode(files: Iterable[Path]) -> None:
+    """
+    Raises:
+        UserError: the name of a file is not valid Unicode, so that no log or checkpoint can contain it.
+    """
+    for name in map(str, files):
+        if flaw := encoding_flaw(name):
+            shown = os.fsencode(name).decode(errors="backslashreplace")
+            raise UserError.one(f"file {shown!a}", f"its name cannot be read: {flaw[0]}", flaw[1])
+
+
+def fixed_part(pattern: Path) -> Path:
+    """Return the folder that contains all matches of a glob. Folders that exist are meant, even if their names look like
+    globs."""
+    here = not is_remote(pattern)
+    return next(one for one in pattern.parents if not glob.has_magic(str(one)) or (here and one.is_dir()))
+
+
+def nothing_at(path: Path) -> str:
+    """Return why there are no files at ``path``."""
+    if not glob.has_magic(str(path)):
+        return "no such file"
+    bracket = ", in which [ begins a set of characters ([[] is the bracket itself)" if "[" in str(path) else ""
+    return f"no such file, and none matches it as a pattern{bracket}"
 
 
 def _found(pattern: str) -> set[str]:

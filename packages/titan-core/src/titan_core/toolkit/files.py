@@ -10,3 +10,4 @@ from titan_core.api._files import (
     read_text as read_text,
     regular as regular,
 )
+from titan_core.api.config._sane_values import LOCALE_FIX as LOCALE_FIX, encoding_flaw as encoding_flaw

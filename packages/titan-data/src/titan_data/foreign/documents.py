@@ -25,7 +25,7 @@ from titan_core.api import (
 from titan_core.toolkit.tokenizers import token_ids
 from titan_data.file_documents import FileDocuments
 from titan_data.mapped_files import MappedFiles, detached
-from titan_data.storage import files_below, kind_of, matching
+from titan_data.storage import files_below, kind_of, matching, nothing_at, require_unicode
 
 _SAMPLED, _SAMPLE = 16, 1 << 12
 """Number of documents, and of tokens in each, whose ids are checked when a dataset is opened."""
@@ -197,7 +197,8 @@ def found_files(context: DatasetContext[Any], path: Path, endings: Sequence[str]
         found = [file for file in files_below(path) if file.suffix in endings]
         why = f"the folder contains no file that ends in {' or '.join(endings)}"
     else:
-        found, why = [path] if kind == "file" else matching(path), f"there is no file {path}"
+        found, why = [path] if kind == "file" else matching(path), f"{path}: {nothing_at(path)}"
     if not found:
         raise UserError.one(context.where, why, fix, missing=kind is None)
+    require_unicode(found)
     return sorted(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel
@@ -12,6 +13,7 @@ from titan_core.api.config.numbers import LARGEST
 
 DEEPEST = 16
 """Maximum nesting depth of tables and lists."""
+LOCALE_FIX = "set LC_ALL=C.UTF-8, and unset PYTHONUTF8"
 LONGEST_TEXT = 65_536
 """Maximum characters in one value."""
 
@@ -83,8 +85,17 @@ def _text_flaw(text: str) -> str:
         return f"must be at most {LONGEST_TEXT} characters long"
     if "\0" in text:
         return "must not contain a NUL character"
+    flaw = encoding_flaw(text)
+    return f"must be valid Unicode ({flaw[0]}: {flaw[1]})" if flaw else ""
+
+
+def encoding_flaw(text: str) -> tuple[str, str] | None:
+    """Return why an argument, or the name of a file, is not valid Unicode, and what to do; ``None`` if it is."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "must be valid Unicode (it contains bytes that are not UTF-8)"
-    return ""
+        with suppress(UnicodeError):
+            text.encode(errors="surrogateescape").decode()
+            return "its bytes are UTF-8, but the locale is not", LOCALE_FIX
+        return "it contains bytes that are not UTF-8", "write it in UTF-8"
+    return None
