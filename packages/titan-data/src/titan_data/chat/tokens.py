@@ -85,7 +85,8 @@ def _num_marks(tokenizer: TextTokenizer) -> tuple[int, int]:
 def _assistant_ranges(chat: Chat, tokenizer: ChatTokenizer, place: str) -> tuple[str, list[Range]]:
     """Return the text of ``chat``, and the ranges of the messages to train on.
 
-    A template without ``{% generation %}`` shows them if the text of a chat begins with the text of its first messages.
+    A template without ``{% generation %}`` shows them if the text of a chat begins with the text of its first messages. Each
+    then ends with the token that ends the turn.
     """
     messages = chat.messages
     full = tokenizer.render_chat(messages, False, chat.tools, DATE)
@@ -96,6 +97,7 @@ def _assistant_ranges(chat: Chat, tokenizer: ChatTokenizer, place: str) -> tuple
             raise CorruptRecord(place, why, "fix the template")
         by_index = dict(zip(written, full.assistant, strict=True))
         return full.text, [by_index[index] for index in chat.trained]
+    ending = tokenizer.decode(list(tokenizer.turn_end_ids))
     ranges = []
     for index in chat.trained:
         before = tokenizer.render_chat(messages[:index], True, chat.tools, DATE).text
@@ -104,6 +106,8 @@ def _assistant_ranges(chat: Chat, tokenizer: ChatTokenizer, place: str) -> tuple
         if not after.startswith(before):
             why = f"the chat template does not render message {index + 1} as a continuation of the prompt for it"
             raise CorruptRecord(place, why, "use a template that marks the assistant's part with {% generation %}")
+        if ending and (end := after.rfind(ending, len(before))) >= 0:
+            after = after[: end + len(ending)]  # not what separates it from the next turn, or ends the chat
         if not full.text.startswith(after):
             why = f"the chat template renders message {index + 1} differently if others follow"
             raise CorruptRecord(place, why, _PREFIX_FIX)
