@@ -240,7 +240,9 @@ def test_the_command_pushes_what_it_writes(hub: FakeHub, capsys: pytest.CaptureF
     convert = ["checkpoint", "convert", "run/checkpoint/step-2"]
     assert main([*convert, "exported", "--push", NAME]) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith(f"wrote exported\npushed {hub.url}/{NAME}/commit/") and TOKEN not in printed.err
+    wrote, listed, pushed = printed.out.splitlines()
+    assert wrote == "wrote exported" and pushed.startswith(f"pushed {hub.url}/{NAME}/commit/") and TOKEN not in printed.err
+    assert listed.startswith(f"pushing to {NAME}: {', '.join(sorted(contents(Path('exported'))))} (")
     assert hub.repositories[NAME] == contents(Path("exported"))
     assert hub.uploads.commits[0].message == "step 2" and hub.uploads.private == {NAME: True}
     hub.uploads.faults = [Fault("commit/main", 403)]

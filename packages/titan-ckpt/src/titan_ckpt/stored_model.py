@@ -13,8 +13,10 @@ from pydantic import BaseModel, ValidationError
 from titan_ckpt.foreign.config import CONFIG_OF, hf_about, kind_of, model_for, read_config, require_shards
 from titan_ckpt.foreign.hf_export import tokenizer_in
 from titan_ckpt.format.catalogue import pick
+from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.manifest import read_manifest
 from titan_ckpt.format.stored import Manifest
+from titan_ckpt.format.tokenizer_files import MAIN, local_path
 from titan_core.api import (
     Model,
     ModelHub,
@@ -57,7 +59,7 @@ def find(path: str, registry: Registry) -> StoredModel:
     assert found.manifest is not None
     about = found.manifest.about
     model, args = model_of(found.manifest, registry)
-    settings = {"name": model.name, "args": args.model_dump(mode="json"), **_tokenizer(about, found.folder.local_path)}
+    settings = {"name": model.name, "args": args.model_dump(mode="json"), **_tokenizer(found.folder, found.manifest)}
     sections: dict[str, dict[str, Any]] = {"model": settings}
     seq_len = about.get("config", {}).get("training", {}).get("seq_len")
     if seq_len is not None:
@@ -124,12 +126,18 @@ def _end_ids(about: Mapping[str, Any], where: object) -> tuple[int, ...]:
     return ()
 
 
-def _tokenizer(about: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-    """The run's tokenizer, or the one beside the weights."""
-    of_run = about.get("config", {}).get("model", {})
-    if "tokenizer" in of_run:
-        return {key: of_run[key] for key in ("tokenizer", "tokenizer_path") if of_run.get(key)}
-    return tokenizer_in(folder) if folder is not None else {}
+def _tokenizer(folder: Folder, manifest: Manifest) -> dict[str, Any]:
+    """Return the keys of config section ``model`` that select the tokenizer in a checkpoint. The path in the run's config is
+    not that of a file to read: who wrote the checkpoint may have named any.
+
+    Raises:
+        UserError: a file of the tokenizer is missing or damaged.
+    """
+    name = (
+        manifest.about.get("config", {}).get("model", {}).get("tokenizer", "hf" if MAIN[0] in manifest.tokenizer else None)
+    )
+    found = {"tokenizer": name, "tokenizer_path": local_path(folder, manifest)}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def load_foreign(context: WeightsContext) -> None:
@@ -154,7 +162,6 @@ def load_own(context: WeightsContext) -> None:
 
     from titan_ckpt.contents.tensors import model_tensors
     from titan_ckpt.format.chunks import require_equal_weights
-    from titan_ckpt.format.folder import Folder
     from titan_ckpt.format.reader import Reader
     from titan_ckpt.resume.comparing import require_same_tensors
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ from titan_ckpt.format.stored import BrokenCheckpoint, Manifest
 from titan_ckpt.resume.config_changes import config_changes
 from titan_core.api import CommandContext, Config, Problem, UserError
 from titan_core.toolkit.arguments import integer
+from titan_core.toolkit.files import LONGEST_TABLE, read_bytes
 from titan_core.toolkit.jobs import Override
 from titan_core.toolkit.json_lines import LineFile
 from titan_core.toolkit.launching import shell_command
@@ -79,7 +79,7 @@ def run(context: CommandContext) -> int:
             raise UserError.one(str(source), f"was removed or changed while it was copied: {error}", fix) from None
         (partial / CONFIG).write_text(tomli_w.dumps(redact(job.run_config.tables())), encoding="utf-8")
         if (parent / EXCLUDED).exists():  # documents that the run passes over
-            shutil.copy(parent / EXCLUDED, partial / EXCLUDED)
+            (partial / EXCLUDED).write_bytes(read_bytes(parent / EXCLUDED, longest=LONGEST_TABLE, inside=parent))
         log = LineFile(partial / EVENTS)
         origin = os.path.relpath(parent.resolve(), target.resolve())
         log.append({"event": "branch", "time": time.time(), "step": step, "parent": origin})

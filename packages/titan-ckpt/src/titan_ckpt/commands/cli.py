@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from titan_ckpt.format.catalogue import Entry, checkpoints_at, entries, find_checkpoints, pick, step_folder, steps_in
 from titan_ckpt.format.manifest import verify_data
 from titan_ckpt.format.stored import BrokenCheckpoint, Manifest
+from titan_ckpt.format.tokenizer_files import stored_files
 from titan_ckpt.save.retention import remove
 from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.arguments import integer, json_argument
@@ -173,6 +174,7 @@ def verify(context: CommandContext) -> int:
                 with progress(f"step {checkpoint.step}", manifest.num_bytes, arguments.json, of_bytes=True) as advance:
                     for num_bytes in verify_data(checkpoint.folder, manifest):
                         advance(num_bytes)
+                stored_files(checkpoint.folder, manifest)
             except (BrokenCheckpoint, OSError) as error:
                 problem = str(error)
         verdicts[checkpoint.step] = problem

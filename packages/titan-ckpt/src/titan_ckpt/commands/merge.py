@@ -14,12 +14,12 @@ from typing import Any
 from torch import Tensor
 
 from titan_ckpt.commands.cli import progress
-from titan_ckpt.foreign.hf_export import copy_tokenizer
 from titan_ckpt.format.catalogue import Entry, entries, find_checkpoints, pick
 from titan_ckpt.format.chunks import read_whole, require_equal_weights
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.new_folder import new_folder, require_new
 from titan_ckpt.format.stored import MODEL, OBSERVERS, Manifest
+from titan_ckpt.format.tokenizer_files import files_of
 from titan_ckpt.format.weights_writer import written_weights
 from titan_core.api import CommandContext, UserError
 
@@ -36,9 +36,6 @@ def run(context: CommandContext) -> int:
         _require_mergeable(one, chosen[0], arguments.averages)
     with new_folder(target) as partial:
         _merge(chosen, Folder(str(partial)), arguments.averages)
-        beside = chosen[0].folder.local_path
-        if beside is not None:
-            copy_tokenizer(beside, partial)
     print(f"wrote {target}: {'averages' if arguments.averages else 'weights'} of {_listed(chosen)}")
     return 0
 
@@ -110,7 +107,8 @@ def _merge(chosen: Sequence[Entry], folder: Folder, averages: bool) -> None:
     about: dict[str, Any] = {**newest.about, "merged": merged}
     about.pop("diverging_replicas", None)  # the first represents all
     names = [name for name in newest.tensors if name.startswith(f"{MODEL}.")]
-    with written_weights(folder, newest.step, about) as writer, progress("tensors", len(names), False) as advance:
+    tokenizer = files_of(chosen[0].folder, newest)
+    with written_weights(folder, newest.step, about, tokenizer) as writer, progress("tensors", len(names), False) as advance:
         for name in names:
             writer.add(name.removeprefix(f"{MODEL}."), _mean(chosen, name, averages))
             advance(1)

@@ -44,7 +44,7 @@ def read_config(folder: Path, kind: str) -> dict[str, Any]:
         fix = f"convert it first: `titan checkpoint convert {quote(str(folder))} NEW_FOLDER --recipe RECIPE --allow-pickle`"
         raise UserError.one(str(folder), "is a torch.distributed.checkpoint folder, which does not describe its model", fix)
     path = folder / CONFIG_OF[kind]
-    config = read_object(path, DOWNLOAD_AGAIN)
+    config = read_object(path, DOWNLOAD_AGAIN, inside=folder)
     for key in _QUANTISED:
         if config.get(key):
             method = show(config[key].get("quant_method", "") if isinstance(config[key], dict) else config[key]).strip('"')
@@ -94,7 +94,7 @@ def hf_about(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
         UserError: a config file is damaged.
     """
     found = {name: path / f"{name}.json" for name in ("config", "generation_config")}
-    return {"hf": {name: read_object(file, DOWNLOAD_AGAIN) for name, file in found.items() if file.exists()}}
+    return {"hf": {name: read_object(file, DOWNLOAD_AGAIN, inside=path) for name, file in found.items() if file.exists()}}
 
 
 def model_for(
@@ -207,7 +207,7 @@ def weight_map(index: Path) -> dict[str, str]:
     Raises:
         UserError: the index is invalid, or lists a file outside its folder.
     """
-    contents = read_object(index, DOWNLOAD_AGAIN, longest=LONGEST_TABLE).get("weight_map")
+    contents = read_object(index, DOWNLOAD_AGAIN, longest=LONGEST_TABLE, inside=index.parent).get("weight_map")
     if not isinstance(contents, dict) or not all(isinstance(file, str) for file in contents.values()):
         raise UserError.one(str(index), "must contain a weight_map from tensors to files", DOWNLOAD_AGAIN)
     for file in contents.values():

@@ -12,9 +12,10 @@ import torch
 from titan_ckpt.config import HUB_NAME
 from titan_ckpt.foreign.config import kind_of
 from titan_ckpt.foreign.exporting import to_dcp, to_hf
-from titan_ckpt.foreign.hf_export import TOKENIZER_FIX, copy_tokenizer
+from titan_ckpt.foreign.hf_export import given_tokenizer
 from titan_ckpt.foreign.importing import Foreign, import_weights, open_dcp_weights, open_foreign_weights
 from titan_ckpt.format.new_folder import new_folder, require_new
+from titan_ckpt.format.tokenizer_files import files_at
 from titan_core.api import CommandContext, Recipe, UserError
 from titan_core.toolkit.processes import end_with_parent
 
@@ -53,8 +54,7 @@ def run(context: CommandContext) -> int:
     step = 0
     with new_folder(target) as partial:
         if foreign is not None:
-            import_weights(foreign, partial, dtype)
-            _copy_tokenizer(arguments.tokenizer, foreign, partial)
+            import_weights(foreign, partial, dtype, _tokenizer_files(arguments.tokenizer, foreign))
         elif arguments.to == "dcp":
             to_dcp(arguments.source, partial, context.registry, dtype)
         else:
@@ -132,15 +132,13 @@ def _open(context: CommandContext, source: Path, kind: str) -> Foreign:
     return open_dcp_weights(source, model, args, arguments.exclude, about)
 
 
-def _copy_tokenizer(chosen: str | None, foreign: Foreign, target: Path) -> None:
-    """Copy the ``chosen`` tokenizer beside the weights; by default that of the recipe, or else of the original weights.
+def _tokenizer_files(chosen: str | None, foreign: Foreign) -> dict[str, bytes]:
+    """Return the files of the ``chosen`` tokenizer; by default that of the recipe, or else that beside the weights.
 
     Raises:
-        UserError: there is no tokenizer at ``chosen``.
+        UserError: there is no tokenizer at ``chosen``, or one of its files leads elsewhere.
     """
     if chosen is not None:
-        if not copy_tokenizer(Path(chosen).expanduser(), target):
-            raise UserError.one(chosen, "there is no tokenizer here", TOKENIZER_FIX)
-        return
+        return given_tokenizer(chosen)
     of_recipe = foreign.about.get("config", {}).get("model", {}).get("tokenizer_path")
-    copy_tokenizer(Path(of_recipe).expanduser() if of_recipe else foreign.source, target)
+    return files_at(Path(of_recipe).expanduser() if of_recipe else foreign.source)

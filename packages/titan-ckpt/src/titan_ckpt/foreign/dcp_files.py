@@ -144,7 +144,7 @@ class DcpFiles:
 
     def _load(self, name: str, file: str, start: int, num_bytes: int) -> object:
         try:
-            with open_file(self._folder / file) as opened:
+            with open_file(self._folder / file, inside=self._folder) as opened:
                 opened.seek(start)
                 data = opened.read(num_bytes)
         except OSError as error:

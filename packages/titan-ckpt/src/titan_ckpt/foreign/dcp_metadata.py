@@ -158,7 +158,7 @@ def read_metadata(folder: Path) -> dict[str, DcpTensor | DcpObject]:
     """
     path = folder / DCP_METADATA
     try:
-        return _entries(_Unpickler(io.BytesIO(read_bytes(path, longest=_LONGEST))).load())
+        return _entries(_Unpickler(io.BytesIO(read_bytes(path, longest=_LONGEST, inside=folder))).load())
     except _Refused as error:
         why = f"is a pickle that contains {error}, which DCP's metadata never does; nothing of it was executed"
         raise UserError.one(str(path), why, "do not load this file with torch either, unless you trust its origin") from None

@@ -23,11 +23,11 @@ from titan_ckpt.foreign.arrangement import by_name, their_shapes, write
 from titan_ckpt.foreign.checks import declared_tensors
 from titan_ckpt.foreign.config import HF_INDEX, formats_of, preferred
 from titan_ckpt.foreign.hf_export import (
-    TOKENIZER_FIX,
     complete_tokenizer,
     copy_tokenizer,
     export_config,
     export_generation_config,
+    given_tokenizer,
     warn_without_end_id,
     write_card,
     write_json,
@@ -37,6 +37,7 @@ from titan_ckpt.format.catalogue import Entry, pick
 from titan_ckpt.format.chunks import read_whole, require_equal_weights
 from titan_ckpt.format.dtypes import FLOATS, dtype_name, to_dtype
 from titan_ckpt.format.stored import MODEL, Manifest, StoredTensor
+from titan_ckpt.format.tokenizer_files import MAIN, files_of, local_path
 from titan_ckpt.stored_model import model_of
 from titan_core.api import ForeignTensor, Model, Registry, UserError, WeightFormat
 from titan_core.toolkit.atomic_write import atomic_write
@@ -202,26 +203,21 @@ def _require_all_exported(
 
 
 def _export_tokenizer(found: Entry, given: str | None, target: Path, registry: Registry) -> None:
-    """Copy the ``given`` tokenizer; by default the one in the checkpoint's folder, or else the run's. If that has no file
-    for ``transformers``, it writes one itself.
+    """Write the ``given`` tokenizer; by default that in the checkpoint, or what it writes itself for ``transformers``. No
+    other file is read, whatever the checkpoint names.
 
     Raises:
-        UserError: there is no tokenizer at ``given``.
+        UserError: there is no tokenizer at ``given``, or the checkpoint's is damaged.
     """
-    assert found.manifest is not None
-    about = found.manifest.about
-    of_run = about.get("config", {}).get("model", {}).get("tokenizer_path")
-    if given is not None:
-        if not copy_tokenizer(Path(given).expanduser(), target):
-            raise UserError.one(given, "there is no tokenizer here", TOKENIZER_FIX)
-    else:
-        candidates = [path] if (path := found.folder.local_path) is not None else []
-        candidates += [Path(of_run).expanduser()] if of_run else []
-        any(copy_tokenizer(path, target) for path in candidates)
-        if not (target / "tokenizer.json").is_file() and (why := write_tokenizer(about, target, registry)):
+    manifest = found.manifest
+    assert manifest is not None
+    copy_tokenizer(given_tokenizer(given) if given is not None else files_of(found.folder, manifest), target)
+    if given is None and not (target / MAIN[0]).is_file():
+        why = write_tokenizer(manifest.about, local_path(found.folder, manifest), target, registry)
+        if why is not None:
             fix = "pass one with --tokenizer (`titan tokenizer download OWNER/NAME` downloads one)"
             print(f"titan: warning: exported without a tokenizer that transformers reads: {why}; {fix}", file=sys.stderr)
-    complete_tokenizer(target, about)
+    complete_tokenizer(target, manifest.about)
 
 
 def _plan_files(

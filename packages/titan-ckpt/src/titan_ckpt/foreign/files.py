@@ -77,7 +77,7 @@ class SafetensorsFiles:
         self._file_of: dict[str, str] = {}
         for file in found:
             try:
-                self._files[file] = safe_open(regular(folder / file), framework="pt")
+                self._files[file] = safe_open(regular(folder / file, inside=folder), framework="pt")
                 names = list(self._files[file].keys())
             except (SafetensorError, OSError) as error:
                 raise UserError.one(str(folder / file), f"cannot be read: {error}", DOWNLOAD_AGAIN) from None
@@ -123,7 +123,7 @@ class MetaFiles:
         self._shards: list[Mapping[str, Tensor]] = []
         for file in sorted(folder.glob("consolidated.*.pth")):
             try:
-                shard = torch.load(regular(file), map_location="cpu", mmap=True, weights_only=True)
+                shard = torch.load(regular(file, inside=folder), map_location="cpu", mmap=True, weights_only=True)
             except Exception as error:
                 why = f"cannot be read: {' '.join(str(error).split())[:200]}"
                 raise UserError.one(str(file), why, DOWNLOAD_AGAIN) from error

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,15 +13,11 @@ from pydantic import BaseModel
 
 from titan_ckpt.foreign.config import read_args
 from titan_ckpt.format.stored import Manifest
+from titan_ckpt.format.tokenizer_files import BESIDE, MAIN, files_at
 from titan_core.api import Registry, Tokenizer, TokenizerContext, UserError, WeightFormat
 from titan_core.toolkit.files import LONGEST_TABLE, read_bytes
 from titan_core.toolkit.secrets import redact_text
 
-_TOKENIZER = ("tokenizer.json", "tokenizer.model")
-_BESIDE = (
-    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-    "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
 TOKENIZER_FIX = "pass a tokenizer.json, or a folder that contains one (`titan tokenizer download OWNER/NAME` makes one)"
 _IDS = {"bos_token_id": "begin", "eos_token_id": "end"}
 
@@ -72,29 +67,37 @@ def warn_without_end_id(config: Mapping[str, Any]) -> None:
         )
 
 
-def copy_tokenizer(given: Path, target: Path) -> bool:
-    """Copy a tokenizer (a file, or a folder with one) and its config files. Returns whether there is one."""
-    folder = given if given.is_dir() else given.parent
-    found = [folder / name for name in _TOKENIZER if (folder / name).is_file()] if given.is_dir() else []
-    if given.is_file():
-        found = [given]
-    for file in found:
-        shutil.copy(file, target / (_TOKENIZER[0] if file.suffix == ".json" else file.name))
-    if found:
-        for name in _BESIDE:
-            if (folder / name).is_file():
-                shutil.copy(folder / name, target / name)
-    return bool(found)
+def copy_tokenizer(files: Mapping[str, bytes], target: Path) -> None:
+    """Write those of a tokenizer's files that ``transformers`` knows: a single file in JSON becomes ``tokenizer.json``."""
+    for name, contents in files.items():
+        shown = MAIN[0] if name not in (*MAIN, *BESIDE) and name.endswith(".json") else name
+        if shown in (*MAIN, *BESIDE):
+            (target / shown).write_bytes(contents)
 
 
-def write_tokenizer(about: Mapping[str, Any], target: Path, registry: Registry) -> str | None:
+def given_tokenizer(path: str) -> dict[str, bytes]:
+    """Return the files of the tokenizer that ``--tokenizer`` names.
+
+    Raises:
+        UserError: there is none, or one of its files leads elsewhere.
+    """
+    files = files_at(Path(path).expanduser())
+    if not files:
+        raise UserError.one(path, "there is no tokenizer here", TOKENIZER_FIX)
+    return files
+
+
+def write_tokenizer(about: Mapping[str, Any], path: str | None, target: Path, registry: Registry) -> str | None:
     """Write the files of the run's tokenizer for ``transformers``.
+
+    Args:
+        path: of its files in the checkpoint, if there are any.
 
     Returns:
         Why it has none; ``None`` if they are written.
     """
     model = about.get("config", {}).get("model", {})
-    name, path = model.get("tokenizer"), model.get("tokenizer_path")
+    name = model.get("tokenizer")
     component = next((one for one in registry.all(Tokenizer) if one.name == name), None)
     if component is None:
         return f"no installed plugin has the run's tokenizer {name!r}"
@@ -113,7 +116,7 @@ def write_tokenizer(about: Mapping[str, Any], target: Path, registry: Registry) 
 
 def tokenizer_in(folder: Path) -> dict[str, str]:
     """Return the keys of config section ``model`` that select the tokenizer in ``folder``; none if it has none."""
-    return {"tokenizer": "hf", "tokenizer_path": str(folder)} if (folder / _TOKENIZER[0]).is_file() else {}
+    return {"tokenizer": "hf", "tokenizer_path": str(folder)} if (folder / MAIN[0]).is_file() else {}
 
 
 def complete_tokenizer(target: Path, about: Mapping[str, Any]) -> None:
@@ -122,7 +125,7 @@ def complete_tokenizer(target: Path, about: Mapping[str, Any]) -> None:
     Raises:
         UserError: the ``tokenizer.json`` is invalid.
     """
-    file, config = target / _TOKENIZER[0], target / _BESIDE[0]
+    file, config = target / MAIN[0], target / BESIDE[0]
     if not file.is_file() or config.is_file():
         return
     texts = _texts(file)
@@ -131,8 +134,8 @@ def complete_tokenizer(target: Path, about: Mapping[str, Any]) -> None:
     marks = {key: texts[id_] for key, key_ids in first.items() for id_ in key_ids if id_ in texts}
     contents = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **marks}
     write_json(config, contents)
-    if not (target / _BESIDE[1]).is_file():
-        write_json(target / _BESIDE[1], marks)
+    if not (target / BESIDE[1]).is_file():
+        write_json(target / BESIDE[1], marks)
 
 
 def write_json(file: Path, contents: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ variables. The access token comes from ``HF_TOKEN`` only, never from a file.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 from titan_core.api import UserError
 from titan_core.toolkit.reading import is_transient
 from titan_core.toolkit.secrets import REDACTED, redact_text
+from titan_core.toolkit.text import printable, show_bytes
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -101,7 +103,9 @@ class HubRepository:
                 disable_progress_bars()
             with self._hub() as api:
                 self._make(api)
-                files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+                files = {path.relative_to(folder).as_posix(): path for path in _files(folder)}
+                size = sum(path.stat().st_size for path in files.values())
+                print(printable(f"pushing to {self.name}: {', '.join(files)} ({show_bytes(size)})"), flush=True)
                 stale = (
                     path
                     for path in api.list_repo_files(self.name)
@@ -144,6 +148,19 @@ class HubRepository:
             texts += [text] if not any(text in other for other in texts) else []
             cause = cause.__cause__
         return redact_text(" ".join(": ".join(texts).split()).replace(self._token, REDACTED))
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files below ``folder``.
+
+    Raises:
+        OSError: one is a link, and so may be a file elsewhere.
+    """
+    found = sorted(folder.rglob("*"))
+    for path in found:
+        if path.is_symlink():
+            raise OSError(errno.EPERM, f"{path.relative_to(folder)} is a link, and what it leads to is not published")
+    return [path for path in found if path.is_file()]
 
 
 def _is_expected(error: Exception) -> bool:

@@ -84,8 +84,8 @@ def open_dcp_weights(
     return Foreign(source, "dcp", model, args, files, declared, ignored, about, files.step, files.left_out)
 
 
-def import_weights(foreign: Foreign, target: Path, dtype: torch.dtype | None) -> None:
-    """Write a Titan checkpoint that contains only weights.
+def import_weights(foreign: Foreign, target: Path, dtype: torch.dtype | None, tokenizer: Mapping[str, bytes]) -> None:
+    """Write a Titan checkpoint that contains only weights, and the files of their tokenizer.
 
     Raises:
         UserError: they are not exactly the weights of the model, or a file is damaged.
@@ -106,7 +106,7 @@ def import_weights(foreign: Foreign, target: Path, dtype: torch.dtype | None) ->
         **foreign.about,
     }
     with (
-        written_weights(Folder(str(target)), foreign.step, about) as writer,
+        written_weights(Folder(str(target)), foreign.step, about, tokenizer) as writer,
         progress("tensors", len(tensors), False) as advance,
     ):
         for tensor in tensors:

@@ -7,6 +7,7 @@ import os
 from titan_ckpt.format.folder import Folder, write_all
 from titan_ckpt.format.manifest import read_manifest
 from titan_ckpt.format.stored import NAME, UNFINISHED, Manifest
+from titan_ckpt.format.tokenizer_files import stored_files, write_files
 
 _BLOCK = 16 * 2**20
 
@@ -27,6 +28,7 @@ def copy_checkpoint(source: Folder, manifest: Manifest, target: Folder) -> None:
     for name in manifest.files:
         if not _linked(source, target, name):
             _copy(source, target, name)
+    write_files(target, stored_files(source, manifest))
     if target.is_local:
         target.sync()
     target.write(NAME, source.read(NAME))

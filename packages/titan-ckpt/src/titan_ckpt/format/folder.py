@@ -200,7 +200,7 @@ class Folder:
         system.mv(path, f"{path.rpartition('/')[0]}/{name}", recursive=True)
 
     def remove(self, *names: str) -> None:
-        """Remove the files ``names``, as far as they exist.
+        """Remove the files and folders ``names``, as far as they exist.
 
         Raises:
             OSError: one cannot be removed, or this is a link to a folder.
@@ -211,7 +211,7 @@ class Folder:
             return
         for name in names:
             with suppress(FileNotFoundError):
-                system.rm_file(f"{path}/{name}")
+                system.rm(f"{path}/{name}", recursive=True)
 
     def remove_all(self) -> None:
         """Remove the folder and its contents."""

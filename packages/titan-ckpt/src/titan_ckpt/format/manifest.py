@@ -36,6 +36,7 @@ def write_manifest(folder: Folder, manifest: Manifest) -> None:
         "about": manifest.about,
         "state": manifest.state,
         "files": manifest.files,
+        "tokenizer": manifest.tokenizer,
         "tensors": {
             name: {
                 "dtype": tensor.dtype,

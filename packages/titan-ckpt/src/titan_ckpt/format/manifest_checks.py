@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, product
 from typing import Annotated, Any, Protocol
@@ -25,7 +26,9 @@ from titan_ckpt.format.stored import (
     of_replica,
     tensors_in,
 )
+from titan_core.toolkit.text import shorten
 
+_PLAIN_NAME = re.compile(r"[\w-][\w.-]{0,200}")
 _KINDS = tuple(f"{kind}." for kind in (MODEL, OPTIMIZER, OBSERVERS))
 
 
@@ -40,6 +43,12 @@ def _time(text: str) -> str:
     if datetime.datetime.fromisoformat(text).tzinfo is None:
         raise ValueError("has no time zone")
     return text
+
+
+def _tokenizer_file(name: str) -> str:
+    if not _PLAIN_NAME.fullmatch(name):
+        raise ValueError(f"{shorten(name)!r} is not the name of a file")
+    return name
 
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -148,6 +157,7 @@ class _Contents(_Strict):
     state: dict[str, Any]
     files: dict[Annotated[str, AfterValidator(_data_file)], Count]
     tensors: dict[str, _Tensor]
+    tokenizer: dict[Annotated[str, AfterValidator(_tokenizer_file)], str] = Field(default_factory=dict, max_length=16)
 
 
 def checked_manifest(contents: Any) -> Manifest:
@@ -177,7 +187,8 @@ def checked_manifest(contents: Any) -> Manifest:
             name = min(unmatched)
             known, lacking = ("tensors", "optimizer state") if name in stored else ("optimizer state", "tensors")
             raise BrokenCheckpoint(f"{name} is listed in the {known}, but not in the {lacking}")
-    return Manifest(checked.step, checked.created, contents["about"], checked.state, tensors, checked.files)
+    about = contents["about"]
+    return Manifest(checked.step, checked.created, about, checked.state, tensors, checked.files, checked.tokenizer)
 
 
 def _require_state(state: dict[str, Any]) -> None:

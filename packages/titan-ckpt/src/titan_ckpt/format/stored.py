@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 NAME = "checkpoint.json"
@@ -14,6 +14,8 @@ UNFINISHED = "unfinished"
 """Name of a file that exists while a checkpoint is being written or removed. Data with neither a manifest nor this file is
 not left over from an interrupted save, and is never removed."""
 FORMAT = 2
+TOKENIZER = "tokenizer"
+"""Name of the folder of the tokenizer's files."""
 DATA_FILE = re.compile(r"data-[0-9]{5,}\.bin")
 """Names of the files with the data of tensors."""
 MODEL, OPTIMIZER, OBSERVERS = "model", "optimizer", "observers"
@@ -21,8 +23,8 @@ MODEL, OPTIMIZER, OBSERVERS = "model", "optimizer", "observers"
 
 
 def is_own_file(name: str) -> bool:
-    """Whether ``name`` is one of a file that a checkpoint consists of, so that removing the checkpoint removes it."""
-    return name.removesuffix(".new") in (NAME, UNFINISHED) or DATA_FILE.fullmatch(name) is not None
+    """Whether ``name`` is one of what a checkpoint consists of, so that removing the checkpoint removes it."""
+    return name.removesuffix(".new") in (NAME, UNFINISHED, TOKENIZER) or DATA_FILE.fullmatch(name) is not None
 
 
 def of_replica(replica: int) -> str:
@@ -77,6 +79,8 @@ class Manifest:
     tensors: Mapping[str, StoredTensor]
     files: Mapping[str, int]
     """Size of each data file in bytes, by name."""
+    tokenizer: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of each file of the tokenizer, by name (:mod:`titan_ckpt.format.tokenizer_files`)."""
 
     @property
     def num_bytes(self) -> int:

@@ -15,6 +15,7 @@ from titan_ckpt.format.dtypes import dtype_name
 from titan_ckpt.format.folder import Folder, write_all
 from titan_ckpt.format.manifest import write_manifest
 from titan_ckpt.format.stored import MODEL, Chunk, Manifest, StoredTensor, chunk_digest
+from titan_ckpt.format.tokenizer_files import write_files
 
 _FILE = "data-00000.bin"
 
@@ -39,14 +40,18 @@ class WeightsWriter:
 
 
 @contextmanager
-def written_weights(folder: Folder, step: int, about: Mapping[str, Any]) -> Iterator[WeightsWriter]:
+def written_weights(
+    folder: Folder, step: int, about: Mapping[str, Any], tokenizer: Mapping[str, bytes]
+) -> Iterator[WeightsWriter]:
     """Return a writer into ``folder``, which is a checkpoint once the context exits without an error.
 
     Args:
         step: step of the weights; 0 if unknown.
         about: see :class:`~titan_ckpt.format.stored.Manifest`.
+        tokenizer: the files of the tokenizer, by name.
     """
     with folder.create(_FILE) as file:
         yield (writer := WeightsWriter(file))
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    write_manifest(folder, Manifest(step, created, about, {}, writer.stored, {_FILE: writer.num_bytes}))
+    hashes = write_files(folder, tokenizer)
+    write_manifest(folder, Manifest(step, created, about, {}, writer.stored, {_FILE: writer.num_bytes}, hashes))

@@ -20,6 +20,7 @@ from titan_ckpt.format.dtypes import dtype_name
 from titan_ckpt.format.folder import Folder, write_all
 from titan_ckpt.format.manifest import write_manifest
 from titan_ckpt.format.stored import UNFINISHED, Chunk, Manifest, StoredTensor, chunk_digest
+from titan_ckpt.format.tokenizer_files import write_files
 
 Digest = concurrent.futures.Future[str]
 _WAITING = 4
@@ -29,8 +30,20 @@ _WAITING = 4
 class Writer(StorageWriter):
     """Writes one checkpoint: each rank writes its data file, then the first rank the manifest."""
 
-    def __init__(self, folder: Folder, rank: int, step: int, about: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-        self._folder = folder
+    def __init__(
+        self,
+        folder: Folder,
+        rank: int,
+        step: int,
+        about: Mapping[str, Any],
+        state: Mapping[str, Any],
+        tokenizer: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """
+        Args:
+            tokenizer: the files of the tokenizer by name, on the first rank.
+        """
+        self._folder, self._tokenizer = folder, tokenizer or {}
         self._file = f"data-{rank:05d}.bin"
         self._step, self._about, self._state = step, about, state
         self._error: Exception | None = None
@@ -103,10 +116,11 @@ class Writer(StorageWriter):
             assert isinstance(stored, TensorStorageMetadata)
             dtype = dtype_name(stored.properties.dtype)
             tensors[name] = StoredTensor(dtype, tuple(stored.size), tuple(chunks[name]))
+        tokenizer = write_files(self._folder, self._tokenizer)
         if self._folder.is_local:
             self._folder.sync()
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        write_manifest(self._folder, Manifest(self._step, created, self._about, self._state, tensors, files))
+        write_manifest(self._folder, Manifest(self._step, created, self._about, self._state, tensors, files, tokenizer))
         self._folder.remove(UNFINISHED)
 
     @classmethod

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,7 @@ from titan_ckpt.contents.tensors import buffer_names, model_tensors, observer_te
 from titan_ckpt.format.catalogue import step_folder
 from titan_ckpt.format.collector import paused_collector
 from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.tokenizer_files import MAIN, files_at
 from titan_ckpt.format.writer import Writer
 from titan_ckpt.save.about import about_run
 from titan_ckpt.save.converting import in_export_dtype
@@ -31,7 +33,7 @@ from titan_ckpt.save.retention import Retention, make_room
 from titan_ckpt.save.staging import Snapshot, Staging
 from titan_core.api import CheckpointContext, UserError
 from titan_core.toolkit.errors import caused_by_peer
-from titan_core.toolkit.sections import TrainingSection
+from titan_core.toolkit.sections import ModelSection, TrainingSection
 
 if TYPE_CHECKING:
     from titan_ckpt.save.exports import Exports
@@ -76,6 +78,8 @@ class Saving:
         self._pending: _Pending | None = None
         self.newest: int | None = None
         """Step of the newest complete checkpoint that this run has saved or resumed from."""
+        self._tokenizer: Mapping[str, bytes] = {}
+        self._world.on_first_rank(self._read_tokenizer)
         self.inherited: dict[str, Any] = {}
         """Entries of a manifest's ``about`` that describe the origin of the run's initial weights."""
         self.built = self._built()
@@ -86,6 +90,18 @@ class Saving:
             return group_values(self._state.optimizer)
         except Unsaveable as error:
             raise unsaveable(error) from None
+
+    def _read_tokenizer(self) -> None:
+        """Read the tokenizer's files, which every checkpoint contains.
+
+        Raises:
+            UserError: one cannot be read, or leads out of its folder.
+        """
+        path = self._job.section(ModelSection).tokenizer_path
+        self._tokenizer = {} if path is None else files_at(Path(path).expanduser())
+        if path is not None and not self._tokenizer:
+            where = self._job.config.where("model.tokenizer_path", path)
+            log.warning("%s: checkpoints do not contain this tokenizer: none of its files is %s", where, " or ".join(MAIN))
 
     def about(self) -> dict[str, Any]:
         """Return :attr:`~titan_ckpt.format.stored.Manifest.about` of the run's checkpoints."""
@@ -121,7 +137,7 @@ class Saving:
         folder = step_folder(self._folder, step)
         # The step may have a folder already: from an interrupted save, or from before the run resumed from an older step.
         self._clear(step)
-        writer = Writer(folder, self._world.rank, step, self.about(), values)
+        writer = Writer(folder, self._world.rank, step, self.about(), values, self._tokenizer)
         if not self._asynchronous or last:
             try:
                 with paused_collector():  # a save in the background runs while training has switched collections off

@@ -33,7 +33,7 @@ def remove_tree(path: Path) -> None:
 
 
 def remove_files(folder: Path, names: Iterable[str]) -> None:
-    """Remove the files ``names`` of ``folder``, as far as they exist.
+    """Remove the files ``names`` of ``folder``, and folders of these names, as far as they exist.
 
     Raises:
         OSError: one cannot be removed, or the folder is a link.
@@ -42,7 +42,10 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
     try:
         for name in names:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=opened)
+                if stat.S_ISDIR(os.stat(name, dir_fd=opened, follow_symlinks=False).st_mode):
+                    shutil.rmtree(name, dir_fd=opened)
+                else:
+                    os.unlink(name, dir_fd=opened)
     finally:
         os.close(opened)
 
