@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from pydantic import ValidationError
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from harness.rope_spellings import KINDS, SIZES, read_and_written
 from titan_models_llama.config import FLAVORS, LlamaArgs, RopeScaling
+from titan_models_llama.formats import hf_args, hf_config
 from titan_models_llama.rope import rope_table
 
 CHUNK = 1 << 14
@@ -86,3 +89,10 @@ def test_the_table_stays_within_the_rounding_of_fp32_angles(name: str) -> None:
 def test_bands_of_frequencies_must_be_in_order() -> None:
     with pytest.raises(ValidationError, match=r"low_freq_factor 4 must be less than high_freq_factor 4"):
         RopeScaling(low_freq_factor=4.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_is_read_and_written_as_transformers_reads_it(kind: str, tmp_path: Path) -> None:
+    fewest = {"default": 78, "llama3": 60}.get(kind, 0)
+    base = {"model_type": "llama", **SIZES}
+    assert fewest <= read_and_written(kind, base, tmp_path, hf_args, hf_config, rope_table) <= 140 * (fewest > 0)

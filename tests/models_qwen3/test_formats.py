@@ -10,9 +10,10 @@ import pytest
 import torch
 import transformers
 
+from harness.rope_spellings import KINDS, SIZES, read_and_written
 from titan_models_qwen3.config import FLAVORS
 from titan_models_qwen3.formats import hf_args, hf_config, hf_notes, hf_tensors
-from titan_models_qwen3.model import Qwen3
+from titan_models_qwen3.model import Qwen3, rope_table
 
 COMMON = {
     "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643,
@@ -83,6 +84,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"layer_types": ["full_attention", "sliding_attention"]},
         r"layer_types is \[.*\], and this model has only layers of 'full_attention'",
     ),
+    "layers of another number": (
+        {"layer_types": ["full_attention"]},
+        "layer_types has 1 layers, and num_hidden_layers is 36",
+    ),
+    "not causal": ({"is_causal": False}, "is_causal is false, and positions of this model"),
     "layers of a wrong type": ({"layer_types": "full_attention"}, "layer_types is .*, and this model has only layers of"),
     "yarn": ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is \"yarn\", .* supports only 'default'"),
     "yarn of version 5": ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 'rope_type is "yarn"'),
@@ -103,11 +109,19 @@ def test_what_the_model_does_not_compute_is_refused(case: str) -> None:
         hf_args(published("8B") | change)
 
 
-def test_the_width_of_a_head_does_not_follow_from_other_sizes() -> None:
+@pytest.mark.parametrize("key", ["head_dim", "num_key_value_heads"])
+def test_a_key_whose_default_is_no_other_size_is_required(key: str) -> None:
     config = published("8B")
-    del config["head_dim"]
-    with pytest.raises(KeyError, match="head_dim"):
+    del config[key]
+    with pytest.raises(KeyError, match=key):
         hf_args(config)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rotation_is_read_and_written_as_transformers_reads_it(kind: str, tmp_path: Path) -> None:
+    base = {"model_type": "qwen3", **SIZES}
+    fewest = 78 if kind == "default" else 0
+    assert fewest <= read_and_written(kind, base, tmp_path, hf_args, hf_config, rope_table) <= 140 * (fewest > 0)
 
 
 def test_a_window_that_is_off_has_no_effect() -> None:

@@ -85,7 +85,7 @@ def _foreign(folder: Path, kind: str, registry: Registry) -> StoredModel:
 
 def _notes(form: WeightFormat, config: Mapping[str, Any]) -> Sequence[str]:
     notes = [f"{CONFIG_OF[form.files]}: {note}" for note in form.notes.load()(config)] if form.notes is not None else []
-    stored = config.get("dtype", config.get("torch_dtype"))
+    stored = config.get("dtype") or config.get("torch_dtype")  # as transformers reads them
     if stored not in (None, "float32"):
         shown = shorten(stored) if isinstance(stored, str) else show(stored)
         notes.append(f"{CONFIG_OF[form.files]}: the weights are stored in {shown}; training keeps them in float32")

@@ -32,6 +32,21 @@ def to_args(config: Mapping[str, Any]) -> HFArgs:
         KeyError: a key is missing.
         ValueError: it describes no causal decoder of the library, or one that Titan does not understand.
     """
+    args = arguments(config)
+    try:
+        facts_of(args)
+    except UserError as error:
+        raise ValueError(_reasons(error)) from error
+    return args
+
+
+def arguments(config: Mapping[str, Any]) -> HFArgs:
+    """Return the arguments of the model that a ``config.json`` describes, whether or not Titan understands the model.
+
+    Raises:
+        KeyError: a key is missing.
+        ValueError: it describes no causal language model of the library, or not as the library reads it.
+    """
     architecture = config["model_type"]
     if not isinstance(architecture, str):
         raise ValueError(f"model_type is {show(architecture)}, not text")
@@ -39,6 +54,7 @@ def to_args(config: Mapping[str, Any]) -> HFArgs:
         why = f"model_type {architecture!r} has text_config: it is a model of several modalities"
         raise ValueError(f"{why}, and this model is one of text alone")
     from titan_models_hf import transformers_private as library
+    from titan_models_hf.library import configuration, rejection
 
     if architecture not in library.architectures():
         close = close_names(architecture, library.architectures())
@@ -50,26 +66,43 @@ def to_args(config: Mapping[str, Any]) -> HFArgs:
     if theirs and not (isinstance(theirs, list) and ours in theirs):
         raise ValueError(f"architectures is {show(theirs)}, and the library's causal language model is {ours}")
     require_bounded(config)
+    try:
+        read = library.configuration_of_file({key: value for key, value in config.items() if key != "auto_map"})
+    except Exception as error:  # as in configuration()
+        raise ValueError(rejection(error)) from error
+    architecture = read.model_type  # the library may read a file as another architecture's
     known = library.config_keys(architecture)
     args = HFArgs(
         architecture=architecture,
         config={key: value for key, value in config.items() if key in known and key not in _WITHOUT_EFFECT},
     )
     try:
-        facts_of(args)
+        mine, whole = library.plain_config(configuration(args)), library.plain_config(read)
     except UserError as error:
-        from titan_models_hf.library import OTHER_MODEL
-
-        reasons = [one.why if one.fix == OTHER_MODEL else f"{one.why} ({one.fix})" for one in error.problems]
-        raise ValueError("; ".join(reasons)) from error
+        raise ValueError(_reasons(error)) from error
+    for key, value in mine.items():
+        if key not in _WITHOUT_EFFECT and value != whole.get(key):
+            why = f"transformers reads {key} = {show(whole.get(key), key)} from this file, and Titan {show(value, key)}"
+            raise ValueError(f"{why}: a key of the file is not understood")
     return args
+
+
+def _reasons(error: UserError) -> str:
+    from titan_models_hf.library import OTHER_MODEL
+
+    shown = []
+    for one in error.problems:
+        key = one.where.removeprefix("model.args.config.")
+        why = one.why if key == one.where else f"{key} {one.why}"
+        shown.append(why if one.fix == OTHER_MODEL else f"{why} ({one.fix})")
+    return "; ".join(shown)
 
 
 def notes(config: Mapping[str, Any]) -> list[str]:
     """Return the keys of a ``config.json`` that the library does not read."""
     from titan_models_hf import transformers_private as library
 
-    known = library.config_keys(config["model_type"])
+    known = library.config_keys(arguments(config).architecture)
     unread = [key for key in config if key not in known and key not in _WITHOUT_EFFECT]
     shown = shorten(", ".join(unread))
     return [f"transformers {library.VERSION} does not read {shown}"] if unread else []

@@ -9,6 +9,7 @@ from torch import nn
 
 from titan_core.api import UserError
 from titan_core.toolkit.errors import nearest
+from titan_core.toolkit.text import show
 from titan_models_hf import families, transformers_private as library
 from titan_models_hf.config import HFArgs
 
@@ -40,10 +41,44 @@ def configuration(args: HFArgs) -> Any:
             why = f"is {args.config[name]!r}, but {other}, another name of the same key, is {args.config[other]!r}"
             raise UserError.one(f"model.args.config.{name}", why, "give one of the two")
     try:
-        return library.configuration(args.architecture, args.config)
+        config = library.configuration(args.architecture, args.config)
     except Exception as error:  # the library's validation raises various types
-        why = f"transformers rejects it: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise UserError.one("model.args.config", why, "correct the keys that it names") from error
+        raise UserError.one("model.args.config", rejection(error), "correct the keys that it names") from error
+    _require_rope(args, config)
+    return config
+
+
+def rejection(error: Exception) -> str:
+    """Return the reason for which a config is refused that made the library raise ``error``."""
+    return f"transformers rejects it: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _require_rope(args: HFArgs, config: Any) -> None:
+    """Require that the rotary frequencies are those that the arguments state. The library reads one of several spellings,
+    and of some families not each."""
+    resolved = getattr(config, "rope_parameters", None)
+    spelled = "rope_scaling" if args.config.get("rope_scaling") else "rope_parameters"
+    given = args.config.get(spelled)
+    if not isinstance(resolved, dict) or "rope_theta" not in dict(_leaves(resolved)):
+        return
+    stated = [(f"{spelled}.{key}", key, value) for key, value in _leaves(given) if key in ("rope_theta", "factor")]
+    tables = [_leaves(args.config.get(name)) for name in ("rope_scaling", "rope_parameters")]
+    if args.config.get("rope_theta") is not None and not any("rope_theta" in dict(one) for one in tables):
+        stated.append(("rope_theta", "rope_theta", args.config["rope_theta"]))
+    for place, key, value in stated:
+        if (key, value) not in _leaves(resolved):
+            why = f"is {show(value)}, which transformers does not read: its rope_parameters are {show(resolved)}"
+            raise UserError.one(f"model.args.config.{place}", why, "write it into rope_parameters, in their form")
+    inner = [name for name, value in resolved.items() if isinstance(value, dict)]
+    if inner and not library.rope_layers(config):
+        why = f"is a table of layers of this type, and the model has none; its rope_parameters are {show(resolved)}"
+        raise UserError.one(f"model.args.config.{spelled}.{inner[0]}", why, "write its keys into rope_parameters itself")
+
+
+def _leaves(table: Any) -> list[tuple[str, Any]]:
+    """Return the keys and values of a table, and of those in it."""
+    items = list(table.items()) if isinstance(table, dict) else []
+    return [*items, *(leaf for _, value in items for leaf in _leaves(value))]
 
 
 def plain_model(args: HFArgs) -> Any:

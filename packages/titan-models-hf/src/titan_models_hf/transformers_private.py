@@ -8,16 +8,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel, initialization, masking_utils
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, initialization, masking_utils
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -30,6 +34,8 @@ EAGER = "eager"
 
 _ROPE = {"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"}
 """Keys that configs with rotary positions also accept, and convert to ``rope_parameters``."""
+_OF_ALL = {"is_causal", "per_layer_config", "tie_word_embeddings"}
+"""Keys that the library reads of every architecture, although the config class may have no such field."""
 _OLD_KEY = re.compile(r"""kwargs\.(?:get|pop)\(\s*["'](\w+)["']""")
 """A key that a config class reads although it has no such field: it had in earlier versions."""
 _OPTIONAL_KEY = re.compile(r"""getattr\((?:self\.)?config,\s*["'](\w+)["']""")
@@ -41,16 +47,21 @@ def architectures() -> list[str]:
     return [name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name in CONFIG_MAPPING]
 
 
-def config_keys(architecture: str) -> set[str]:
+@cache
+def config_keys(architecture: str) -> frozenset[str]:
     """Return the keys that the config of an architecture reads."""
     cls = CONFIG_MAPPING[architecture]
-    fields = {field.name for field in dataclasses.fields(cls) if not field.name.startswith("_")}
+    fields = {field.name for field in dataclasses.fields(cls)}
+    with suppress(Exception):  # few configs have no defaults
+        fields |= vars(cls()).keys()  # what it computes, a file may state
     model = inspect.getmodule(MODEL_FOR_CAUSAL_LM_MAPPING[cls])
     assert model is not None
-    optional = {key for key in _OPTIONAL_KEY.findall(inspect.getsource(model)) if not key.startswith("_")}
+    optional = _OPTIONAL_KEY.findall(inspect.getsource(model))
+    old = _OLD_KEY.findall(inspect.getsource(cls))
     renamed = renamed_keys(architecture)
-    known = fields | optional | renamed.keys() | set(renamed.values()) | set(_OLD_KEY.findall(inspect.getsource(cls)))
-    return known | _ROPE if "rope_parameters" in known else known
+    known = {*fields, *optional, *old, *renamed, *renamed.values(), *_OF_ALL}
+    known = {key for key in known if not key.startswith("_")} - _ROPE
+    return frozenset(known | _ROPE if "rope_parameters" in fields else known)
 
 
 def renamed_keys(architecture: str) -> dict[str, str]:
@@ -63,6 +74,18 @@ def configuration(architecture: str, keys: Mapping[str, Any]) -> Any:
     """Return the library's config. Numbers that JSON lacks may be written as in its ``config.json``: ``{"__float__":
     "Infinity"}``."""
     return CONFIG_MAPPING[architecture](**PreTrainedConfig._decode_special_floats(copy.deepcopy(dict(keys))))
+
+
+def configuration_of_file(contents: Mapping[str, Any]) -> Any:
+    """Return the config that the library reads from a ``config.json`` with these contents."""
+    with TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(contents), encoding="utf-8")
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+
+
+def rope_layers(config: Any) -> list[str]:
+    """Return the types of layers that have tables of their own in ``rope_parameters``; empty if all share it."""
+    return list(config.nested_rope_parameter_keys(config.rope_parameters))
 
 
 def class_name(architecture: str) -> str:

@@ -16,9 +16,7 @@ from titan_core.toolkit.hf_config import (
     number,
     require_known,
     require_plain,
-    rope_theta,
-    rope_type,
-    table,
+    rope_parameters,
     unused_notes,
 )
 from titan_core.toolkit.text import shorten, show
@@ -78,27 +76,26 @@ def hf_args(config: Mapping[str, Any]) -> LlamaArgs:
     if config.get("model_type") != "llama":
         raise ValueError(f"model_type is {show(config.get('model_type'))}, not 'llama'")
     require_plain(config, ("attention_bias", "mlp_bias"))
-    scaling = _scaling(config)  # names another kind before its keys
-    require_known(config, "LlamaForCausalLM", {*hf_decoder.SIZES, *_HF_WITHOUT_EFFECT, "mlp_bias"}, _HF_SCALING)
-    sizes = hf_decoder.read_sizes(config)
+    rope = rope_parameters(config, {"default": (), "llama3": _HF_SCALING})  # names another kind before its keys
+    require_known(config, "LlamaForCausalLM", {*hf_decoder.SIZES, *_HF_WITHOUT_EFFECT, "mlp_bias"})
+    sizes = hf_decoder.read_sizes({"num_key_value_heads": None, **config})
     head_dim = sizes["dim"] // sizes["n_heads"]
     if config.get("head_dim") not in (None, head_dim):
         raise ValueError(
             f"head_dim is {show(config['head_dim'])}, and this model supports only "
             f"hidden_size / num_attention_heads = {head_dim}"
         )
-    return LlamaArgs(**sizes, rope_theta=rope_theta(config), rope_scaling=scaling)
+    return LlamaArgs(**sizes, rope_theta=rope["rope_theta"], rope_scaling=_scaling(rope))
 
 
-def _scaling(config: Mapping[str, Any]) -> RopeScaling | None:
-    if rope_type(config, "default", "llama3") == "default":
+def _scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
+    if rope["rope_type"] == "default":
         return None
-    scaling = table(config, "rope_scaling") or table(config, "rope_parameters")
     return RopeScaling(
-        factor=number(scaling, "factor"),
-        low_freq_factor=number(scaling, "low_freq_factor"),
-        high_freq_factor=number(scaling, "high_freq_factor"),
-        original_max_seq_len=count(scaling, "original_max_position_embeddings"),
+        factor=number(rope, "factor"),
+        low_freq_factor=number(rope, "low_freq_factor"),
+        high_freq_factor=number(rope, "high_freq_factor"),
+        original_max_seq_len=count(rope, "original_max_position_embeddings"),
     )
 
 

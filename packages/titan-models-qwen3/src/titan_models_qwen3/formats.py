@@ -13,8 +13,7 @@ from titan_core.toolkit.hf_config import (
     flag,
     require_known,
     require_plain,
-    rope_theta,
-    rope_type,
+    rope_parameters,
     unused_notes,
 )
 from titan_core.toolkit.text import show
@@ -101,7 +100,7 @@ def require_type(config: Mapping[str, Any], model_type: str) -> None:
 
 
 def require_full_attention(config: Mapping[str, Any]) -> None:
-    """Refuse windows, biases and scaled positions, which the models of this package lack.
+    """Refuse windows and biases, which the models of this package lack.
 
     Raises:
         ValueError: names the key.
@@ -112,13 +111,15 @@ def require_full_attention(config: Mapping[str, Any]) -> None:
     kinds = config.get("layer_types")
     if kinds is not None and not (isinstance(kinds, list) and all(kind == _FULL for kind in kinds)):
         raise ValueError(f"layer_types is {show(kinds)}, and this model has only layers of {_FULL!r}")
-    rope_type(config, "default")
+    if kinds is not None and len(kinds) != config.get("num_hidden_layers"):
+        raise ValueError(
+            f"layer_types has {len(kinds)} layers, and num_hidden_layers is {show(config.get('num_hidden_layers'))}"
+        )
 
 
 def read_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of :class:`Qwen3Args` that a ``config.json`` states. Raises as :func:`hf_args`."""
     sizes = hf_decoder.read_sizes(config)
+    theta = rope_parameters(config, {"default": ()})["rope_theta"]
     depths = 0 if config.get(MTP) in (None, 0) else count(config, MTP)
-    return {
-        **sizes, "head_dim": count(config, "head_dim"), "rope_theta": rope_theta(config), "n_mtp_layers": depths
-    }  # fmt: skip
+    return {**sizes, "head_dim": count(config, "head_dim"), "rope_theta": theta, "n_mtp_layers": depths}

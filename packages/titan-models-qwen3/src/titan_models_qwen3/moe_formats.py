@@ -109,10 +109,14 @@ def hf_args(config: Mapping[str, Any]) -> Qwen3MoEArgs:
     require_known(config, "Qwen3MoeForCausalLM", {*hf_decoder.SIZES, *IGNORED, *ATTENTION, *_SIZES, *_LOSSES, MTP})
     if flag(config, "output_router_logits"):
         raise ValueError("output_router_logits is true, and adds a loss of the routers, which is not the objective")
+    names = [name for name in ("num_experts", "num_local_experts") if name in config] or ["num_experts"]
+    if config[names[0]] != config[names[-1]]:
+        shown = " and ".join(f"{name} is {show(config[name])}" for name in names)
+        raise ValueError(f"{shown}, and both are names of the number of experts")
     return Qwen3MoEArgs(
         **read_sizes(config),
         n_dense_layers=_dense_layers(config),
-        n_experts=count(config, "num_local_experts" if "num_experts" not in config else "num_experts"),
+        n_experts=count(config, names[0]),
         experts_per_token=count(config, "num_experts_per_tok"),
         expert_dim=count(config, "moe_intermediate_size"),
         norm_weights=flag(config, "norm_topk_prob"),

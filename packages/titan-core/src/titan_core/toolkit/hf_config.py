@@ -38,16 +38,13 @@ def unused_notes(config: Mapping[str, Any], without_effect: Collection[str]) -> 
     return notes
 
 
-def require_known(
-    config: Mapping[str, Any], architecture: str, known: Collection[str], known_of_rope: Collection[str] = ()
-) -> None:
+def require_known(config: Mapping[str, Any], architecture: str, known: Collection[str]) -> None:
     """Refuse a ``config.json`` with settings that a model may have to honour.
 
     Args:
         config: its contents.
         architecture: the class for causal language models, whose name ends with ``ForCausalLM``.
         known: keys that the model reads, or that have no effect.
-        known_of_rope: keys of the tables ``rope_scaling`` and ``rope_parameters`` that it reads, besides those of any model.
 
     Raises:
         ValueError: a key is unknown, and has a value.
@@ -58,13 +55,6 @@ def require_known(
     for key, value in config.items():
         if key not in known and key not in _IDS and key != "architectures" and value not in _NOTHING:
             raise ValueError(f"{shorten(key)} is {show(value, key)}, and this model does not know what that means")
-    for name in ("rope_scaling", "rope_parameters"):
-        for key, value in table(config, name).items():
-            if key not in (*_OF_ROPE, *known_of_rope) and value not in _NOTHING:
-                raise ValueError(f"{name}.{shorten(key)} is {show(value)}, and this model does not know what that means")
-
-
-_OF_ROPE = ("rope_theta", "rope_type", "type", "partial_rotary_factor")
 
 
 def require_plain(config: Mapping[str, Any], biases: Collection[str]) -> None:
@@ -82,27 +72,41 @@ def require_plain(config: Mapping[str, Any], biases: Collection[str]) -> None:
             raise ValueError(f"{key} is true, and this model has no biases")
     if config.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act is {show(config['hidden_act'])}, and this model supports only 'silu'")
-    partial = table(config, "rope_parameters").get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise ValueError(f"partial_rotary_factor is {show(partial)}, and this model rotates whole heads")
+    if config.get("is_causal") is False:  # which the library's masks read, whatever the architecture
+        raise ValueError("is_causal is false, and positions of this model do not see later ones")
 
 
-def rope_theta(config: Mapping[str, Any]) -> float:
-    """Return the base of the rotary frequencies, in a ``config.json`` of transformers 4 or 5. Raises as :func:`count`."""
-    return number({"rope_theta": 10_000.0, **config, **table(config, "rope_parameters")}, "rope_theta")
+def rope_parameters(config: Mapping[str, Any], kinds: Mapping[str, Collection[str]]) -> dict[str, Any]:
+    """Return the table of rotary frequencies of a ``config.json``, with ``rope_type`` and ``rope_theta``.
 
+    The keys have several homes, resolved as by transformers 5 (``RotaryEmbeddingConfigMixin``): ``rope_scaling`` is
+    another name of ``rope_parameters`` and, unless it is empty, the one that is read; a key of that table precedes the same
+    key beside it, and ``rope_type`` precedes ``type``.
 
-def rope_type(config: Mapping[str, Any], *supported: str) -> str:
-    """Return the kind of rotary frequencies in ``rope_scaling`` or ``rope_parameters``.
+    Args:
+        config: contents of the file.
+        kinds: ``rope_type`` that the model supports -> keys of the table that it reads, besides those of all types.
 
     Raises:
-        ValueError: it is not one of those that the model supports.
+        ValueError: the type is not one of those, a key is unknown, or the model would rotate a part of each head.
     """
-    scaling = table(config, "rope_scaling") or table(config, "rope_parameters")
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind not in supported:
-        raise ValueError(f"rope_type is {show(kind)}, and this model supports only {' and '.join(map(repr, supported))}")
-    return str(kind)
+    name = "rope_scaling" if table(config, "rope_scaling") else "rope_parameters"
+    found = {"rope_theta": config.get("rope_theta", 10_000.0), **table(config, name)}
+    kind = found.setdefault("rope_type", found.get("type", "default"))
+    if kind not in kinds:
+        raise ValueError(f"rope_type is {show(kind)}, and this model supports only {' and '.join(map(repr, kinds))}")
+    partial = found.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial not in (None, 1):
+        raise ValueError(f"partial_rotary_factor is {show(partial)}, and this model rotates whole heads")
+    for key, value in found.items():
+        if key not in (*_OF_ROPE, *kinds[kind]) and value is not None:
+            raise ValueError(f"{name}.{shorten(key)} is {show(value)}, and this model does not know what that means")
+    if "max_position_embeddings" in config:
+        found.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
+    return {**found, "rope_theta": number(found, "rope_theta")}
+
+
+_OF_ROPE = ("rope_theta", "rope_type", "type", "partial_rotary_factor")
 
 
 def count(config: Mapping[str, Any], key: str) -> int:

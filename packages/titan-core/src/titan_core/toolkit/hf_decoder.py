@@ -83,7 +83,7 @@ def read_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
         "dim": count(config, "hidden_size"),
         "n_layers": count(config, "num_hidden_layers"),
         "n_heads": heads,
-        "n_kv_heads": heads if config.get("num_key_value_heads") is None else count(config, "num_key_value_heads"),
+        "n_kv_heads": heads if config["num_key_value_heads"] is None else count(config, "num_key_value_heads"),
         "ffn_dim": count(config, "intermediate_size"),
         "vocab_size": count(config, "vocab_size"),
         "max_seq_len": count(config, "max_position_embeddings"),
