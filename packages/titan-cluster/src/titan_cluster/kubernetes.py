@@ -10,7 +10,7 @@ from titan_cluster.options import Machines, require_match
 from titan_cluster.rendering import FINAL, PREEMPTED, failure, require_program, run_shown, to_yaml, write
 from titan_cluster.training import Training, training_of
 from titan_core.api import CommandContext, UserError
-from titan_core.toolkit.text import shorten
+from titan_core.toolkit.text import say, shorten
 
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 
@@ -52,7 +52,7 @@ def run(context: CommandContext) -> int:
         for manifest in manifests:
             _create(kubectl, manifest)
         see = " ".join([*kubectl, "logs", "--follow", f"--selector={pods.LABEL}={training.name}", "--all-pods"])
-        print(f"submitted: JobSet {training.name}; `{see}` follows its output")
+        say(f"submitted: JobSet {training.name}; `{see}` follows its output")
     return 0
 
 

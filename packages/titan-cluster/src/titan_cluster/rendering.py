@@ -19,6 +19,7 @@ import yaml
 
 from titan_core.api import UserError
 from titan_core.toolkit.errors import EXIT_DATA_ENDED, EXIT_INTERRUPTED, EXIT_NUMERICS, EXIT_PREEMPTED, EXIT_USER_ERROR
+from titan_core.toolkit.text import say
 
 PREEMPTED = (EXIT_PREEMPTED, 128 + signal.SIGTERM)
 """Exit statuses (see docs/failures.md) of a job that had to stop, and saved a checkpoint first if it had begun to train:
@@ -118,7 +119,7 @@ def write(text: str, given: argparse.Namespace, warning: str) -> None:
     """
     file: Path | None = given.output
     if warning:
-        print(f"titan: warning: {warning}", file=sys.stderr)
+        say(f"titan: warning: {warning}", file=sys.stderr)
     if file is None:
         if not given.submit:
             print(text, end="")
@@ -157,12 +158,12 @@ def run_shown(command: Sequence[str], text: str | None, environment: Mapping[str
         text: its standard input.
         environment: of the command (default: that of this process).
     """
-    print(f"titan: running: {shlex.join(command)}", file=sys.stderr, flush=True)
+    say(f"titan: running: {shlex.join(command)}", file=sys.stderr, flush=True)
     done = subprocess.run(
         command, input=text, stdin=subprocess.DEVNULL if text is None else None, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, encoding="utf-8", errors="backslashreplace", check=False, env=environment,
     )  # fmt: skip
-    print(done.stdout, end="" if done.stdout.endswith("\n") else "\n", file=sys.stderr, flush=True)
+    say(done.stdout, end="" if done.stdout.endswith("\n") else "\n", file=sys.stderr, flush=True)
     return done.returncode, done.stdout
 
 

@@ -16,7 +16,7 @@ from titan_cluster.rendering import PREEMPTED, require_program, script, script_t
 from titan_cluster.training import Training, training_of
 from titan_core.api import CommandContext, Problem, UserError
 from titan_core.toolkit.launching import JOB_KEY
-from titan_core.toolkit.text import shorten
+from titan_core.toolkit.text import say, shorten
 
 _PATH = r"/[A-Za-z0-9._/-]+"
 """A path in a task, in whose other keys SkyPilot expands variables."""
@@ -84,7 +84,7 @@ def run(context: CommandContext) -> int:
                 file.write_text(text, encoding="utf-8")
             command = ["sky", "jobs", "launch", "--yes", "--detach-run", *secrets, str(file.resolve())]
             job = submit(command, None, r"[Jj]ob ID: (\d+)", environment)
-        print(f"submitted: SkyPilot job {job or training.name}; `sky jobs logs {job}` follows its output".rstrip())
+        say(f"submitted: SkyPilot job {job or training.name}; `sky jobs logs {job}` follows its output".rstrip())
     return 0
 
 

@@ -15,7 +15,7 @@ from titan_cluster.training import Training, no_option, training_of
 from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.arguments import integer
 from titan_core.toolkit.processes import python
-from titan_core.toolkit.text import shorten
+from titan_core.toolkit.text import say, shorten
 
 _WORD = r"[A-Za-z0-9][A-Za-z0-9._:/@+,|&()*\[\]=-]*"
 """A value in an ``#SBATCH`` line, whose quotes, spaces and ``#`` Slurm would interpret."""
@@ -85,7 +85,7 @@ def run(context: CommandContext) -> int:
         # Slurm copies the script: later changes of the file do not reach the job.
         command = ["sbatch", "--parsable", *([] if file is None else [str(file.resolve())])]
         job = submit(command, text if file is None else None, r"(?m)^(\d+)(?:;.*)?$")
-        print(f"submitted: Slurm job {job}; its output: {training.name}-{job}.out; the ranks': {training.run}/logs")
+        say(f"submitted: Slurm job {job}; its output: {training.name}-{job}.out; the ranks': {training.run}/logs")
     return 0
 
 

@@ -16,7 +16,7 @@ from titan_core.toolkit.files import read_bytes
 from titan_core.toolkit.jobs import COMMAND_LINE, AssembledJob
 from titan_core.toolkit.plugin_files import plugin_files
 from titan_core.toolkit.sections import TrainingSection
-from titan_core.toolkit.text import shorten
+from titan_core.toolkit.text import say, shorten
 
 LONGEST_RECIPE = 100_000
 """Most bytes of a recipe that is part of a rendered file."""
@@ -89,7 +89,7 @@ def training_of(context: CommandContext, machines: Machines, missing_ok: bool) -
     ]
     job = jobs[0]
     for note in dict.fromkeys(note for one in jobs for note in one.notes):
-        print(f"titan: note: {note}", file=sys.stderr)
+        say(f"titan: note: {note}", file=sys.stderr)
     overrides = [f"--{override.key}={override.text}" for override in context.overrides]
     problems = [*secrets_in_options(context.arguments), *secrets_in_overrides(context.overrides)]
     if "job.dump_folder" not in job.config.overridden:  # the default depends on the path of the recipe

@@ -13,7 +13,7 @@ from shlex import quote
 
 from titan_completion.table import rows
 from titan_core.api import CommandContext, Recipe, Registry, UserError
-from titan_core.toolkit.text import print_json
+from titan_core.toolkit.text import print_json, say
 
 _LEAD = """\
 # A copy of recipe {name}. The comments say what each key does, with its [type and default].
@@ -96,7 +96,7 @@ def copy(context: CommandContext) -> int:
         first = f"{file}: a copy of {name}; next:"
     else:
         first = f"{file}: trains {model} on chats.jsonl; next: set training.dataset_path to your chats,"
-    print(f"{first} `titan config check {quote(str(file))}`, then `titan train {quote(str(file))}`")
+    say(f"{first} `titan config check {quote(str(file))}`, then `titan train {quote(str(file))}`")
     return 0
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -15,6 +13,7 @@ from typing import Any, Final, Protocol
 
 from titan_core.api import UserError
 from titan_core.toolkit.plugin_files import load_plugin_files
+from titan_core.toolkit.text import log_to_stderr
 from titan_core.toolkit.worker_process import ENDED, end_now, worker_processes
 
 WritePart = Callable[[int], int]
@@ -117,7 +116,7 @@ def _connected() -> Any:
 
 def _on_a_machine(write: WritePart, part: int, folder: str, variables: Mapping[str, str]) -> Written:
     """Write a part, on some machine of the cluster, with the working folder and variables of the command."""
-    logging.basicConfig(format="titan: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    log_to_stderr()
     machine = platform.node()
     os.environ.update(variables)
     try:

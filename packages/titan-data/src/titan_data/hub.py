@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from titan_core.api import UserError
 from titan_core.toolkit.reading import is_transient
 from titan_core.toolkit.secrets import REDACTED, redact_text
-from titan_core.toolkit.text import shorten, show_bytes
+from titan_core.toolkit.text import say, shorten, show_bytes
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -136,7 +136,7 @@ def download(repository: Repository, folder: Path, files: Collection[str], belon
             raise UserError.one(str(folder), why, "choose another folder with --output, or remove it with --force")
         if missing:
             size = show_bytes(sum(repository.sizes[path] for path in missing))
-            print(f"downloading {', '.join(sorted(missing))} ({size})", file=sys.stderr, flush=True)
+            say(f"downloading {', '.join(sorted(missing))} ({size})", file=sys.stderr, flush=True)
             api.snapshot_download(
                 repository.name, revision=repository.commit, local_dir=staging, allow_patterns=sorted(missing)
             )

@@ -8,6 +8,7 @@ import signal
 
 from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.arguments import integer
+from titan_core.toolkit.text import say
 
 _MOST_MS = 24 * 3600 * 1000
 
@@ -53,7 +54,7 @@ def run(context: CommandContext) -> int:
         fix = "choose another port, or stop the process that listens on it"
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise UserError.one(f"--bind {given.bind}", f"cannot listen there: {error}", fix) from None
-    print(f"lighthouse at {server.address()}", flush=True)
+    say(f"lighthouse at {server.address()}", flush=True)
     signal.sigwait(ends)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     server.shutdown()

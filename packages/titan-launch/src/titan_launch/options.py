@@ -12,7 +12,7 @@ from titan_core.toolkit.arguments import integer, parse_integer
 from titan_core.toolkit.launching import JOB_KEY, RankJob
 from titan_core.toolkit.sections import MOST_PROCESSES, MOST_RANKS
 from titan_core.toolkit.status import phase
-from titan_core.toolkit.text import shorten
+from titan_core.toolkit.text import say, shorten
 from titan_launch.config import NUMA_BINDING, NUMA_BINDINGS
 from titan_launch.restart.policy import SAVE_SECONDS
 
@@ -127,7 +127,7 @@ def run(context: CommandContext, ranks: RankJob) -> int:
                 job = ranks.assemble(per_node * least if least == most else None)
             else:
                 job, line = sizes.check(per_node, (least, most))
-                print(f"titan: {line}", file=sys.stderr, flush=True)
+                say(f"titan: {line}", file=sys.stderr, flush=True)
         return launch(settings, options, per_node, context.rank_arguments, job, ranks.writes_run, status, sizes)
 
 

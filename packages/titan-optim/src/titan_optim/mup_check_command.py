@@ -20,7 +20,7 @@ from titan_core.api import CommandContext, Config, Run, StepReport, UserError, h
 from titan_core.toolkit.arguments import integer, json_argument
 from titan_core.toolkit.atomic_write import atomic_write
 from titan_core.toolkit.jobs import Override
-from titan_core.toolkit.text import print_json, print_table
+from titan_core.toolkit.text import print_json, print_table, say
 from titan_optim.config import MUP_OPTIMIZER, MuPSection
 
 MOST = 0.25
@@ -125,7 +125,7 @@ def run(context: CommandContext) -> int:
             print_table((f"{kind}: change of", *(f"x {factor}" for factor in times), "grows by width ^"), rows)
             print()
         verdict = "with muP, activations change more in wide models" if grows else "with muP, no change grows with the width"
-        print(f"{verdict} (largest exponent {worst:+.2f}, at most {MOST:+.2f} is expected); wrote {arguments.to}")
+        say(f"{verdict} (largest exponent {worst:+.2f}, at most {MOST:+.2f} is expected); wrote {arguments.to}")
     return EXIT_GROWS if grows else 0
 
 

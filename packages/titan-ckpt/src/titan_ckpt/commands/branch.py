@@ -30,7 +30,7 @@ from titan_core.toolkit.runs.files import CONFIG, EVENTS, EXCLUDED
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.secrets import redact
 from titan_core.toolkit.sections import MOST_STEPS, TrainingSection
-from titan_core.toolkit.text import print_notes
+from titan_core.toolkit.text import print_notes, say
 
 _ARGS = "model.args"
 _OWN: Mapping[str, object] = {
@@ -85,9 +85,9 @@ def run(context: CommandContext) -> int:
         log.append({"event": "branch", "time": time.time(), "step": step, "parent": origin})
         log.close()
     settings = ", ".join(sorted(changed.overridden)) or "the same settings"
-    print(f"wrote {target}: begins after step {step} of {parent}, with {settings}")
+    say(f"wrote {target}: begins after step {step} of {parent}, with {settings}")
     print_notes(job.notes)
-    print(f"train it: {shell_command(['train', str(target / CONFIG)])}")
+    say(f"train it: {shell_command(['train', str(target / CONFIG)])}")
     return 0
 
 

@@ -17,7 +17,7 @@ from titan_ckpt.save.retention import remove
 from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.arguments import integer, json_argument
 from titan_core.toolkit.sections import MOST_STEPS
-from titan_core.toolkit.text import print_json, print_table, printable, show_bytes
+from titan_core.toolkit.text import print_json, print_table, say, show_bytes
 
 EXIT_BROKEN = 1
 
@@ -180,7 +180,7 @@ def verify(context: CommandContext) -> int:
         verdicts[checkpoint.step] = problem
         if not arguments.json:
             name = f"step {checkpoint.step}" if checkpoint.step >= 0 else str(checkpoint.folder)
-            print(printable(f"{name}: {problem or 'intact'}"))  # a problem may quote the names of tensors
+            say(f"{name}: {problem or 'intact'}")  # a problem may quote the names of tensors
     if arguments.json:
         print_json([{"step": step, "intact": not problem, "problem": problem} for step, problem in verdicts.items()])
     return EXIT_BROKEN if any(verdicts.values()) else 0
@@ -199,7 +199,7 @@ def rm(context: CommandContext) -> int:
         raise UserError.one(str(folder), "no complete checkpoint would be left", "add --force to remove them anyway")
     for step in dict.fromkeys(arguments.step):
         remove(folder, step)
-        print(f"removed {step_folder(folder, step)}")
+        say(f"removed {step_folder(folder, step)}")
     return 0
 
 

@@ -22,6 +22,7 @@ from titan_ckpt.format.stored import MODEL, OBSERVERS, Manifest
 from titan_ckpt.format.tokenizer_files import files_of
 from titan_ckpt.format.weights_writer import written_weights
 from titan_core.api import CommandContext, UserError
+from titan_core.toolkit.text import say
 
 AVERAGED = f"{OBSERVERS}.averaged_weights"
 """Prefix of the averages that an observer has saved under the names of parameters, as titan-optim's does."""
@@ -36,7 +37,7 @@ def run(context: CommandContext) -> int:
         _require_mergeable(one, chosen[0], arguments.averages)
     with new_folder(target) as partial:
         _merge(chosen, Folder(str(partial)), arguments.averages)
-    print(f"wrote {target}: {'averages' if arguments.averages else 'weights'} of {_listed(chosen)}")
+    say(f"wrote {target}: {'averages' if arguments.averages else 'weights'} of {_listed(chosen)}")
     return 0
 
 

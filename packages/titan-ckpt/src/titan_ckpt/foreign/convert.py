@@ -18,6 +18,7 @@ from titan_ckpt.format.new_folder import new_folder, require_new
 from titan_ckpt.format.tokenizer_files import files_at
 from titan_core.api import CommandContext, Recipe, UserError
 from titan_core.toolkit.processes import end_with_parent
+from titan_core.toolkit.text import say
 
 if TYPE_CHECKING:
     from titan_ckpt.foreign.hub_push import HubRepository
@@ -59,12 +60,12 @@ def run(context: CommandContext) -> int:
             to_dcp(arguments.source, partial, context.registry, dtype)
         else:
             step = to_hf(arguments.source, partial, context.registry, dtype, arguments.tokenizer, arguments.inference)
-    print(f"wrote {target}")
+    say(f"wrote {target}")
     if repository is not None:
-        print(f"pushed {repository.push(target, f'step {step}')}")
+        say(f"pushed {repository.push(target, f'step {step}')}")
     if foreign is not None and foreign.left_out:
         shown = (name if number == 1 else f"{name} ({number} entries)" for name, number in foreign.left_out.items())
-        print(f"not imported: {', '.join(shown)}")
+        say(f"not imported: {', '.join(shown)}")
     return 0
 
 

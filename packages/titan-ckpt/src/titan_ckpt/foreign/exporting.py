@@ -41,6 +41,7 @@ from titan_ckpt.format.tokenizer_files import MAIN, files_of, local_path
 from titan_ckpt.stored_model import model_of
 from titan_core.api import ForeignTensor, Model, Registry, UserError, WeightFormat
 from titan_core.toolkit.atomic_write import atomic_write
+from titan_core.toolkit.text import say
 
 FILE_BYTES = 5 * 10**9
 """Maximum size of a file of a Hugging Face export. Only a file with a single tensor may be larger."""
@@ -216,7 +217,7 @@ def _export_tokenizer(found: Entry, given: str | None, target: Path, registry: R
         why = write_tokenizer(manifest.about, local_path(found.folder, manifest), target, registry)
         if why is not None:
             fix = "pass one with --tokenizer (`titan tokenizer download OWNER/NAME` downloads one)"
-            print(f"titan: warning: exported without a tokenizer that transformers reads: {why}; {fix}", file=sys.stderr)
+            say(f"titan: warning: exported without a tokenizer that transformers reads: {why}; {fix}", file=sys.stderr)
     complete_tokenizer(target, manifest.about)
 
 

@@ -27,11 +27,12 @@ def shorten(text: str) -> str:
 def printable(text: str) -> str:
     """Return ``text`` with tabs expanded and what a terminal would obey escaped: control characters other than newlines,
     changes of the writing direction, and surrogates, which no terminal can show."""
-    escaped = (one.encode("unicode_escape").decode() if _is_obeyed(one) else one for one in text)
+    escaped = (one.encode("unicode_escape").decode() if is_obeyed(one) else one for one in text)
     return "".join(escaped).expandtabs(4)
 
 
-def _is_obeyed(character: str) -> bool:
+def is_obeyed(character: str) -> bool:
+    """Whether a terminal would obey ``character`` instead of showing it, or cannot show it."""
     if character in "\n\t" or character.isprintable():
         return False
     # The other characters that are not printable are spaces and joiners, which scripts and emoji need.

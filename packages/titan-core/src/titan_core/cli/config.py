@@ -7,7 +7,7 @@ import argparse
 from titan_core.cli.invocation import Invocation
 from titan_core.config.render import to_toml
 from titan_core.toolkit.arguments import json_argument, recipe_arguments, world_size_argument
-from titan_core.toolkit.text import print_json, print_notes
+from titan_core.toolkit.text import print_json, print_notes, say
 
 
 def show(context: Invocation) -> int:
@@ -44,6 +44,6 @@ def check(context: Invocation) -> int:
             }
         )
     else:
-        print(f"{source}: valid for {mesh.world_size} process(es): {mesh}")
+        say(f"{source}: valid for {mesh.world_size} process(es): {mesh}")
         print_notes(job.notes)
     return 0

@@ -14,6 +14,7 @@ from titan_core.api._shown import shorten
 from titan_core.config.render import describe_keys
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.errors import nearest
+from titan_core.toolkit.text import say
 
 WIDEST = 100
 """Maximum width of a help text, in columns."""
@@ -106,12 +107,12 @@ class _KeysHelp(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, namespace: object, values: Any, option: str | None = None) -> None:
         assert isinstance(parser, CommandParser)
         if isinstance(values, str):
-            print("\n".join(self._keys(values, option or "--help")))
+            say("\n".join(self._keys(values, option or "--help")))
         else:
             parser.print_short_help()
         if self.nargs == 0:
             for section in self._registry.sections():
-                print("\n".join(["", f"[{section}]", *describe_keys(self._registry, section, width=columns())]))
+                say("\n".join(["", f"[{section}]", *describe_keys(self._registry, section, width=columns())]))
         parser.exit()
 
     def _keys(self, name: str, option: str) -> list[str]:

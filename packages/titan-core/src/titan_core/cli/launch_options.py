@@ -11,6 +11,7 @@ from titan_core.api import UserError
 from titan_core.plugins.providers import index
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.launching import Launcher
+from titan_core.toolkit.text import say
 
 
 class LaunchOptions:
@@ -31,7 +32,7 @@ class LaunchOptions:
                 add(parser)
                 add(self._own)
             except UserError as error:
-                print(f"titan: warning: launcher {launcher.name!r} is ignored: {error}", file=sys.stderr)
+                say(f"titan: warning: launcher {launcher.name!r} is ignored: {error}", file=sys.stderr)
                 continue
             self._defaults[launcher.name] = defaults
         in_use = {plugin.distribution for plugin in registry.found.plugins}

@@ -26,6 +26,7 @@ from titan_core.toolkit.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_U
 from titan_core.toolkit.launching import reported_by_launcher
 from titan_core.toolkit.output import OutputClosed, continue_without, standard_streams
 from titan_core.toolkit.plugin_files import OPTION as PLUGIN_OPTION, using_plugin_files
+from titan_core.toolkit.text import say
 
 _HELP = ("-h", "--help")
 _HELP_ALL = "--help-all"
@@ -99,9 +100,7 @@ def report(error: UserError) -> None:
     prefix = "titan: error: " if rank in (None, "0") else f"titan: error: [rank {rank}] "
     notes = [f"titan: {note}" for note in getattr(error, "__notes__", ())]
     for line in [*(f"{prefix}{redact_text(str(problem))}" for problem in error.problems), *notes]:
-        print(
-            line.encode(errors="backslashreplace").decode(), file=sys.stderr
-        )  # arguments may contain bytes that are not text
+        say(line, file=sys.stderr)
 
 
 def _plugin_files(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -129,15 +128,15 @@ def _run(argv: list[str]) -> int:
     for command in registry.all(Command):
         commands.setdefault(command.name, command)  # the core's come first; duplicates are conflicts, reported below
     if not argv or argv[0] in (*_HELP, _HELP_ALL):
-        print(listing(commands.values()) if argv[:1] == [_HELP_ALL] else overview(commands.values()))
+        say(listing(commands.values()) if argv[:1] == [_HELP_ALL] else overview(commands.values()))
         print_conflicts(registry, Command)
         return 0
     if argv[0] == "--version":
-        print("\n".join(versions(registry)))
+        say("\n".join(versions(registry)))
         return 0
     group = [command for name, command in commands.items() if name.startswith(argv[0] + " ")]
     if group and argv[0] not in commands and argv[1:2] and argv[1] in _HELP:
-        print(listing(group, argv[0]))
+        say(listing(group, argv[0]))
         print_conflicts(registry, Command)
         return 0
     command, arguments = _find(commands, argv, registry)

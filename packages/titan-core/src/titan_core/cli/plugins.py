@@ -13,7 +13,7 @@ from titan_core.api import CheckResult, Component, Health, HealthContext
 from titan_core.cli.invocation import Invocation
 from titan_core.plugins.discovery import DISABLE_VARIABLE
 from titan_core.plugins.registry import Components
-from titan_core.toolkit.text import print_json, print_table
+from titan_core.toolkit.text import print_json, print_table, say
 
 
 def run(context: Invocation) -> int:
@@ -45,7 +45,7 @@ def print_conflicts(registry: Components, *kinds: type[Component]) -> None:
     """Print one line per conflict, or only those about components of ``kinds``."""
     for conflict in registry.conflicts:
         if not kinds or conflict.kind in [kind.kind for kind in kinds]:
-            print(conflict)
+            say(conflict)
 
 
 def check_health(context: HealthContext) -> Iterator[CheckResult]:

@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, cast
 
 from titan_core.api import CommandContext, RunStopped, UserError
-from titan_core.api._secrets import redact_text
 from titan_core.api._shown import printable
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.loop.collector import collector_as_before
@@ -33,6 +32,7 @@ from titan_core.toolkit.output import continue_without
 from titan_core.toolkit.processes import end_with_parent
 from titan_core.toolkit.status import phase
 from titan_core.toolkit.status_line import StatusLine
+from titan_core.toolkit.text import log_to_stderr, say
 
 if TYPE_CHECKING:
     from titan_core.api import RunEnd
@@ -57,9 +57,7 @@ def run(context: CommandContext) -> int:
     with StatusLine() if rank == 0 or reported_by_launcher() else nullcontext():
         with phase("reading the recipe"):
             job = assembled(world_size) if rank == 0 and not reported_by_launcher() else context.job(world_size)
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(_WithoutSecrets("titan: %(message)s"))
-        logging.basicConfig(level=logging.WARNING, handlers=[handler])
+        log_to_stderr()
         for name in {module.__name__.partition(".")[0] for module, _ in job.registry.modules()}:
             logging.getLogger(name).setLevel(logging.INFO if rank == 0 else logging.ERROR)
 
@@ -86,7 +84,7 @@ def _warn_of_broken(job: AssembledJob, warned: set[str]) -> None:
     line = f"titan: warning: failed to load and not in use: plugin {names}; see `titan plugins`"
     if broken and line not in warned:
         warned.add(line)
-        print(printable(line), file=sys.stderr)
+        say(printable(line), file=sys.stderr)
 
 
 @contextmanager
@@ -126,10 +124,10 @@ def _train_alone(job: AssembledJob) -> int:
                 raise
             traceback.print_exception(error)
             return status
-        print("\n".join(filter(None, (f"titan: stopped: {error}", line and f"titan: {line}"))), file=sys.stderr)
+        say("\n".join(filter(None, (f"titan: stopped: {error}", line and f"titan: {line}"))), file=sys.stderr)
         return error.exit_status
     if end.interrupted:
-        print(f"titan: {interrupted_line(recorder.outcome, own_command())}", file=sys.stderr)
+        say(f"titan: {interrupted_line(recorder.outcome, own_command())}", file=sys.stderr)
     return _status(end)
 
 
@@ -162,7 +160,7 @@ def _train_rank(job: AssembledJob, rank: int) -> int:
         return 0  # torch's agent would restart the ranks after any other status
     if rank == 0:
         line = interrupted_line(recorder.outcome, "start the job again with the same command")
-        print(f"titan: {line}", file=sys.stderr)
+        say(f"titan: {line}", file=sys.stderr)
     return EXIT_INTERRUPTED
 
 
@@ -172,11 +170,3 @@ def _status(end: RunEnd | None) -> int:
     if end.interrupted:
         return EXIT_INTERRUPTED
     return EXIT_PREEMPTED if end.preempted else EXIT_DATA_ENDED if end.data_ended else 0
-
-
-class _WithoutSecrets(logging.Formatter):
-    """Removes secrets, such as a password in the address of a checkpoint, because logs are kept and shared; and what a
-    terminal would obey, because messages quote data."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(redact_text(super().format(record)))

@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 from titan_core.api import Config, Registry
 from titan_core.api._secrets import redact
-from titan_core.api._shown import show
+from titan_core.api._shown import is_obeyed, show
 from titan_core.toolkit.fields import MODEL_ARGS, choices_at, choices_of, field_docs, model_families, type_name
 
 
@@ -17,7 +17,8 @@ def to_toml(config: Config) -> str:
     """
     import tomli_w  # needed only here, and every command imports this module
 
-    return tomli_w.dumps(redact(config.tables()))
+    text = tomli_w.dumps(redact(config.tables()))
+    return "".join(f"\\u{ord(one):04x}" if is_obeyed(one) else one for one in text)  # only texts can contain them
 
 
 def describe_keys(registry: Registry, section: str, key: str | None = None, width: int = 100) -> list[str]:

@@ -19,6 +19,7 @@ from titan_core.toolkit.atomic_write import atomic_write
 from titan_core.toolkit.errors import PluginFailure, caused_by_peer, exit_status
 from titan_core.toolkit.launching import OUTCOMES, Outcome, rank_log, report_lines
 from titan_core.toolkit.own_files import no_link
+from titan_core.toolkit.text import say
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ class OutcomeRecorder:
                 process = f"process {os.getpid()} on {socket.gethostname()}"
                 file.write(f"{when}, step {self.outcome.step}, {process}\n{text}\n")
         except OSError as failure:
-            print(f"titan: {path} cannot be written: {failure.strerror or failure}\n{text}", end="", file=sys.stderr)
+            say(f"titan: {path} cannot be written: {failure.strerror or failure}\n{text}", end="", file=sys.stderr)
             return ""
         return str(path)
 
@@ -125,4 +126,4 @@ class OutcomeRecorder:
     def print(self) -> None:
         """Print the problems, one per line, for launchers that do not report outcomes."""
         for line in report_lines([self.outcome]):
-            print(f"titan: {line}", file=sys.stderr)
+            say(f"titan: {line}", file=sys.stderr)

@@ -10,6 +10,7 @@ from titan_core.api.observe.events import NextCommand
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.loop.interruption import Interruption
 from titan_core.toolkit.launching import shell_command
+from titan_core.toolkit.text import say
 
 log = logging.getLogger(__name__)
 
@@ -76,5 +77,5 @@ def print_next_commands(commands: list[NextCommand]) -> None:
     width = max(len(purpose) for purpose, _ in lines)
     print("next:")
     for purpose, line in lines:
-        print(f"  {purpose:<{width}}  {line}")
+        say(f"  {purpose:<{width}}  {line}")
     sys.stdout.flush()

@@ -65,7 +65,7 @@ class ConsoleLog:
     def titan_sample(self, sample: Sample) -> None:
         """Print a text that the model wrote."""
         self._print(f"sample after step {sample.step}, from {sample.prompt!r}:")
-        for line in printable(sample.text).split("\n"):
+        for line in sample.text.split("\n"):
             self._print(f"  {line}")
 
     @hookimpl
@@ -86,7 +86,7 @@ class ConsoleLog:
         self._print(f"{ending}; config, plugins and metrics are in {self._run.dump_folder}")
 
     def _print(self, text: str) -> None:
-        self._console.print(text, markup=False)
+        self._console.print(printable(text), markup=False)
 
 
 def describe_run(run: Run) -> list[str]:

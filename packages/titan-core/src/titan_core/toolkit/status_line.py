@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 
 from titan_core.toolkit.status import ERASE, RunProgress, current_phase, current_progress, hide_all, phase
+from titan_core.toolkit.text import printable, say
 
 if TYPE_CHECKING:  # rich is imported once there is a terminal
     from rich.console import Console, RenderableType
@@ -137,7 +138,7 @@ class StatusLine:
         """Return the line, with its colors."""
         now, current, progress = time.monotonic(), current_phase(), current_progress()
         nested = next((stream.unfinished for stream in self._streams.values() if stream.unfinished), "")
-        doing = "" if current is None else f"{current} {_seconds(now - current.began)}"
+        doing = "" if current is None else printable(f"{current} {_seconds(now - current.began)}")
         doing = f"{doing} {nested}".strip()
         if progress is None and not doing:
             return ""
@@ -158,8 +159,7 @@ class StatusLine:
         if current is None or now < self._next_line:
             return
         once = current.repeat_seconds is None
-        sys.stderr.write(f"titan: {current}{' ...' if once else f' ({_seconds(now - current.began)})'}\n")
-        sys.stderr.flush()
+        say(f"titan: {current}{' ...' if once else f' ({_seconds(now - current.began)})'}", file=sys.stderr, flush=True)
         self._next_line = float("inf") if current.repeat_seconds is None else now + current.repeat_seconds
 
     def _ask(self, prompt: object = "", /) -> str:
@@ -272,7 +272,7 @@ def _bar(progress: RunProgress, end: str, width: int) -> Table:
     if width >= 50:
         cells.insert(2, f"loss {progress.loss}")
     if width >= 70:
-        cells.insert(0, progress.name)
+        cells.insert(0, printable(progress.name))
     table = Table.grid(padding=(0, 1), expand=True)
     for cell in cells:
         table.add_column(ratio=1 if cell is bar else None, no_wrap=True)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from pydantic import ValidationError
 
+from titan_core.api._secrets import redact_text
 from titan_core.api._shown import printable as printable, shorten as shorten, show as show
 
 
@@ -68,6 +71,25 @@ def describe_model(name: str, parameters: int, active: int | None = None) -> str
     return f"{name} ({show_count(parameters)} parameters{fewer})"
 
 
+def say(*values: object, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
+    """``print`` for people: escapes what a terminal would obey. Each text that may come from a recipe, a file, a checkpoint,
+    a run or the hub is printed by this function, or by one that uses it."""
+    print(printable(" ".join(map(str, values))), end=end, file=file, flush=flush)
+
+
+def log_to_stderr() -> None:
+    """Log warnings and worse to standard error, without secrets, such as a password in the address of a checkpoint, because
+    logs are kept and shared; and without what a terminal would obey, because messages quote data."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_ForPeople("titan: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+class _ForPeople(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(redact_text(super().format(record)))
+
+
 def print_json(value: Any) -> None:
     """Print ``value`` as indented JSON."""
     print(json.dumps(value, indent=2))
@@ -76,15 +98,15 @@ def print_json(value: Any) -> None:
 def print_notes(notes: Iterable[str]) -> None:
     """Print ``notes`` (:attr:`titan_core.toolkit.jobs.AssembledJob.notes`), one per line."""
     for note in notes:
-        print(f"note: {note}")
+        say(f"note: {note}")
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table with aligned columns; the last one may have any width. (``rich`` would take longer to import than most
     commands take to run.)"""
-    rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
-    for row in (headers, *rows):
+    shown = [[printable(cell) for cell in row] for row in (headers, *rows)]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 

@@ -6,13 +6,13 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import wait
 
 from titan_core.api import UserError
 from titan_core.toolkit.plugin_files import load_plugin_files
+from titan_core.toolkit.text import log_to_stderr
 
 ENDED = "it ended unexpectedly (killed, or out of memory?)"
 
@@ -33,9 +33,9 @@ def end_now(pool: ProcessPoolExecutor) -> None:
 
 def _begin() -> None:
     """Ignore signals that reach the whole process group, which the parent handles, and end when the parent ends."""
-    logging.basicConfig(format="titan: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    log_to_stderr()
     logging.getLogger("titan_core").setLevel(logging.INFO)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU):
         signal.signal(number, signal.SIG_IGN)
     try:
         load_plugin_files()  # before tasks refer to them

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from titan_core.api import CommandContext
 from titan_core.toolkit.arguments import json_argument
-from titan_core.toolkit.text import print_json
+from titan_core.toolkit.text import print_json, say
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +30,6 @@ def run(context: CommandContext) -> int:
     if arguments.json:
         print_json({"prefix": str(prefix), "documents": documents, "tokens": tokens})
         return 0
-    print(f"{documents:,} documents, {tokens:,} tokens in {prefix}.bin and {prefix}.idx")
-    print(f"Megatron-LM: --data-path {prefix}")
+    say(f"{documents:,} documents, {tokens:,} tokens in {prefix}.bin and {prefix}.idx")
+    say(f"Megatron-LM: --data-path {prefix}")
     return 0

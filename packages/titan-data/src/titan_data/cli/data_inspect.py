@@ -16,7 +16,7 @@ from titan_core.toolkit.arguments import json_argument, recipe_arguments, small_
 from titan_core.toolkit.jobs import AssembledJob, note_of
 from titan_core.toolkit.reading import StepRows
 from titan_core.toolkit.sections import DataSection
-from titan_core.toolkit.text import print_json, print_notes, print_table
+from titan_core.toolkit.text import print_json, print_notes, print_table, say
 from titan_data.read_cost import read_costs
 
 _EDGE = 12
@@ -52,7 +52,7 @@ def run(context: CommandContext) -> int:
     arguments = context.arguments
     job = context.job(missing_ok=True)
     if not arguments.json:
-        print(f"{_plan(job)}\n", flush=True)  # before the data, which may take a while to open
+        say(f"{_plan(job)}\n", flush=True)  # before the data, which may take a while to open
     datasets = job.data.datasets
     descriptions = [] if job.missing else list(_descriptions(context, job))
     costs = read_costs(job) if arguments.cost and not job.missing else {}
@@ -74,7 +74,7 @@ def run(context: CommandContext) -> int:
         print_json({"datasets": described, "sequences": shown, **counts, **figures, "notes": notes})
         return 0
     for dataset, line in descriptions:
-        print(f"{dataset}: {line}")
+        say(f"{dataset}: {line}")
     if descriptions:
         print()
     if notes:
@@ -85,20 +85,20 @@ def run(context: CommandContext) -> int:
     if not sequences:
         print("the data ends before the first global batch is complete")
     if special := job.text_tokenizer.describe_special_tokens():
-        print("\n".join([*special, ""]))
+        say("\n".join([*special, ""]))
     for sequence in sequences:
         _print(sequence, job, arguments.full)
     weights = sum(dataset.weight for dataset in datasets)
     cut, padding = f"{packed['cut']:.1%} of {read.documents:,} documents are cut", f"{packed['padding']:.2%}"
-    print(f"packing {packed['packing']}: {cut}, and {padding} of the sequences is padding")
-    print(f"in {total:,} tokens, {len(read.sequences):,} sequences:")
+    say(f"packing {packed['packing']}: {cut}, and {padding} of the sequences is padding")
+    say(f"in {total:,} tokens, {len(read.sequences):,} sequences:")
     print_table(
         ("dataset", "weight", "share", "tokens"),
         [(dataset.name, f"{dataset.weight / weights:.4f}", f"{shares[dataset.name]:.4f}", f"{tokens[dataset.name]:,}")
          for dataset in datasets],
     )  # fmt: skip
     for name, cost in costs.items():
-        print(f"{name}, data.shuffle = {job.data.shuffle!r}: {cost}")
+        say(f"{name}, data.shuffle = {job.data.shuffle!r}: {cost}")
     return 0
 
 
@@ -176,20 +176,20 @@ def _print(sequence: _Sequence, job: AssembledJob, full: bool) -> None:
     documents = f"pieces of {len(sequence.pieces)} documents" if len(sequence.pieces) > 1 else "one document"
     masked = job.config.section(DataSection).document_mask and len(sequence.pieces) > 1
     attention = ", attention within each document" if masked else ""
-    print(f"step {step + 1}, sequence {place}: {length} tokens of {sequence.dataset!r}, {documents}{attention}")
+    say(f"step {step + 1}, sequence {place}: {length} tokens of {sequence.dataset!r}, {documents}{attention}")
     at = 0
     for number, piece in enumerate(sequence.pieces):
         weights = [1.0] * len(piece) if sequence.weights is None else sequence.weights[number]
         trained = sum(weight > 0 for weight in weights)
         loss = "" if trained == len(piece) else f", loss on {trained} of {len(piece)} tokens"
-        print(f"  [{at}:{at + len(piece)}] {_ids(piece, full)}{loss}")
+        say(f"  [{at}:{at + len(piece)}] {_ids(piece, full)}{loss}")
         for weight, run in groupby(zip(weights, piece, strict=True), key=lambda pair: pair[0]):
             mark = "" if not loss else "loss    " if weight == 1 else "no loss " if weight == 0 else f"loss x {weight:g} "
-            print(f"    {mark}{_text([token for _, token in run], job.text_tokenizer, full)}")
+            say(f"    {mark}{_text([token for _, token in run], job.text_tokenizer, full)}")
         at += len(piece)
     padding = job.data.plan.seq_len + 1 - at
     if padding:
-        print(f"  [{at}:{at + padding}] padding")
+        say(f"  [{at}:{at + padding}] padding")
     print()
 
 

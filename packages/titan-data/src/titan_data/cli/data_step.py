@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from titan_core.api import CommandContext
 from titan_core.toolkit.arguments import json_argument, step_count
-from titan_core.toolkit.text import print_json, print_table
+from titan_core.toolkit.text import print_json, print_table, say
 from titan_data.books.documents import UsedDocument
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _print_losses(context: CommandContext, opened: RecordedRun) -> None:
     targets = sum(one.targets for one in found.documents)
     exact = found.weights_of == step - 1
     trained = "as in training" if exact else f"but training had taken {step - 1} steps"
-    print(f"loss {loss_of(found.mean)} over {targets:,} targets, with the weights after step {found.weights_of}, {trained}")
+    say(f"loss {loss_of(found.mean)} over {targets:,} targets, with the weights after step {found.weights_of}, {trained}")
 
 
 def loss_of(mean: float | None) -> str:
@@ -91,7 +91,7 @@ def loss_of(mean: float | None) -> str:
 
 def note(line: str) -> None:
     """Print a line that does not belong to the result."""
-    print(f"titan: {line}", file=sys.stderr, flush=True)
+    say(f"titan: {line}", file=sys.stderr, flush=True)
 
 
 def tokens_of(used: UsedDocument) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.arguments import process_count, recipe_arguments, small_integer
 from titan_core.toolkit.folder_lock import FolderLock
+from titan_core.toolkit.text import say
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +87,7 @@ def run(context: CommandContext) -> int:
             folders.append((dataset.name, folder, done.tokens, done.corrupt))
     for name, folder, tokens, corrupt in folders:
         skipped = f"; skipped {corrupt} corrupt records" if corrupt else ""
-        print(f"{name}: {tokens:,} tokens in {folder}{skipped}")
+        say(f"{name}: {tokens:,} tokens in {folder}{skipped}")
     if len(datasets) > 1:
         print('to train on them, set dataset = "tokenized" and dataset_path to its folder in each entry of data.mixture')
     else:

@@ -6,7 +6,7 @@ import argparse
 
 from titan_core.api import CommandContext
 from titan_core.toolkit.arguments import json_argument
-from titan_core.toolkit.text import print_json, print_table
+from titan_core.toolkit.text import print_json, print_table, say
 from titan_data.cli.data_step import note, place_of, tokens_of
 
 
@@ -33,7 +33,7 @@ def run(context: CommandContext) -> int:
         print_json({"steps": opened.last, "uses": [{"step": step, **vars(used)} for step, used in found]})
         return 0
     if not found:
-        print(f"none of the {opened.last} steps of the run used it")
+        say(f"none of the {opened.last} steps of the run used it")
         return 0
     print_table(
         ("step", "row", "dataset", "epoch", "tokens", "document"),

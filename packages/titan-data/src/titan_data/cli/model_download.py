@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from titan_core.api import CommandContext
-from titan_core.toolkit.text import print_json
+from titan_core.toolkit.text import print_json, say
 from titan_data.cli.tokenizer_download import repository_arguments
 from titan_data.model_hub import DOWNLOADS
 
@@ -36,7 +36,7 @@ def run(context: CommandContext) -> int:
         config = {"model.from_pretrained": str(folder)}
         print_json({**summary(repository, folder, files), "config": config, "generate": next_command})
         return 0
-    print(described(repository, folder, files, new))
-    print(f"\ngenerate:   {next_command}\nfine-tune:  in a recipe, set model.from_pretrained = {json.dumps(str(folder))}")
-    print(f"recipe:     titan recipe copy --model {shlex.quote(str(folder))}")
+    say(described(repository, folder, files, new))
+    say(f"\ngenerate:   {next_command}\nfine-tune:  in a recipe, set model.from_pretrained = {json.dumps(str(folder))}")
+    say(f"recipe:     titan recipe copy --model {shlex.quote(str(folder))}")
     return 0

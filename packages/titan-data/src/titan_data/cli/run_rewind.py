@@ -10,6 +10,7 @@ from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.arguments import step_count
 from titan_core.toolkit.launching import shell_command, unless_locked
 from titan_core.toolkit.runs.files import CONFIG
+from titan_core.toolkit.text import say
 from titan_data.cli.data_step import note
 
 _MOST_STEPS = 10_000
@@ -51,21 +52,21 @@ def run(context: CommandContext) -> int:
             raise UserError.one("--without-steps", why, "rewind to an earlier step")
         found += documents_at(opened, given.without_documents, given.to, note)
         done = rewind(context, opened, given.to, found, max(steps, default=0))
-    print(f"the next start continues after step {given.to}; checkpoints and exports set aside: {len(done.aside)}")
+    say(f"the next start continues after step {given.to}; checkpoints and exports set aside: {len(done.aside)}")
     for path in done.aside[:_SHOWN]:
-        print(f"  {path}")
+        say(f"  {path}")
     if done.documents:
-        print(f"documents passed over from there on: {len(done.documents)}")
+        say(f"documents passed over from there on: {len(done.documents)}")
         for one in done.documents[:_SHOWN]:
-            print(f"  {one.dataset}: {one.place}")
+            say(f"  {one.dataset}: {one.place}")
         if len(done.documents) > _SHOWN:
-            print(f"  ... and {len(done.documents) - _SHOWN} more")
+            say(f"  ... and {len(done.documents) - _SHOWN} more")
     if begun:
         shown = ", ".join(one.place for one in begun[:_SHOWN])
         note(f"documents that the run had begun by step {given.to}, which stay: {len(begun)} ({shown})")
     if done.again:
         note("the data has been read more than once, so earlier epochs have read some of these documents")
-    print(f"continue: {shell_command(['train', str(Path(given.run) / CONFIG)])}, or as you started the run")
+    say(f"continue: {shell_command(['train', str(Path(given.run) / CONFIG)])}, or as you started the run")
     return 0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from titan_core.api import CommandContext, Registry, Tokenizer, UserError
 from titan_core.toolkit.arguments import json_argument
 from titan_core.toolkit.files import LONGEST_TABLE, read_bytes
-from titan_core.toolkit.text import print_json
+from titan_core.toolkit.text import print_json, say
 
 DEFAULT_FOLDER = "assets/tokenizer"
 """Where the recipes of Llama expect its tokenizer."""
@@ -54,7 +54,7 @@ def run(context: CommandContext) -> int:
     if arguments.json:
         print_json({**summary(repository, folder, files), "config": {f"model.{key}": value for key, value in keys.items()}})
         return 0
-    print(described(repository, folder, files, new))
+    say(described(repository, folder, files, new))
     print_keys(keys)
     return 0
 
@@ -80,7 +80,7 @@ def print_keys(keys: Mapping[str, str]) -> None:
     """Print what to set in a recipe."""
     print("\nto use it, set in the recipe:\n\n[model]")
     for key, value in keys.items():
-        print(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+        say(f"{key} = {json.dumps(value, ensure_ascii=False)}")
 
 
 def _num_ranks(file: Path) -> int | None:

@@ -14,7 +14,7 @@ from titan_core.toolkit.arguments import integer, json_argument, recipe_argument
 from titan_core.toolkit.jobs import Override
 from titan_core.toolkit.status import phase
 from titan_core.toolkit.status_line import StatusLine
-from titan_core.toolkit.text import print_json, shorten, show_bytes
+from titan_core.toolkit.text import print_json, say, shorten, show_bytes
 from titan_data.cli.tokenizer_download import keys_for, print_keys
 
 if TYPE_CHECKING:
@@ -90,10 +90,10 @@ def run(context: CommandContext) -> int:
         return 0
     read = f"{corpus.documents:,} documents, {corpus.bytes:,} bytes"
     skipped = f"; skipped {corpus.corrupt} corrupt records" if corpus.corrupt else ""
-    print(f"{folder}: {arguments.vocab_size:,} tokens, trained on {read}{skipped}")
+    say(f"{folder}: {arguments.vocab_size:,} tokens, trained on {read}{skipped}")
     for name in corpus.cut:
-        print(f"{name}: not read to its end, because --max-bytes is {arguments.max_bytes:,}")
-    print(f"on average, a token is {per_token:.2f} bytes of this text")
+        say(f"{name}: not read to its end, because --max-bytes is {arguments.max_bytes:,}")
+    say(f"on average, a token is {per_token:.2f} bytes of this text")
     print_keys(keys)
     print("the model's vocabulary must have at least as many tokens (model.args.vocab_size)")
     return 0

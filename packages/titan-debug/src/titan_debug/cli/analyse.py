@@ -6,7 +6,7 @@ import argparse
 
 from titan_core.api import CommandContext
 from titan_core.toolkit.arguments import json_argument
-from titan_core.toolkit.text import print_json, printable
+from titan_core.toolkit.text import print_json, say
 from titan_debug.crash.report import Report
 
 
@@ -22,5 +22,5 @@ def run(context: CommandContext) -> int:
     if context.arguments.json:
         print_json(report.as_dict())
     else:
-        print(printable(report.page()))  # its files may come from elsewhere
+        say(report.page())  # its files may come from elsewhere
     return 0

@@ -12,7 +12,7 @@ from textwrap import wrap
 
 from titan_core.api import CheckResult, CommandContext, Health, HealthCheck, HealthContext, UserError
 from titan_core.toolkit.arguments import json_argument
-from titan_core.toolkit.text import print_json
+from titan_core.toolkit.text import print_json, say
 
 _MARKS = {Health.OK: "ok", Health.NOTE: "note", Health.WARNING: "WARN", Health.ERROR: "FAIL"}
 _WIDEST = 110
@@ -82,23 +82,23 @@ def _width() -> int:
 
 def _print(result: CheckResult, header: str) -> None:
     if header:
-        print(f"{header}")
+        say(f"{header}")
     start = f"  {_MARKS[result.health]:<4}  {result.subject}: "
     indent = " " * 8
     width = _width()
     for line in wrap(result.detail, width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False):
-        print(line)
+        say(line)
     if result.fix:
         fix = wrap(
             result.fix, width, initial_indent=f"{indent}fix: ", subsequent_indent=f"{indent}     ", break_on_hyphens=False
         )
-        print("\n".join(fix))
+        say("\n".join(fix))
 
 
 def _print_summary(warnings: int, errors: int, full: bool) -> None:
     print()
     if errors or warnings:
-        print(f"{errors} failed, {warnings} warning{'s' * (warnings != 1)}")
+        say(f"{errors} failed, {warnings} warning{'s' * (warnings != 1)}")
     else:
         print("Everything works.")
     if not full:

@@ -6,7 +6,7 @@ import argparse
 from shlex import quote
 
 from titan_core.api import CommandContext
-from titan_core.toolkit.text import ranks
+from titan_core.toolkit.text import ranks, say
 from titan_debug.cli.running import request_and_wait, world_size
 from titan_debug.flight.dump import RANK_FILE, dump_folder
 from titan_debug.request import version
@@ -34,7 +34,7 @@ def run(context: CommandContext) -> int:
 
     waiting = request_and_wait(run, folder, "requested by `titan flight dump`", missing, ANSWER_SECONDS)
     command = f"`titan analyse {quote(run)}`"
-    print(f"{size - len(waiting)} of {size} ranks dumped to {folder}; run {command} to read the dumps")
+    say(f"{size - len(waiting)} of {size} ranks dumped to {folder}; run {command} to read the dumps")
     if waiting:
-        print(f"no answer within {ANSWER_SECONDS:g} s from {ranks(waiting)}")
+        say(f"no answer within {ANSWER_SECONDS:g} s from {ranks(waiting)}")
     return EXIT_UNANSWERED if waiting else 0

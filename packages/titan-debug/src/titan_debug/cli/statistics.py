@@ -13,7 +13,7 @@ from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.arguments import integer, json_argument, seconds
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.sections import MOST_STEPS
-from titan_core.toolkit.text import print_json, print_table, ranks, spans
+from titan_core.toolkit.text import print_json, print_table, ranks, say, spans
 from titan_debug.cli.running import request_and_wait, world_size
 from titan_debug.config import NumericsSection
 from titan_debug.numerics.statistics import AddedStatistics, Moments, StepStatistics, read_statistics
@@ -68,7 +68,7 @@ def _requested(run: str, folder: Path, seconds: float) -> dict[int, StepStatisti
     """
     size = world_size(run, "omit --now to print the statistics that the run has written")
     added = AddedStatistics(folder, size)
-    print(f"waiting for the next step of {size} ranks", file=sys.stderr)
+    say(f"waiting for the next step of {size} ranks", file=sys.stderr)
     waiting = request_and_wait(run, folder, "requested by `titan statistics`", added.missing, seconds)
     if waiting:
         world_size(run, "it ended before it completed another step")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from titan_core.api import CommandContext
 from titan_core.toolkit.arguments import json_argument, small_integer
-from titan_core.toolkit.text import print_json, print_table
+from titan_core.toolkit.text import print_json, print_table, say
 
 if TYPE_CHECKING:
     from titan_debug.profiling.trace_summary import OperatorTime, TraceSummary
@@ -51,9 +51,9 @@ def run(context: CommandContext) -> int:
     else:
         _print_ranks(summaries)
         exposed = waiting.share(waiting.exposed_ms)
-        print(f"rank {waiting.rank} waits most: {exposed:.1%} of its step is exposed communication")
-        print(f"rank {slow.rank} is the slowest: {slow.busy_ms:.1f} ms of its step are not exposed communication")
-        print(f"\nrank {slow.rank}:")
+        say(f"rank {waiting.rank} waits most: {exposed:.1%} of its step is exposed communication")
+        say(f"rank {slow.rank} is the slowest: {slow.busy_ms:.1f} ms of its step are not exposed communication")
+        say(f"\nrank {slow.rank}:")
     for header, operators in (("operator", slow.operators), ("kernel", slow.kernels)):
         if operators:
             print()
@@ -62,9 +62,9 @@ def run(context: CommandContext) -> int:
 
 
 def _print_shares(summary: TraceSummary) -> None:
-    print(summary.path)
+    say(summary.path)
     where = "GPU streams" if summary.gpu else "CPU threads"
-    print(f"rank {summary.rank} of {summary.world_size}, {_steps(summary)}, {where}\n")
+    say(f"rank {summary.rank} of {summary.world_size}, {_steps(summary)}, {where}\n")
     count = max(len(summary.steps), 1)
     rows = [(name, f"{summary.share(ms):.1%}", f"{ms / count:,.2f}") for name, ms in _parts(summary)]
     period = "per step" if summary.steps else "whole trace"
@@ -95,7 +95,7 @@ def _print_operators(header: str, operators: Sequence[OperatorTime], top: int) -
         ],
     )
     if len(operators) > top:
-        print(f"and {len(operators) - top} more (see --top)")
+        say(f"and {len(operators) - top} more (see --top)")
 
 
 def _parts(summary: TraceSummary) -> Iterator[tuple[str, float]]:

@@ -15,7 +15,7 @@ from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_core.toolkit.runs.child_runs import ChildRun, without_checkpoints
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.sections import JobSection, TrainingSection
-from titan_core.toolkit.text import print_json, print_table
+from titan_core.toolkit.text import print_json, print_table, say
 from titan_debug.config import NumericsSection
 from titan_debug.numerics.statistics import read_statistics
 from titan_debug.verify.curves import Curve, Verdict, compare
@@ -68,7 +68,7 @@ def run(context: CommandContext) -> int:
     with FolderLock(folder, f"--output {folder}"):
         for mesh, child in zip(meshes, runs, strict=True):
             if not arguments.json:
-                print(f"{mesh}: {steps} steps, in {child.folder}", flush=True)
+                say(f"{mesh}: {steps} steps, in {child.folder}", flush=True)
             child.train()
     curves = [read_curve(child.folder) for child in runs]
     tolerance = tolerance_of(reference) if arguments.tolerance is None else arguments.tolerance
@@ -160,4 +160,4 @@ def print_verdicts(
     print_table(("mesh", f"loss of step {last}", "largest difference", "verdict"), rows)
     for mesh, verdict in zip(meshes[1:], verdicts, strict=True):
         if verdict.departure is not None:
-            print(f"\n{mesh} first differs from {meshes[0]} at {verdict.departure}")
+            say(f"\n{mesh} first differs from {meshes[0]} at {verdict.departure}")

@@ -9,6 +9,7 @@ import signal
 from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.listening import EVERY_ADDRESS, bound_socket, serve
 from titan_core.toolkit.status import phase
+from titan_core.toolkit.text import say
 from titan_launch.meeting.rendezvous import DEFAULT_PORT, host_and_port
 
 
@@ -40,6 +41,6 @@ def run(context: CommandContext) -> int:
         why = f"this machine cannot listen there: {error.strerror or error}"
         raise UserError.one(f"{host}:{port}", why, "choose another address or port") from error
     shown = os.uname().nodename if host in EVERY_ADDRESS else host
-    print(f"titan: hosting the rendezvous of jobs with --rdzv-endpoint {shown}:{store.port}; Ctrl-C ends it", flush=True)
+    say(f"titan: hosting the rendezvous of jobs with --rdzv-endpoint {shown}:{store.port}; Ctrl-C ends it", flush=True)
     signal.sigwait((signal.SIGINT, signal.SIGTERM))
     return 0

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from titan_core.toolkit.output import give_up
 from titan_core.toolkit.status import ERASE
 from titan_core.toolkit.status_line import StatusLine
+from titan_core.toolkit.text import printable
 
 _SHOW_CURSOR = "\x1b[?25h"
 
@@ -62,7 +63,7 @@ class Console:
 
     def say(self, line: str) -> None:
         """Print a line of the launcher on standard error."""
-        self.stderr.line(f"titan: {line}".encode(errors="backslashreplace"))
+        self.stderr.line(printable(f"titan: {line}").encode())
 
     def close(self) -> None:
         """End the last line of the ranks."""

@@ -15,7 +15,7 @@ from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_core.toolkit.runs.child_runs import ChildRun, without_checkpoints
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.sections import JobSection, TrainingSection
-from titan_core.toolkit.text import describe_model, print_table
+from titan_core.toolkit.text import describe_model, print_table, say
 from titan_report.compare.outcome import HEADERS, VariantOutcome, csv_rows_of, outcome_of, rows_of
 from titan_report.compare.purpose import SPEED_STEPS, Purpose, purpose_of
 from titan_report.compare.variants import Variant, folders_of, variants_of
@@ -99,7 +99,7 @@ def run(context: CommandContext) -> int:
 def _compare(context: CommandContext, entries: list[_Entry], jobs: list[AssembledJob], folder: Path) -> int:
     arguments = context.arguments
     if arguments.measure == "loss":
-        print(f"comparing losses after {arguments.steps} steps (--measure speed: only speed, after {SPEED_STEPS})")
+        say(f"comparing losses after {arguments.steps} steps (--measure speed: only speed, after {SPEED_STEPS})")
     for number, folders in enumerate(folders_of([entry.variant for entry in entries], folder, arguments.rounds)):
         turn = list(zip(entries, jobs, folders, strict=True))
         for entry, job, place in reversed(turn) if number % 2 else turn:
@@ -110,13 +110,13 @@ def _compare(context: CommandContext, entries: list[_Entry], jobs: list[Assemble
     print()
     print_table(HEADERS[arguments.measure], rows)
     if arguments.rounds == 1:
-        print(f"\n{_SINGLE[arguments.measure]}")
+        say(f"\n{_SINGLE[arguments.measure]}")
     _write(folder, csv_rows_of(outcomes))
     table = Table(_title(arguments, jobs[0]), HEADERS[arguments.measure], tuple(rows))
     _report(folder, table, entries)
     for entry in entries:
         if entry.failure is not None:
-            print(f"\n{entry.variant.name}: {entry.failure}", file=sys.stderr)
+            say(f"\n{entry.variant.name}: {entry.failure}", file=sys.stderr)
     return int(any(entry.failure is not None for entry in entries))
 
 
@@ -137,7 +137,7 @@ def _train(context: CommandContext, entry: _Entry, job: AssembledJob, place: Pat
         settings["training.seed"] = job.config.section(TrainingSection).seed + number
     observed = [*(Override(key, str(value)) for key, value in settings.items()), *without_checkpoints(job)]
     overrides = [*context.overrides, *observed, *entry.variant.overrides]
-    print(f"{entry.variant.name}: {arguments.steps} steps, in {place}", flush=True)
+    say(f"{entry.variant.name}: {arguments.steps} steps, in {place}", flush=True)
     try:
         ChildRun(arguments.recipe, overrides, arguments.nproc_per_node, place).train()
         log = RunLog.read(place)
@@ -161,7 +161,7 @@ def _write(folder: Path, rows: list[tuple[object, ...]]) -> None:
     comparison = folder / "comparison.csv"
     with comparison.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(rows)
-    print(f"\nthe table is in {comparison}")
+    say(f"\nthe table is in {comparison}")
 
 
 def _report(folder: Path, table: Table, entries: list[_Entry]) -> None:
@@ -176,6 +176,6 @@ def _report(folder: Path, table: Table, entries: list[_Entry]) -> None:
     try:
         write_report(list(runs.values()), page, replace(table, rows=named))
     except UserError as error:
-        print(f"no report: {error}", file=sys.stderr)
+        say(f"no report: {error}", file=sys.stderr)
         return
-    print(f"the report is in {page}")
+    say(f"the report is in {page}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.runs.run_log import RunLog
+from titan_core.toolkit.text import say
 
 DEFAULT_FILE = "report.html"
 
@@ -40,8 +41,8 @@ def run(context: CommandContext) -> int:
     runs = [RunLog.read(folder) for folder in folders.values()]
     for one in runs:
         if one.skipped:
-            print(f"titan: {one.path}: skipped {one.skipped} lines that are too long or nested too deeply", file=sys.stderr)
+            say(f"titan: {one.path}: skipped {one.skipped} lines that are too long or nested too deeply", file=sys.stderr)
     file = Path(arguments.output) if arguments.output else runs[0].path / DEFAULT_FILE
     write_report(runs, file)
-    print(file)
+    say(file)
     return 0

@@ -14,7 +14,7 @@ from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.arguments import process_count
 from titan_core.toolkit.launching import own_command
 from titan_core.toolkit.status_line import StatusLine
-from titan_core.toolkit.text import print_table, shorten
+from titan_core.toolkit.text import print_table, say, shorten
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,9 +52,9 @@ def run(context: CommandContext) -> int:
             ("measured", "", "spread"),
             [(what, figure, "" if spread is None else f"{spread:.0%}") for what, figure, spread in rows(found)],
         )
-        print(f"\nwritten to {out}; use it with `titan estimate RECIPE --device {quote(str(out))}`")
+        say(f"\nwritten to {out}; use it with `titan estimate RECIPE --device {quote(str(out))}`")
     if varied := noisy(found):
-        print(f"titan: noisy: {', '.join(varied)}; repeat it while the machine is idle", file=sys.stderr)
+        say(f"titan: noisy: {', '.join(varied)}; repeat it while the machine is idle", file=sys.stderr)
     return 0
 
 

@@ -14,7 +14,7 @@ from titan_core.api import CommandContext
 from titan_core.toolkit.arguments import json_argument, recipe_arguments, world_size_argument
 from titan_core.toolkit.errors import EXIT_FAILURE
 from titan_core.toolkit.jobs import AssembledJob, Override
-from titan_core.toolkit.text import print_json, print_notes, print_table
+from titan_core.toolkit.text import print_json, print_notes, print_table, say
 from titan_simulate.cli.imbalance import imbalance_argument
 from titan_simulate.cli.stages import all_stages, job_of_stage, print_stages, stage_argument, stages_as_json, verdict_of
 from titan_simulate.engine import stub_libraries
@@ -101,14 +101,14 @@ def as_json(found: Estimate) -> dict[str, Any]:
 
 
 def _print(found: Estimate, capacity: float, assumptions: bool) -> None:
-    print(f"{found.world_size} ranks ({found.mesh}) on {found.device}")
+    say(f"{found.world_size} ranks ({found.mesh}) on {found.device}")
     verdict = verdict_of(found, capacity)
-    print(f"memory: {found.peak_gib:.1f} GiB of {capacity:.1f} on rank {found.rank}: {verdict} (peak in {found.moment})")
-    print(f"        torch has reserved {found.reserved_gib:.1f} GiB at most, of which {found.allocated_gib:.1f} are in use")
+    say(f"memory: {found.peak_gib:.1f} GiB of {capacity:.1f} on rank {found.rank}: {verdict} (peak in {found.moment})")
+    say(f"        torch has reserved {found.reserved_gib:.1f} GiB at most, of which {found.allocated_gib:.1f} are in use")
     if found.retries:
-        print(f"        the device is full {found.retries} times in two steps, and torch waits to return free memory to it")
+        say(f"        the device is full {found.retries} times in two steps, and torch waits to return free memory to it")
     pipeline = f", pipeline bubble {found.bubble:.0%}" if found.bubble else ""
-    print(
+    say(
         f"speed:  {found.tokens_per_second_per_gpu:,.0f} tokens/s per GPU, step {found.step_seconds:.3g} s, "
         f"MFU {found.mfu:.1%}{pipeline}"
     )
@@ -133,9 +133,9 @@ def _print(found: Estimate, capacity: float, assumptions: bool) -> None:
             ],
         )  # fmt: skip
     if found.host_gib:
-        print(f"\n{found.host_gib:.1f} GiB of host memory per rank for offloaded parameters and optimizer state")
+        say(f"\n{found.host_gib:.1f} GiB of host memory per rank for offloaded parameters and optimizer state")
     print()
     if assumptions:
         print_table(("assumption", "value"), [(key, str(value)) for key, value in found.assumptions.items()])
     else:
-        print(f"{len(found.assumptions)} assumptions (--assumptions prints them; docs/estimate.md explains the model)")
+        say(f"{len(found.assumptions)} assumptions (--assumptions prints them; docs/estimate.md explains the model)")

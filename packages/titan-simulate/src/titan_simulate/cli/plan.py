@@ -19,7 +19,7 @@ from titan_core.toolkit.errors import EXIT_INTERRUPTED
 from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_core.toolkit.secrets import redact
 from titan_core.toolkit.sections import JobSection, TrainingSection
-from titan_core.toolkit.text import describe_model, print_json
+from titan_core.toolkit.text import describe_model, print_json, say
 from titan_simulate.cli.imbalance import imbalance_argument
 from titan_simulate.cli.planned import as_json, compared, print_plan, summary, unfinished
 from titan_simulate.cli.planned_stage import PlannedStage, planned_stage
@@ -147,12 +147,12 @@ def conclude(context: CommandContext, plan: Plan, machine: Machine, stage: Plann
         print_json({**of_stage, **as_json(plan, machine, options.best)})
     else:
         if stage is not None:
-            print(stage.describe())
+            say(stage.describe())
         print_plan(plan, machine, options.best)
         if plan.stopped is not None:
-            print(f"\n{unfinished(plan, options.out)}")
+            say(f"\n{unfinished(plan, options.out)}")
         elif options.out is not None and best is not None:
-            print(f"\nwrote {options.out}")
+            say(f"\nwrote {options.out}")
     if plan.stopped == INTERRUPTED:
         return EXIT_INTERRUPTED
     return 1 if best is None else 0

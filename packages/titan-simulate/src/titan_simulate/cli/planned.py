@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from titan_core.toolkit.sections import TrainingSection
-from titan_core.toolkit.text import print_table, show_bytes
+from titan_core.toolkit.text import print_table, say, show_bytes
 from titan_simulate.cli.planned_stage import StagedFigures
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.plan.candidates import Candidate
@@ -82,17 +82,17 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
 def print_plan(plan: Plan, machine: Machine, most: int) -> None:
     """Print the ``most`` best candidates, and why the others lost."""
     if plan.model:
-        print(plan.model)
-    print(f"{compared(plan)}, in {plan.seconds:.0f} s")
+        say(plan.model)
+    say(f"{compared(plan)}, in {plan.seconds:.0f} s")
     skipped = f"; not compared: {plan.skipped:,}, on which examples are slowest or do not fit" if plan.skipped else ""
-    print(f"{plan.meshes:,} meshes of {machine.name}, {machine.memory_gib:.1f} GiB each{skipped}\n")
+    say(f"{plan.meshes:,} meshes of {machine.name}, {machine.memory_gib:.1f} GiB each{skipped}\n")
     if plan.best:
         rows = [_row(one) for one in plan.best[:most]]
         print_table(("GiB", "tokens/s/GPU", "MFU", "step s", "batch", "mesh", ""), rows)
     if plan.nearest is not None:
         candidate, peak = plan.nearest
         over = peak - machine.memory_gib
-        print(
+        say(
             f"nothing fits these {machine.memory_gib:.1f} GiB. The nearest is {show_bytes(over * GIB)} too large: "
             f"{describe(candidate)}"
         )

@@ -20,7 +20,7 @@ from titan_core.toolkit.arguments import json_argument, parse_integer, recipe_ar
 from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_core.toolkit.launching import shell_command
 from titan_core.toolkit.sections import MOST_RANKS
-from titan_core.toolkit.text import print_json, print_table, shorten, show_bytes
+from titan_core.toolkit.text import print_json, print_table, say, shorten, show_bytes
 
 if TYPE_CHECKING:
     from titan_simulate.engine.command_fork import Report
@@ -128,12 +128,12 @@ def first_of_each_stage(mesh: MeshPlan) -> Sequence[int]:
 def print_verdicts(context: CommandContext, job: AssembledJob, found: Sequence[SimulatedRank]) -> None:
     """Print that each rank works and what it needs, and the command that prints more."""
     for note in job.missing:
-        print(f"note: {note.where}: {note.why}; a simulation does not need it")
+        say(f"note: {note.where}: {note.why}; a simulation does not need it")
     for one in found:
-        print("\n".join(_verdict(one)))
+        say("\n".join(_verdict(one)))
     recipe = [context.arguments.recipe] if context.arguments.recipe else []
     details = ["simulate", *recipe, "--world-size", str(job.mesh.world_size), "--full", *context.override_arguments]
-    print(f"details: {shell_command(details)}")
+    say(f"details: {shell_command(details)}")
 
 
 def _verdict(found: SimulatedRank) -> Iterator[str]:
@@ -160,14 +160,14 @@ def as_json(found: SimulatedRank) -> dict[str, Any]:
 
 def _print_full(job: AssembledJob, found: Sequence[SimulatedRank]) -> None:
     for number, one in enumerate(found):
-        print("\n" * (number > 0), end="")
+        say("\n" * (number > 0), end="")
         _print_tables(one)
 
 
 def _print_tables(found: SimulatedRank) -> None:
     step, peak = found.steps[-1], found.peak
-    print(f"rank {found.rank} of {found.world_size} ({found.mesh}), simulated {found.device}")
-    print(f"peak: {_gib(peak.bytes)} GiB, in {_place(peak)}")
+    say(f"rank {found.rank} of {found.world_size} ({found.mesh}), simulated {found.device}")
+    say(f"peak: {_gib(peak.bytes)} GiB, in {_place(peak)}")
     print()
     sizes = [(owner, size) for phase in step.phases for owner, size in phase.peak.owners.items()]
     owners = list(dict.fromkeys(owner for owner, size in sizes if size >= peak.bytes // 1000))
@@ -199,7 +199,7 @@ def _print_tables(found: SimulatedRank) -> None:
         places = dict.fromkeys((wait.what, wait.where) for wait in step.waits)
         print_table((f"the host waits in step {step.step}", "at"), list(places))
     if step.garbage:
-        print(f"\n{_gib(step.garbage)} GiB are in reference cycles, which only Python's garbage collector frees")
+        say(f"\n{_gib(step.garbage)} GiB are in reference cycles, which only Python's garbage collector frees")
 
 
 def _place(peak: Peak) -> str:

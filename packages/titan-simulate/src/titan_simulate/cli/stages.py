@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from titan_core.api import CommandContext
 from titan_core.toolkit.jobs import AssembledJob, Override
-from titan_core.toolkit.text import print_table, show_count, show_seconds
+from titan_core.toolkit.text import print_table, say, show_count, show_seconds
 from titan_simulate.estimate.stages import StageEstimate
 from titan_simulate.hardware.machine import HEADROOM
 
@@ -56,21 +56,21 @@ def stages_as_json(stages: Sequence[StageEstimate]) -> dict[str, Any]:
 def print_stages(stages: Sequence[StageEstimate], capacity: float) -> None:
     """Print a row for each stage, and what the run takes."""
     first = stages[0].estimate
-    print(f"{first.world_size} ranks on {first.device}, {capacity:.1f} GiB each\n")
+    say(f"{first.world_size} ranks on {first.device}, {capacity:.1f} GiB each\n")
     print_table(
         ("stage", "steps", "tokens", "mesh", "GiB", "tokens/s/GPU", "MFU", "step s", "time", ""),
         [_row(stage, capacity) for stage in stages],
     )
     seconds, steps = sum(stage.seconds for stage in stages), stages[-1].end_step
     tokens = show_count(sum(stage.tokens for stage in stages))
-    print(f"\ntotal: {show_seconds(seconds)} for {steps:,} steps, {tokens} tokens", end="")
-    print(f" ({seconds / 3600 * first.world_size:,.1f} device hours), without starts, checkpoints and validation")
+    say(f"\ntotal: {show_seconds(seconds)} for {steps:,} steps, {tokens} tokens", end="")
+    say(f" ({seconds / 3600 * first.world_size:,.1f} device hours), without starts, checkpoints and validation")
     large = [stage for stage in stages if not stage.estimate.fits]
     if large:
         names = ", ".join(repr(stage.name) for stage in large)
-        print(f"DOES NOT FIT: stage{'s' * (len(large) > 1)} {names}")
+        say(f"DOES NOT FIT: stage{'s' * (len(large) > 1)} {names}")
     most = max(stages, key=lambda stage: stage.estimate.peak_gib)
-    print(f"--stage {shlex.quote(most.name)} prints all figures of the stage that needs most memory")
+    say(f"--stage {shlex.quote(most.name)} prints all figures of the stage that needs most memory")
 
 
 def _row(stage: StageEstimate, capacity: float) -> tuple[str, ...]:
