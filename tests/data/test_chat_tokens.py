@@ -12,9 +12,10 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 
 from harness.chat_model import ANSWER, CHATS, MARKED, TEMPLATE, save_tokenizer
 from harness.chats import ANSWERED, QUESTION, chat_context, trained
-from titan_core.api import CorruptRecord, ExcludedRecord, UserError
+from titan_core.api import ChatTokenizer, CorruptRecord, ExcludedRecord, UserError
 from titan_data.chat.config import ChatSection
 from titan_data.chat.source import ChatReader
+from titan_data.template_process import Renderer
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, MARKED], ids=["by prefixes", "by generation"])
@@ -150,3 +151,29 @@ def test_a_template_that_ends_no_turn_is_reported(tmp_path: Path, caplog: pytest
     save_tokenizer(tmp_path, TEMPLATE.replace("<|eot|>", "\n"))
     ChatReader(chat_context(tmp_path))
     assert "the model cannot learn where to stop" in caplog.text
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, MARKED], ids=["by prefixes", "by generation"])
+def test_the_prefixes_of_a_chat_are_rendered_by_one_request(
+    tmp_path: Path, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tokenizer(tmp_path, template)
+    context, requests = chat_context(tmp_path), 0
+    read, ask = ChatReader(context), Renderer.ask
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal requests
+        requests += 1
+        return ask(*arguments)
+
+    monkeypatch.setattr(Renderer, "ask", counted)
+    read({"messages": CHATS[-1]}, "here")
+    assert requests == 1
+    assert context.tokenizer_spec is not None
+    tokenizer = context.tokenizer_spec.open()
+    assert isinstance(tokenizer, ChatTokenizer)
+    prefixes = [(2, True), (3, False), (4, True), (5, False)]
+    together = tokenizer.render_prefixes(CHATS[-1], prefixes)
+    one_by_one = ChatTokenizer.render_prefixes(tokenizer, CHATS[-1], prefixes)
+    assert together == one_by_one
+    assert len(together[1]) == (0 if template is MARKED else 4)

@@ -186,4 +186,6 @@ def test_a_field_that_is_not_read_is_not_sent() -> None:
 @pytest.mark.parametrize("source", ["{{ [1, 2] | random }}", "{{ lipsum() }}"])
 def test_nothing_makes_a_rendering_random(source: str) -> None:
     with pytest.raises((TemplateRefused, UserError)):
-        SandboxedTemplate("chat", source, "chat_template.jinja").render({"messages": [], "now": "2024-01-01"})
+        SandboxedTemplate("chat", source, "chat_template.jinja").render(
+            {"messages": [], "now": "2024-01-01", "prefixes": []}
+        )

@@ -128,15 +128,24 @@ class _Language:
             return {"text": self._text({"record": values, **values} if "record" in self.names else values)}
         if self._marks and any(json.dumps(mark)[1:-1].encode() in encoded for mark in (_START, _END)):
             raise TemplateError(f"a message contains {_START!a} or {_END!a}, which mark the assistant's part of a chat here")
-        now = datetime.fromisoformat(values.pop("now"))
-        known = {"documents": None, "strftime_now": lambda form: now.strftime(form)}
-        first, *pieces = self._text({**known, **self._constants, **values}).split(_START)
+        now, prefixes = datetime.fromisoformat(values.pop("now")), values.pop("prefixes")
+        known = {"documents": None, "strftime_now": lambda form: now.strftime(form), **self._constants, **values}
+        first, *pieces = self._text(known).split(_START)
         text, ranges = first, []
         for piece in pieces:
             inner, _, after = piece.partition(_END)
             ranges.append((len(text), len(text) + len(inner)))
             text += inner + after
-        return {"text": text, "assistant": ranges if self._marks else None}
+        if self._marks:
+            return {"text": text, "assistant": ranges, "prefixes": []}
+        whole = len(values["messages"]), values["add_generation_prompt"]
+        texts = [
+            text
+            if (number, prompt) == whole
+            else self._text({**known, "messages": values["messages"][:number], "add_generation_prompt": prompt})
+            for number, prompt in prefixes
+        ]
+        return {"text": text, "assistant": None, "prefixes": texts}
 
     def _text(self, values: dict[str, Any]) -> str:
         text = self._template.render(values)

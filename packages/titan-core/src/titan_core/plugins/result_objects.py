@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -29,6 +29,12 @@ def _document(origin: CodeOrigin, result: Any) -> Any:
 def _marks(origin: CodeOrigin, result: Any) -> Any:
     right = result is None or (isinstance(result, tuple) and len(result) == 2)
     require(right, result, "return the ids before and those after a document's text, or None")
+    return result
+
+
+def _chat_and_prefixes(origin: CodeOrigin, result: Any) -> Any:
+    right = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], RenderedChat)
+    require(right and isinstance(result[1], Sequence), result, "return a RenderedChat, and the texts of its prefixes")
     return result
 
 
@@ -91,7 +97,7 @@ OBJECTS: Final[dict[str, dict[str, Check | None]]] = {
     },
     f"{_TOKENIZER}:ChatTokenizer": {
         "encode_with_special_tokens": anything, "require_chat_template": None,
-        "render_chat": instance_of(RenderedChat), "turn_end_ids": anything,
+        "render_chat": instance_of(RenderedChat), "render_prefixes": _chat_and_prefixes, "turn_end_ids": anything,
     },
     "titan_core.api.checkpoint.store:CheckpointStore": {
         "restore": instance_of(bool), "after_step": None, "newest": _newest, "before_update": None, "close": None,

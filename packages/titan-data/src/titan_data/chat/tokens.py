@@ -89,7 +89,8 @@ def _assistant_ranges(chat: Chat, tokenizer: ChatTokenizer, place: str) -> tuple
     then ends with the token that ends the turn.
     """
     messages = chat.messages
-    full = tokenizer.render_chat(messages, False, chat.tools, DATE)
+    asked = [end for index in chat.trained for end in ((index, True), (index + 1, False))]
+    full, prefixes = tokenizer.render_prefixes(messages, asked, chat.tools, DATE)
     if full.assistant is not None:
         written = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         if len(written) != len(full.assistant):
@@ -99,10 +100,7 @@ def _assistant_ranges(chat: Chat, tokenizer: ChatTokenizer, place: str) -> tuple
         return full.text, [by_index[index] for index in chat.trained]
     ending = tokenizer.decode(list(tokenizer.turn_end_ids))
     ranges = []
-    for index in chat.trained:
-        before = tokenizer.render_chat(messages[:index], True, chat.tools, DATE).text
-        last = index + 1 == len(messages)
-        after = full.text if last else tokenizer.render_chat(messages[: index + 1], False, chat.tools, DATE).text
+    for index, before, after in zip(chat.trained, prefixes[::2], prefixes[1::2], strict=True):
         if not after.startswith(before):
             why = f"the chat template does not render message {index + 1} as a continuation of the prompt for it"
             raise CorruptRecord(place, why, "use a template that marks the assistant's part with {% generation %}")

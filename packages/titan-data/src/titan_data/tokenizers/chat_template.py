@@ -65,21 +65,38 @@ class ChatTemplate:
         Raises:
             UserError: the template refuses them.
         """
+        return self.render_prefixes(messages, (), tools, date, add_generation_prompt)[0]
+
+    def render_prefixes(
+        self,
+        messages: Sequence[Message],
+        prefixes: Sequence[tuple[int, bool]],
+        tools: Sequence[Any] | None = None,
+        date: datetime.date | None = None,
+        add_generation_prompt: bool = False,
+    ) -> tuple[RenderedChat, list[str]]:
+        """See :meth:`titan_core.api.ChatTokenizer.render_prefixes`. All of them are one request to the process that renders.
+
+        Raises:
+            UserError: the template refuses them.
+        """
         if tools and self._with_tools is not None:
-            return self._with_tools.render(messages, add_generation_prompt, tools, date)
+            return self._with_tools.render_prefixes(messages, prefixes, tools, date, add_generation_prompt)
         now = datetime.datetime.combine(date, datetime.time()) if date is not None else datetime.datetime.now()
         values = {
             "messages": [_message(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
             "tools": list(tools) if tools else None,
             "now": now.isoformat(),
+            "prefixes": prefixes,
         }
         try:
             found = self._template.render(values)
         except TemplateRefused as error:
             raise UserError.one(self._where, f"the chat template refuses the messages: {error}", "") from None
         ranges = found["assistant"]
-        return RenderedChat(found["text"], None if ranges is None else tuple((start, end) for start, end in ranges))
+        chat = RenderedChat(found["text"], None if ranges is None else tuple((start, end) for start, end in ranges))
+        return chat, found["prefixes"]
 
 
 def _message(message: Message) -> dict[str, Any]:

@@ -95,17 +95,29 @@ class HuggingFaceTokenizer(ChatTokenizer):
         date: datetime.date | None = None,
     ) -> RenderedChat:
         """See :class:`titan_core.api.ChatTokenizer`."""
-        self.require_chat_template()
-        assert self._template is not None
-        return self._template.render(messages, add_generation_prompt, tools, date)
+        return self._chat_template().render(messages, add_generation_prompt, tools, date)
+
+    def render_prefixes(
+        self,
+        messages: Sequence[Message],
+        prefixes: Sequence[tuple[int, bool]],
+        tools: Sequence[Any] | None = None,
+        date: datetime.date | None = None,
+    ) -> tuple[RenderedChat, list[str]]:
+        """See :class:`titan_core.api.ChatTokenizer`."""
+        return self._chat_template().render_prefixes(messages, prefixes, tools, date)
 
     def require_chat_template(self) -> None:
         """See :class:`titan_core.api.ChatTokenizer`."""
+        self._chat_template()
+
+    def _chat_template(self) -> ChatTemplate:
         if self._folder is None:
             why = f"a chat template is found only beside a file named {TOKENIZER}"
             raise UserError.one("model.tokenizer_path", why, f"rename the tokenizer to {TOKENIZER}")
         if self._template is None:
             self._template = ChatTemplate.read(self._folder, self._special_tokens)
+        return self._template
 
     @cached_property
     def turn_end_ids(self) -> list[int]:

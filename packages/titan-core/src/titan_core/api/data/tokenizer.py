@@ -131,6 +131,26 @@ class ChatTokenizer(TextTokenizer):
             UserError: there is no template, or it refuses the messages.
         """
 
+    def render_prefixes(
+        self,
+        messages: Sequence[Message],
+        prefixes: Sequence[tuple[int, bool]],
+        tools: Sequence[Any] | None = None,
+        date: datetime.date | None = None,
+    ) -> tuple[RenderedChat, Sequence[str]]:
+        """Return ``messages`` as :meth:`render_chat` does, and the texts of their prefixes, which are not needed, and not
+        rendered, if the template says what the assistant writes. By default one call of :meth:`render_chat` for each.
+
+        Args:
+            prefixes: number of messages of each prefix, and whether to append what precedes the assistant's next message.
+
+        Raises:
+            UserError: as :meth:`render_chat`.
+        """
+        chat = self.render_chat(messages, False, tools, date)
+        asked = prefixes if chat.assistant is None else ()
+        return chat, [self.render_chat(messages[:number], prompt, tools, date).text for number, prompt in asked]
+
     @property
     def turn_end_ids(self) -> Sequence[int]:
         """The special token that ends a message of the assistant; empty if there is none, or it is unknown."""
