@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from benchmarks.mutants.mutant import Mutant
 
-TOKENIZED, SPLITS, DATASETS, CHAT, TOOLS, MARKS, COMPRESSED, FOREIGN, CSV, ROWS = (
+TOKENIZED, SPLITS, DATASETS, CHAT, TOOLS, MARKS, COMPRESSED, FOREIGN, CSV, ROWS, COLUMNS, ODDITIES = (
     "tests/data/test_tokenized.py",
     "tests/data/test_splits.py",
     "tests/data/test_datasets.py",
@@ -17,6 +17,8 @@ TOKENIZED, SPLITS, DATASETS, CHAT, TOOLS, MARKS, COMPRESSED, FOREIGN, CSV, ROWS 
     "tests/data/test_foreign_tokens.py",
     "tests/data/test_csv_files.py",
     "tests/data/test_row_groups.py",
+    "tests/data/test_table_columns.py",
+    "tests/data/test_oddities.py",
 )
 
 MUTANTS = (
@@ -37,6 +39,10 @@ MUTANTS = (
     Mutant("pieces-lose-the-rest", "data/text_files.py", "end = size - first if last else", "end = self._size if last else", (DATASETS,)),
     Mutant("each-piece-begins-a-text", "data/text_files.py", "begins=piece == 0", "begins=True", (DATASETS,)),
     Mutant("records-end-between-quotes", "data/csv_files.py", "ends)) % 2 == 0]", "ends)) >= 0]", (CSV,)),
+    Mutant("quotes-within-values-begin-some", "data/csv_files.py", "% 2 or begin or doubled:", ">= 0:", (CSV,)),
+    Mutant("json-columns-are-texts", "data/arrow_values.py", 'return parse_json if about.get("decode", True) else None', "return None", (COLUMNS,)),
+    Mutant("unknown-extensions-are-their-storage", "data/arrow_values.py", "    if extension:\n", "    if False:\n", (ODDITIES,)),
+    Mutant("marks-depend-on-registered-types", "data/arrow_values.py", "if isinstance(field.type, pyarrow.BaseExtensionType)", "if False", (ROWS,)),
     Mutant("rows-of-the-group-before", "data/row_groups.py", 'row, "right")', 'row, "left")', (ROWS,)),
     Mutant("decoded-rows-without-bound", "data/row_groups.py", "while self.bytes > LIMIT and", "while False and", (ROWS,)),
     Mutant("large-groups-from-their-first-row", "data/row_groups.py", "if here is None or here.next > part:", "if True:", (ROWS,)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,26 @@ def test_texts_in_a_column_of_json_are_read(tmp_path: Path) -> None:
     with pytest.raises(CorruptRecord) as caught:
         next(shard)
     assert caught.value.why == "field 'text' contains a number, not text"
+
+
+@pytest.mark.parametrize("form", ["snappy", "an Arrow file", "an Arrow stream"])
+def test_a_template_reads_the_fields_of_json_values(form: str, tmp_path: Path) -> None:
+    calls = pyarrow.array(['{"name": "f", "arguments": {"a": [1, null]}}', '{"name": "g", "arguments": 5}'], pyarrow.json_())
+    FORMS[form](pyarrow.table({"call": calls}), tmp_path / "a")
+    asked = request(tmp_path, format=FormatSpec("{{ call.name }}({{ call.arguments | tojson }})", "data.format"))
+    assert sorted(open_local(asked).shard(0, 1, 0)) == ['f({"a": [1, null]})', "g(5)"]  # type: ignore[type-var]
+
+
+def test_lists_of_token_ids_may_be_empty_or_null(tmp_path: Path) -> None:
+    asked = DatasetContext("input_ids", str(tmp_path), "text", 0, "here", section=InputIdsSection(), vocab_size=300)
+    pyarrow.parquet.write_table(pyarrow.table({"input_ids": [[1, 2]]}), tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"input_ids": pyarrow.array([[], []])}), tmp_path / "b.parquet")
+    assert check_input_ids(asked) == []
+    assert sorted(map(len, open_input_ids(asked).shard(0, 1, 0))) == [0, 0, 2]  # type: ignore[arg-type]
+    pyarrow.parquet.write_table(pyarrow.table({"input_ids": pyarrow.nulls(3)}), tmp_path / "c.parquet")
+    (problem,) = check_input_ids(asked)
+    assert "c.parquet: column 'input_ids' contains only nulls, not lists of token ids" in str(problem)
+    assert check_input_ids(replace(asked, skip_corrupt=True)) == []
 
 
 def test_a_column_of_nulls_is_corrupt_records(tmp_path: Path) -> None:

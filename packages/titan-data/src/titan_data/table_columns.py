@@ -13,7 +13,10 @@ from titan_core.api import UserError
 from titan_data.arrow_values import Conversion, UnreadableType, conversion, features_of
 from titan_data.records import FIELD_FIX, missing_field
 
-_UNREADABLE_FIX = "write the file without the column, or with one of texts, numbers, lists and structs"
+_UNREADABLE_FIX = (
+    "write the file without the column, or with texts, numbers, lists and structs; a template in data.format reads only the "
+    "columns that it names"
+)
 
 
 def is_text(of: pyarrow.DataType) -> bool:

@@ -123,7 +123,9 @@ def _open_files(context: DatasetContext[InputIdsSection], form: str, read: Input
 
     column = context.section.column
     fix = "set input_ids.column"
-    columns = Columns(column, is_integers, "lists of token ids", fix, others=("labels", "attention_mask"))
+    columns = Columns(
+        column, is_integers, "lists of token ids", fix, ("labels", "attention_mask"), may_be_null=context.skip_corrupt
+    )
     return open_files(context, form, read, columns)
 
 
