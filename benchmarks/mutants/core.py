@@ -114,6 +114,8 @@ MUTANTS = (
     Mutant("draws-are-the-same", "core/model/draws.py", "share = draws.ends(result) if draws.other else", "share = ", ("tests/parallel/test_layout_damage.py",)),
     Mutant("unknown-draws-accepted", "core/model/randomness.py", "if draws.unknown:", "if False:", ("tests/parallel/test_layout_damage.py",)),
     Mutant("any-argument-draws", "core/model/randomness.py", "unmade or (unmade is None and", "True or (unmade is None and", ("tests/core/test_randomness.py",)),
+    Mutant("flops-of-other-blocks-forgotten", "core/model/counted_flops.py", "if path != first", "if path == first", ("tests/core/test_counted_flops.py",)),
+    Mutant("flops-of-short-attention", "core/model/counted_flops.py", "min(length, mixer.window or length)", "min(trial.seq, mixer.window or length)", ("tests/core/test_counted_flops.py",)),
     Mutant("loss-is-a-mean", "core/model/next_token.py", "likelihood, 0.0).sum()", "likelihood, 0.0).mean()", (DIVIDED,)),
     Mutant("weights-of-targets-ignored", "core/model/next_token.py", "likelihood = likelihood * batch.weights", "pass", (DIVIDED,)),
     Mutant("vocabulary-offset-of-odd-sizes", "parallel/tensor_parallel.py", "-(-part.layout.vocab_size // mesh.size())", "part.layout.vocab_size // mesh.size()", (MESH + "[TP]",)),

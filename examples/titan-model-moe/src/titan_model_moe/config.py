@@ -47,6 +47,11 @@ class MoEArgs(BaseModel):
         """The number of parameters that each token uses."""
         return self._params(self.top_k)
 
+    @property
+    def num_multiplied_params(self) -> int:
+        """The number of parameters that each token is multiplied by; an embedding is looked up."""
+        return self.num_active_params - (self.vocab_size + self.max_seq_len) * self.dim
+
     def _params(self, experts: int) -> int:
         attention = 4 * self.dim**2
         feed_forward = self.n_experts * self.dim + experts * 3 * self.dim * self.expert_dim

@@ -30,7 +30,7 @@ def define(args: MoEArgs) -> ModelDefinition:
         build=build,
         num_params=args.num_params,
         num_active_params=args.num_active_params,
-        flops_per_token=lambda seq_len: 6.0 * args.num_active_params + 12.0 * args.n_layers * args.dim * seq_len,
+        flops_per_token=lambda seq_len: 6.0 * args.num_multiplied_params + 12.0 * args.n_layers * args.dim * seq_len,
     )
 
 

@@ -28,3 +28,8 @@ class TinyGPTArgs(BaseModel):
         """The number of parameters."""
         block = 12 * self.dim**2 + 13 * self.dim
         return self.n_layers * block + (2 * self.vocab_size + self.max_seq_len + 2) * self.dim
+
+    @property
+    def num_multiplied_params(self) -> int:
+        """The number of parameters that a token is multiplied by; an embedding is looked up."""
+        return self.num_params - (self.vocab_size + self.max_seq_len) * self.dim

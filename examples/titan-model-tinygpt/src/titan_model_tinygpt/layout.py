@@ -14,7 +14,7 @@ def define(args: TinyGPTArgs) -> ModelDefinition:
         layout=layout(args),
         build=build,
         num_params=args.num_params,
-        flops_per_token=lambda seq_len: 6.0 * args.num_params + 12.0 * args.n_layers * args.dim * seq_len,
+        flops_per_token=lambda seq_len: 6.0 * args.num_multiplied_params + 12.0 * args.n_layers * args.dim * seq_len,
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from titan_core.api import CAUSAL_ATTENTION, CausalAttention, JobMesh, Mixer, ModuleCall, Problem, UserError
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.model.counted_flops import check_flops
 from titan_core.model.dependences import check_batches, check_draws_and_order
 from titan_core.model.streams import check_streams
 from titan_core.model.trial import CannotTry, SmallModelTrial
@@ -51,7 +52,7 @@ def _problems(
     """Return what contradicts the layout, or the needs of a transform."""
     if problems := [*_mistakes(trial), *check_streams(model, trial)]:
         return problems
-    if problems := list(check_draws_and_order(trial, job)):
+    if problems := [*check_draws_and_order(trial, job), *check_flops(trial, model, job, trial.flops)]:
         return problems
     # Not in training mode, where running statistics make a sequence depend on the others.
     with trial.evaluating():

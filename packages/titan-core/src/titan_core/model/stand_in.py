@@ -151,11 +151,17 @@ class StandInMode(TorchDispatchMode):
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._draws = draws or Draws()
+        self.flops = 0.0
+        """Floating-point operations of matmuls so far."""
         large = (weight.untyped_storage() for weight in model.parameters() if weight.numel() > LARGE)
         self._large = {storage.data_ptr() for storage in large}
 
     def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        keywords = keywords or {}
+        result = self._computed(operator, arguments, keywords or {})
+        self.flops += _operations(operator, arguments, result)
+        return result
+
+    def _computed(self, operator: Any, arguments: Any, keywords: Any) -> Any:
         if operator.overloadpacket in (_aten.mm, _aten.bmm):
             return self._matmul(operator, *arguments)
         if operator.overloadpacket in (_aten.addmm, _aten.baddbmm):
@@ -184,3 +190,18 @@ def _repeated(tensor: Tensor, size: int, dim: int) -> Tensor:
     repeats = [1] * tensor.dim()
     repeats[dim] = -(-size // tensor.shape[dim])
     return tensor.repeat(repeats).narrow(dim, 0, size).contiguous()
+
+
+def _operations(operator: Any, arguments: Any, result: Any) -> float:
+    """Return the floating-point operations of a call of an operator that multiplies matrices; 0 of any other."""
+    kind = operator.overloadpacket
+    if kind in (_aten.mm, _aten.bmm) or kind.__name__ == "_grouped_mm":
+        return 2.0 * result.numel() * arguments[0].shape[-1]
+    if kind in (_aten.addmm, _aten.baddbmm):
+        return 2.0 * result.numel() * arguments[1].shape[-1]
+    if kind is _aten.convolution:
+        return 2.0 * result.numel() * arguments[1][0].numel()
+    if kind.__name__.startswith("_scaled_dot_product"):
+        q, k, v = arguments[:3]
+        return 2.0 * q.shape[:-1].numel() * k.shape[-2] * (q.shape[-1] + v.shape[-1])
+    return 0.0

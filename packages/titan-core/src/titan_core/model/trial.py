@@ -100,6 +100,8 @@ class SmallModelTrial:
                 )
         except Exception as error:
             raise CannotTry(_text_of(error)) from error
+        self.flops = _operations_by_module(events)
+        """Floating-point operations of each module's matmuls."""
         self.calls = [ModuleCall(event.name, event.arguments, event.output) for event in events if event.exit]
 
     @contextmanager
@@ -150,7 +152,8 @@ class SmallModelTrial:
                 module.forward = partial(replacement, module.forward)
             given = {key: value for key, value in optional.items() if value is not None}
             draws = draws or Draws()
-            with torch.no_grad(), preserved_module(self._model), StandInMode(self._model, draws):
+            self._mode = StandInMode(self._model, draws)
+            with torch.no_grad(), preserved_module(self._model), self._mode:
                 if seed is not None:
                     reseed(seed)
                 before = python_states()
@@ -263,12 +266,12 @@ class SmallModelTrial:
         def enter(module: nn.Module, arguments: Any) -> None:
             name = self._names.get(id(module))
             if name is not None:
-                events.append(_Event(name, False, tuple(map(keep, arguments)), None))
+                events.append(_Event(name, False, tuple(map(keep, arguments)), None, self._mode.flops))
 
         def leave(module: nn.Module, arguments: Any, output: Any) -> None:
             name = self._names.get(id(module))
             if name is not None:
-                events.append(_Event(name, True, tuple(map(keep, arguments)), keep(output)))
+                events.append(_Event(name, True, tuple(map(keep, arguments)), keep(output), self._mode.flops))
 
         with _hooks(enter, leave):
             yield events
@@ -290,10 +293,23 @@ class _Event:
     exit: bool
     arguments: tuple[Any, ...]
     output: Any
+    flops: float
+    """Floating-point operations of the pass before it."""
 
     @property
     def value(self) -> Any:
         return self.output if self.exit else self.arguments[0] if self.arguments else None
+
+
+def _operations_by_module(events: list[_Event]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    begun: list[float] = []
+    for event in events:
+        if event.exit:
+            found[event.name] = found.get(event.name, 0.0) + event.flops - begun.pop()
+        else:
+            begun.append(event.flops)
+    return found
 
 
 def _shapes(value: Any) -> Any:
