@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -177,3 +178,14 @@ def test_prefetching_more_than_fits_into_memory_is_refused(in_tmp: Path, capsys:
     large = ["--training.global_batch_size", "1048576", "--training.seq_len", "2048"]
     assert main(["config", "check", "tiny", *large, "--data.prefetch", "2"]) == 2
     assert "data.prefetch = 2: each rank would hold 4.29e+09 tokens in memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["[unknown_{}]\nx = 1\n", "training.unknown_{} = 1\n"], ids=["tables", "keys"])
+def test_of_many_mistakes_the_first_are_printed(text: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my.toml").write_text("".join(map(text.format, range(20_000))))
+    began = time.process_time()
+    assert main(["config", "check", "my.toml"]) == 2
+    assert time.process_time() - began < 10  # looking for the nearest name of each took 55 s
+    *first, last = capsys.readouterr().err.splitlines()
+    assert len(first) == 30 and all(line.startswith("titan: error: my.toml: ") for line in first)
+    assert last.startswith("titan: error: and 19,97") and last.endswith(" more mistakes; correct these first")

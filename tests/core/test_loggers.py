@@ -186,6 +186,27 @@ def test_lines_that_a_full_disk_rejected_are_written_later_in_order(
     assert disk.writes == 9
 
 
+@pytest.mark.parametrize("another", [True, False], ids=["replaced", "removed"])
+def test_a_file_that_is_replaced_while_a_run_writes_is_noticed(
+    another: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As an editor does when it saves, and a synchronisation when it copies back."""
+    path, before = tmp_path / "lines.jsonl", tmp_path / "before.jsonl"
+    file = LineFile(path)
+    for number in range(3):
+        assert file.append({"n": number})
+    path.rename(before)
+    if another:
+        path.write_text('{"n": 0}\n')
+    for number in range(3, 6):
+        assert file.append({"n": number})
+    file.close()
+    assert [line["n"] for line in read_lines(before)] == [0, 1, 2]
+    assert [line["n"] for line in read_lines(path)] == [0] * another + [3, 4, 5]
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said == f"{path} was replaced or removed; further lines are appended to the file that is there now"
+
+
 def test_lines_that_a_full_disk_keeps_rejecting_are_dropped_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -100,6 +100,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], Path], MdsSection, str]] = {
         MdsSection(),
         "names the file '../x.mds', which is not in the folder",
     ),
+    "mds: fewer than no samples": (
+        bad_mds(lambda index, path: index["shards"][0].update(samples=-5)),
+        MdsSection(),
+        "shard 0: damaged: ValueError samples is -5",
+    ),
     "mds: no list": (
         bad_mds(lambda index, path: index["shards"].insert(0, 5)),
         MdsSection(),

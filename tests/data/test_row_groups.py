@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from harness.tables import COUNT, FORMS, TABLE, TEXTS, request, rows, written
-from titan_core.api import ShuffledDocuments
+from titan_core.api import ShuffledDocuments, UserError
 from titan_data import row_groups
 from titan_data.parquet_files import PARQUET
 from titan_data.record_files import check_tables, open_local
@@ -144,3 +145,19 @@ def test_what_is_announced_and_counted_are_the_column_chunks_of_groups(tmp_path:
     assert documents.extents(10, 12) == expected[1:2]
     assert documents.useful_bytes(10) == chunks[1].total_compressed_size // 9
     documents.read_ahead(0, COUNT)
+
+
+@pytest.mark.parametrize("make", [pyarrow.ipc.new_file, pyarrow.ipc.new_stream])
+@pytest.mark.parametrize("rows", [2**62, 2**50])
+def test_batches_that_claim_more_rows_than_a_file_can_have(make: Any, rows: int, tmp_path: Path) -> None:
+    """Of four batches of 2^62 rows, the sum does not fit into 64 bits."""
+    table = pyarrow.table({"text": [f"text {number}" for number in range(12_345)]})
+    file = tmp_path / "hostile.arrow"
+    with pyarrow.OSFile(str(file), "wb") as sink, make(sink, table.schema) as writer:
+        for _ in range(4):
+            writer.write_table(table)
+    file.write_bytes(file.read_bytes().replace(struct.pack("<q", 12_345), struct.pack("<q", rows)))
+    with pytest.raises(
+        UserError, match=r"hostile\.arrow: not Arrow, or damaged: its groups of rows claim to end at the rows"
+    ):
+        next(iter(open_local(request(file)).shard(0, 1, 0)))

@@ -24,7 +24,7 @@ import pyarrow
 from numpy.typing import NDArray
 
 from titan_core.api import CorruptRecord, Document, UserError
-from titan_core.toolkit.text import show_bytes
+from titan_core.toolkit.text import shorten, show_bytes
 from titan_data.arrow_values import Conversion, described, features_of, record_of
 from titan_data.file_documents import FileDocuments
 from titan_data.file_index import FileIndex
@@ -365,6 +365,10 @@ def schema_mark(schema: pyarrow.Schema) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
 
+_MOST_ROWS = 2**48
+"""Rows of a file. More would not fit into the numbers that files, epochs and positions are counted by."""
+
+
 def _scan(form: Form, shown: dict[Path, Path]) -> Callable[[Path], Generator[NDArray[numpy.int64], None, tuple[int, int]]]:
     """Return what finds the groups of a file: yields a :data:`GroupTable`, returns its rows and the mark of its schema."""
 
@@ -373,6 +377,9 @@ def _scan(form: Form, shown: dict[Path, Path]) -> Callable[[Path], Generator[NDA
         opened = _open(form, content, shown[file])
         with _understood(lambda why: _refused(form, shown[file], why)):
             table = opened.groups(content)
+            ends = [0, *(group[0] for group in table)]
+            if ends != sorted(ends) or ends[-1] > _MOST_ROWS:
+                raise pyarrow.ArrowInvalid(f"its groups of rows claim to end at the rows {shorten(str(ends[1:]))}")
         yield numpy.array(table, numpy.int64).reshape(-1)
         return (table[-1][0] if table else 0), schema_mark(opened.schema)
 

@@ -22,7 +22,7 @@ import numpy
 
 from titan_core.api import DatasetContext, DocumentSource, TextTokenizer, UserError, WeightedTokens
 from titan_core.toolkit.atomic_write import atomic_write
-from titan_core.toolkit.files import read_text
+from titan_core.toolkit.plain_json import read_object
 from titan_core.toolkit.reading import DatasetSpec, DocumentReader, StreamSpec
 from titan_core.toolkit.tokenizers import encode_text, token_ids
 from titan_data.engines import Engine
@@ -114,7 +114,7 @@ def _begin(folder: Path, plan: Mapping[str, object]) -> None:
         if file.exists():
             for left in folder.glob("*.partial"):
                 left.unlink()
-            begun = json.loads(read_text(file))
+            begun = read_object(file, "remove the folder, and tokenise again")
             differ = [f"{key} {begun.get(key)!r}" for key, value in plan.items() if begun.get(key) != value]
             if differ:
                 why = f"contains an unfinished tokenisation with other settings: {', '.join(differ)}"

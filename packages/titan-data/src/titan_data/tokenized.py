@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from titan_core.api import CorruptRecord, DatasetContext, DocumentSource, Problem, ShuffledDocuments, UserError
 from titan_core.toolkit.atomic_write import atomic_write
-from titan_core.toolkit.files import LONGEST_TABLE, open_file, read_text
+from titan_core.toolkit.files import LONGEST_TABLE, open_file, read_bytes
+from titan_core.toolkit.plain_json import plain_json
 from titan_core.toolkit.tokenizers import token_ids
 from titan_data.file_documents import FileDocuments
 from titan_data.mapped_files import detached
@@ -70,7 +71,7 @@ def read_index(folder: Path) -> TokenizedIndex:
     """
     where = str(folder)
     try:
-        contents = json.loads(read_text(folder / INDEX, longest=LONGEST_TABLE))
+        contents = plain_json(read_bytes(folder / INDEX, longest=LONGEST_TABLE))
         found = contents.pop("format")
         if found != FORMAT:
             why = f"has format version {found!r}, but this titan-data reads version {FORMAT}"

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from titan_core.toolkit.atomic_write import atomic_write
-from titan_core.toolkit.files import read_text
+from titan_core.toolkit.files import read_bytes
+from titan_core.toolkit.plain_json import plain_json
 
 REQUEST_FILE = "requested"
 
@@ -51,7 +52,7 @@ class Requests:
             return None
         self._seen = now
         try:
-            read = json.loads(read_text(self._file))
+            read = plain_json(read_bytes(self._file))
             return Request(str(read["why"]), read["rank"], float(read["time"]))
         except (OSError, ValueError, KeyError, TypeError):  # touched by hand, or already removed
             return Request(f"{REQUEST_FILE} was touched")

@@ -16,6 +16,7 @@ from titan_ckpt.format.stored import Manifest
 from titan_ckpt.format.tokenizer_files import BESIDE, MAIN, files_at
 from titan_core.api import Registry, Tokenizer, TokenizerContext, UserError, WeightFormat
 from titan_core.toolkit.files import LONGEST_TABLE, read_bytes
+from titan_core.toolkit.plain_json import parse_json
 from titan_core.toolkit.secrets import redact_text
 
 TOKENIZER_FIX = "pass a tokenizer.json, or a folder that contains one (`titan tokenizer download OWNER/NAME` makes one)"
@@ -153,7 +154,7 @@ def _describes(form: WeightFormat, config: Mapping[str, Any], args: BaseModel) -
 def _texts(file: Path) -> dict[int, str]:
     """Return the tokens of a ``tokenizer.json`` by id."""
     try:
-        contents = json.loads(read_bytes(file, longest=LONGEST_TABLE))
+        contents = parse_json(read_bytes(file, longest=LONGEST_TABLE))
         added = {int(token["id"]): str(token["content"]) for token in contents.get("added_tokens") or ()}
         vocab = contents["model"].get("vocab") or {}
         pairs = vocab.items() if isinstance(vocab, dict) else ((piece[0], number) for number, piece in enumerate(vocab))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from titan_core.api import UserError
 from titan_core.toolkit.reading import is_transient
 from titan_core.toolkit.secrets import REDACTED, redact_text
-from titan_core.toolkit.text import printable, say, show_bytes
+from titan_core.toolkit.text import say, show_bytes
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -105,7 +105,7 @@ class HubRepository:
                 self._make(api)
                 files = {path.relative_to(folder).as_posix(): path for path in _files(folder)}
                 size = sum(path.stat().st_size for path in files.values())
-                say(printable(f"pushing to {self.name}: {', '.join(files)} ({show_bytes(size)})"), flush=True)
+                say(f"pushing to {self.name}: {', '.join(files)} ({show_bytes(size)})", flush=True)
                 stale = (
                     path
                     for path in api.list_repo_files(self.name)

@@ -25,6 +25,7 @@ from titan_ckpt.format.stored import (
     StoredTensor,
     chunk_digest,
 )
+from titan_core.toolkit.plain_json import plain_json
 
 
 def write_manifest(folder: Folder, manifest: Manifest) -> None:
@@ -59,7 +60,7 @@ def read_manifest(folder: Folder) -> Manifest:
     """
     try:
         require_no_link(folder, NAME)
-        document = json.loads(folder.read(NAME))
+        document = plain_json(folder.read(NAME))
         contents = document["checkpoint"]
         if document["sha256"] != _digest(_canonical(contents)):
             raise BrokenCheckpoint(f"{NAME} is damaged: its checksum does not match")

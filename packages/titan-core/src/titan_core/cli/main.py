@@ -22,7 +22,14 @@ from titan_core.plugins.names import check_start
 from titan_core.plugins.providers import provider, provider_of_group
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.arguments import parse_overrides
-from titan_core.toolkit.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USER_ERROR, exit_status, nearest
+from titan_core.toolkit.errors import (
+    EXIT_BROKEN_PIPE,
+    EXIT_INTERRUPTED,
+    EXIT_USER_ERROR,
+    MOST_PROBLEMS,
+    exit_status,
+    nearest,
+)
 from titan_core.toolkit.launching import reported_by_launcher
 from titan_core.toolkit.output import OutputClosed, continue_without, standard_streams
 from titan_core.toolkit.plugin_files import OPTION as PLUGIN_OPTION, using_plugin_files
@@ -99,8 +106,12 @@ def report(error: UserError) -> None:
     rank = os.environ.get("RANK")
     prefix = "titan: error: " if rank in (None, "0") else f"titan: error: [rank {rank}] "
     notes = [f"titan: {note}" for note in getattr(error, "__notes__", ())]
-    for line in [*(f"{prefix}{redact_text(str(problem))}" for problem in error.problems), *notes]:
-        say(line, file=sys.stderr)
+    for problem in error.problems[:MOST_PROBLEMS]:
+        say(f"{prefix}{redact_text(str(problem))}", file=sys.stderr)
+    if (more := len(error.problems) - MOST_PROBLEMS) > 0:
+        say(f"{prefix}and {more:,} more mistakes; correct these first", file=sys.stderr)
+    for note in notes:
+        say(note, file=sys.stderr)
 
 
 def _plugin_files(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -22,7 +22,7 @@ from titan_core.config.stages import KEY as STAGES, copied, hidden_overrides, re
 from titan_core.plugins.conflicts import KEY
 from titan_core.plugins.providers import provider
 from titan_core.plugins.registry import Components
-from titan_core.toolkit.errors import MOST_SUGGESTED, close_names, nearest, nearest_path
+from titan_core.toolkit.errors import MOST_PROBLEMS, MOST_SUGGESTED, close_names, nearest, nearest_path
 from titan_core.toolkit.files import read_bytes
 
 Table = dict[str, Any]
@@ -161,7 +161,7 @@ def resolve(raw: RawConfig, overrides: Sequence[AnyOverride], registry: Componen
         elif not isinstance(value, dict):
             problems.append(Problem(config.where(name, value), "is outside of any section", "move it into a [section]"))
         elif name not in classes:
-            problems.append(unknown_section(config, name, registry))
+            problems.append(unknown_section(config, name, registry, len(problems) < MOST_PROBLEMS))
     sections: dict[type[Section], Section] = {}
     for name, owners in classes.items():
         table = tables.get(name, {})
@@ -176,7 +176,8 @@ def resolve(raw: RawConfig, overrides: Sequence[AnyOverride], registry: Componen
             problems += registry.claims(KEY, f"{name}.{key}")
             where = config.where(f"{name}.{key}", table[key])
             if key not in known:
-                problems.append(Problem(where, "unknown key", _unknown_key(name, key, known, registry)))
+                fix = _unknown_key(name, key, known, registry) if len(problems) < MOST_PROBLEMS else ""
+                problems.append(Problem(where, "unknown key", fix))
             elif is_redacted(table[key]):
                 why = "its secret was removed when this config was written"
                 problems.append(Problem(where, why, f"set it again, for example with --{name}.{key} VALUE"))
@@ -206,8 +207,12 @@ def _validate(cls: type[Section], values: Table) -> Section | ValidationError:
         return error
 
 
-def unknown_section(config: Config, name: str, registry: Components) -> Problem:
-    """Return the problem that no plugin owns ``[name]``: misspelt, or its plugin is missing, broken or switched off."""
+def unknown_section(config: Config, name: str, registry: Components, suggests: bool = True) -> Problem:
+    """Return the problem that no plugin owns ``[name]``: misspelt, or its plugin is missing, broken or switched off.
+
+    Args:
+        suggests: whether to look for a fix, which takes milliseconds.
+    """
     where = config.where(f"[{name}]")
     if any(key.startswith(name + ".") for key in config.overridden):
         where = f"{config.overridden_by}: {'--' * (config.overridden_by == COMMAND_LINE)}{name}.*"
@@ -216,7 +221,7 @@ def unknown_section(config: Config, name: str, registry: Components) -> Problem:
         if provider("section", name) is None
         else "no plugin in use owns this section"
     )
-    return Problem(where, why, _remedy(name, registry))
+    return Problem(where, why, _remedy(name, registry) if suggests else "")
 
 
 def _remedy(name: str, registry: Components) -> str:

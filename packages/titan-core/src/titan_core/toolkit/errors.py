@@ -34,6 +34,9 @@ MOST_ENTRIES: Final = 10_000
 MOST_SUGGESTED: Final = 3
 """Maximum number of names that an error suggests."""
 
+MOST_PROBLEMS: Final = 30
+"""Maximum number of mistakes that are printed, and for which a fix is looked up."""
+
 
 class NumericsStop(RunStopped):
     """A guard ended the run because its numbers are bad. A restart would meet the same numbers again."""

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from titan_core.api import UserError
 from titan_core.toolkit.files import open_file
 from titan_core.toolkit.own_files import no_link
+from titan_core.toolkit.plain_json import TooDeep, plain_json
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,8 @@ class LineFile:
     the last line of the file can ever be incomplete.
 
     Lines that cannot be written (a full disk, an unavailable network file system) are kept, reported once, and retried with
-    the next line. Write errors never raise, because a log is not worth a run. Any thread may append.
+    the next line. If another file is put in the place of this one, or it is removed, that is reported too, and further lines
+    are appended to what is there. Write errors never raise, because a log is not worth a run. Any thread may append.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,6 +70,11 @@ class LineFile:
 
     def _write_waiting(self) -> None:
         try:
+            if self._descriptor is not None and not _is_at(self._descriptor, self._path):
+                log.warning(
+                    "%s was replaced or removed; further lines are appended to the file that is there now", self._path
+                )
+                self._close_descriptor()
             if self._descriptor is None:
                 self._descriptor = _open_to_append(self._path)
             while self._waiting:
@@ -91,6 +98,14 @@ class LineFile:
         if descriptor is not None:
             with contextlib.suppress(OSError):  # the write failure was already reported
                 os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is still the one at ``path``."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def _open_to_append(path: Path) -> int:
@@ -136,14 +151,27 @@ def complete_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
 
 
 def parsed(line: bytes | None) -> dict[str, Any] | None:
-    """Return the JSON object on a line of :func:`complete_lines`; ``None`` if there is none, or if it is nested so deeply
-    that it cannot be read."""
+    """Return the JSON object on a line of :func:`complete_lines`; ``None`` if :func:`record_on` refuses it."""
     try:
-        record = json.loads(line) if line is not None else None
-    except (ValueError, RecursionError):
+        return record_on(line) if line is not None else None
+    except ValueError:
         return None
+
+
+def record_on(line: bytes) -> dict[str, Any]:
+    """Return the JSON object on a line of :func:`complete_lines`.
+
+    Raises:
+        ValueError: there is none, or one that cannot be used (:func:`~titan_core.toolkit.plain_json.plain_json`).
+    """
+    try:
+        record = plain_json(line)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        record = None
+    if not isinstance(record, dict):
+        raise ValueError("is not a JSON object")
     # Without interning, each line would hold its own copies of the keys, which take more memory than the values.
-    return {sys.intern(key): value for key, value in record.items()} if isinstance(record, dict) else None
+    return {sys.intern(key): value for key, value in record.items()}
 
 
 def records_of(file: Path, skipped: Callable[[int], None] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -165,23 +193,16 @@ def records_of(file: Path, skipped: Callable[[int], None] | None = None) -> Iter
         raise UserError.one(str(file), f"cannot be read: {error.strerror}", "restore the file") from None
     with opened as lines:
         for number, (_, line) in enumerate(complete_lines(lines), 1):
-            record = parsed(line)
-            if record is not None:
-                yield number, record
-            elif skipped is not None and (line is None or _is_deep(line)):
+            try:
+                if line is None:
+                    raise TooDeep(f"is longer than {LONGEST_LINE} bytes")
+                record = record_on(line)
+            except ValueError as error:
+                if skipped is None or not isinstance(error, TooDeep):
+                    raise UserError.one(f"{file}:{number}", str(error), "remove this line, or restore the file") from None
                 skipped(number)
             else:
-                raise UserError.one(f"{file}:{number}", "is not a JSON object", "remove this line, or restore the file")
-
-
-def _is_deep(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except RecursionError:
-        return True
-    except ValueError:
-        return False
-    return False
+                yield number, record
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:

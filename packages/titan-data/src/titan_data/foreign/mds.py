@@ -150,6 +150,8 @@ def _shard(folder: Path, entry: Mapping[str, Any], context: DatasetContext[MdsSe
         why = f"has version {entry['version']!r}, but this titan-data reads version {VERSION}"
         raise UserError.one(where, why, "write the dataset with a current mosaicml-streaming")
     samples = int(entry["samples"])
+    if samples < 0:
+        raise ValueError(f"samples is {samples}")
     file, size = _listed(folder, entry["raw_data"], where)
     listed = file
     if not file.is_file():

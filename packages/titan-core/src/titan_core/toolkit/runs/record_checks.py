@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_core.api import UserError
-from titan_core.api.config.numbers import MOST_RANKS
+from titan_core.api.config.numbers import LARGEST, MOST_RANKS
 from titan_core.toolkit.json_lines import records_of
 
 _LAST_TIME = 253402300800.0
@@ -84,4 +84,4 @@ def _is(value: Any, kind: str) -> bool:
         return isinstance(value, int | float) and 0 <= value < _LAST_TIME * MOST_RANKS
     if kind == "time":
         return isinstance(value, int | float) and 0 <= value < _LAST_TIME
-    return isinstance(value, int)
+    return isinstance(value, int) and abs(value) <= LARGEST

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,8 @@ from typing import Any
 
 from titan_core.api import UserError
 from titan_core.api._toml import parse_toml
-from titan_core.toolkit.files import read_text
+from titan_core.toolkit.files import read_bytes, read_text
+from titan_core.toolkit.plain_json import plain_json
 from titan_core.toolkit.processes import is_alive, pid_namespace
 from titan_core.toolkit.runs.files import CONFIG, EVENTS, METRICS, PLUGINS
 from titan_core.toolkit.runs.record_checks import checked_records, event_flaw, metrics_flaw
@@ -74,7 +74,7 @@ class RunLog:
                 signs.add(record["time"])
         plugins = path / PLUGINS
         try:
-            versions = json.loads(read_text(plugins)) if plugins.exists() else []
+            versions = plain_json(read_bytes(plugins)) if plugins.exists() else []
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from None
         return cls(
