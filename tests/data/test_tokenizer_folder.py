@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -125,9 +126,8 @@ def write(folder: Path, row: list[dict[str, Any]]) -> None:
             (folder / name).write_text(json.dumps(whole))
 
 
-def differences(folder: Path) -> Iterator[tuple[str, Any, Any]]:
-    """Yield what ``transformers`` and Titan find in ``folder``, where they differ."""
-    expected = PreTrainedTokenizerFast.from_pretrained(folder)
+def found_in(folder: Path, expected: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what ``transformers`` and Titan find in ``folder``."""
     expected.backend_tokenizer.no_padding()
     found = build(tokenizer_at(folder))
     plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -156,5 +156,28 @@ def test_a_folder_is_resolved_as_in_transformers(first: int, tmp_path: Path) -> 
     wrong = []
     for row in ROWS[first : first + SHARE]:
         write(tmp_path, row)
-        wrong += [(row, *one) for one in differences(tmp_path) if one[1] != one[2]]
+        expected = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+        wrong += [(row, *one) for one in found_in(tmp_path, expected) if one[1] != one[2]]
     assert wrong == []
+
+
+LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
+PIECES = ["<unk>", "<s>", "</s>", "<pad>", "<eos>", "<bos>", "▁", *"abcd", *(f"<0x{number:02X}>" for number in range(256))]
+CLASSES = {
+    "GPT2Tokenizer": ("gpt2", LETTERS), "Qwen2Tokenizer": ("qwen2", LETTERS), "GPTNeoXTokenizer": ("gpt_neox", LETTERS),
+    "CohereTokenizer": ("cohere", LETTERS), "LlamaTokenizer": ("llama", PIECES), "GemmaTokenizer": ("gemma", PIECES),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "Qwen2Tokenizer" else pytest.mark.full) for name in CLASSES]
+)
+def test_a_folder_that_a_family_writes_is_resolved_as_by_its_class(name: str, tmp_path: Path) -> None:
+    """Some classes of transformers have rules and special tokens of their own. They write them to the folder."""
+    family, words = CLASSES[name]
+    tokenizer = getattr(transformers, name)(vocab={word: number for number, word in enumerate(words)}, merges=[])
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert type(expected).__name__ == name
+    assert [one for one in found_in(tmp_path, expected) if one[1] != one[2]] == []
