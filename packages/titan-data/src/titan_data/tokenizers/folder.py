@@ -5,7 +5,7 @@ ids the files give them. The roles of tokens (``bos_token`` ...) are those of ``
 ``added_tokens_decoder`` (older versions), ``special_tokens_map.json`` takes precedence over it, and ``added_tokens.json``
 adds tokens; otherwise neither is read.
 
-Source: ``PreTrainedTokenizerFast.from_pretrained`` in transformers 5.23.
+Source: ``PreTrainedTokenizerFast.from_pretrained`` in transformers 5.20 to 5.23.
 """
 
 from __future__ import annotations
