@@ -23,7 +23,7 @@ def main() -> int:
         from titan_core.cli.main import main as run
 
         status = run()
-        if "torch.distributed" in sys.modules:  # and there may have been a job
+        if "titan_core.loop.world" in sys.modules:  # and there may have been a job
             from titan_core.loop.collector import free_job
 
             free_job()
