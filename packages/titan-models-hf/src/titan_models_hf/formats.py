@@ -7,6 +7,7 @@ from typing import Any
 
 from titan_core.api import ForeignTensor, UserError
 from titan_core.toolkit.errors import close_names
+from titan_core.toolkit.hf_config import within_vocabulary
 from titan_core.toolkit.text import shorten, show
 from titan_models_hf.cache import facts_of
 from titan_models_hf.config import HFArgs, require_bounded
@@ -116,6 +117,12 @@ def from_args(args: HFArgs) -> dict[str, Any]:
     config = configuration(args)
     contents = library.plain_config(config)
     kept = {key: value for key, value in contents.items() if key not in ("dtype", "torch_dtype")}
+    outside = [key for key, value in kept.items() if within_vocabulary(key, value, kept.get("vocab_size")) != value]
+    for key in outside:  # the library's default, for a larger vocabulary
+        if library.accepts(args.architecture, {**args.config, key: None}):
+            kept[key] = None
+        elif key == "pad_token_id":
+            kept[key] = 0  # the library looks up its row, and no text has padding
     return {**kept, "architectures": [library.class_name(args.architecture)], "model_type": args.architecture}
 
 

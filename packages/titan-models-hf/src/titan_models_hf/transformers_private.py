@@ -83,6 +83,15 @@ def configuration_of_file(contents: Mapping[str, Any]) -> Any:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 
 
+def accepts(architecture: str, keys: Mapping[str, Any]) -> bool:
+    """Return whether the library's config accepts these keys."""
+    try:
+        configuration(architecture, keys)
+    except Exception:  # noqa: BLE001 (its validation raises various types)
+        return False
+    return True
+
+
 def rope_layers(config: Any) -> list[str]:
     """Return the types of layers that have tables of their own in ``rope_parameters``; empty if all share it."""
     return list(config.nested_rope_parameter_keys(config.rope_parameters))
@@ -101,6 +110,8 @@ def build(config: Any) -> Any:
         # The default of a family whose vocabulary is larger than this model's. No padding is trained on.
         config.pad_token_id = None
     model = cls._from_config(config, dtype=torch.float32, attn_implementation=EAGER, experts_implementation=EAGER)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.float()  # a few modules construct theirs in bfloat16
     for name, source in tied(model).items():  # which the library leaves undone on the meta device
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, model.get_parameter(source))

@@ -98,7 +98,7 @@ def to_hf(
     if len(files) > 1:
         write_json(target / HF_INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
     write_json(target / "config.json", config)
-    generation = export_generation_config(manifest.about)
+    generation = export_generation_config(manifest.about, config.get("vocab_size"))
     if generation:
         write_json(target / "generation_config.json", generation)
     warn_without_end_id({**config, **generation})

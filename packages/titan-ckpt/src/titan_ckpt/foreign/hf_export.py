@@ -16,6 +16,7 @@ from titan_ckpt.format.stored import Manifest
 from titan_ckpt.format.tokenizer_files import BESIDE, MAIN, files_at
 from titan_core.api import Registry, Tokenizer, TokenizerContext, UserError, WeightFormat
 from titan_core.toolkit.files import LONGEST_TABLE, read_bytes
+from titan_core.toolkit.hf_config import within_vocabulary
 from titan_core.toolkit.plain_json import parse_json
 from titan_core.toolkit.secrets import redact_text
 
@@ -25,20 +26,27 @@ _IDS = {"bos_token_id": "begin", "eos_token_id": "end"}
 
 def export_config(form: WeightFormat, args: BaseModel, about: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     """Return the contents of ``config.json``. If the run started from Hugging Face weights, the entries of their
-    ``config.json`` are kept as far as they still describe the model."""
+    ``config.json`` are kept as far as they still describe the model. Ids of tokens that its vocabulary lacks become those of
+    the format, or null: libraries look up the row of some."""
     assert form.from_args is not None
     current = form.from_args.load()(args)
     original = about.get("hf", {}).get("config", {})
     plain = {key: value for key, value in original.items() if not isinstance(value, dict)}
     candidates = (original, {**original, **current}, {**plain, **current})
     config = next((candidate for candidate in candidates if _describes(form, candidate, args)), current)
-    config = {key: value for key, value in config.items() if key not in ("torch_dtype", "dtype")}
+    ids = {key: value for key, value in current.items() if key.endswith("_token_id")}
+    config = {key: value for key, value in (ids | config).items() if key not in ("torch_dtype", "dtype")}
+    for key, value in config.items():
+        inside = within_vocabulary(key, value, current.get("vocab_size"))
+        config[key] = current.get(key) if inside is None else inside
     return with_token_ids({**config, "dtype" if "dtype" in original else "torch_dtype": dtype}, about)
 
 
-def export_generation_config(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contents of ``generation_config.json``: the ids that begin and, above all, end a generated text or turn."""
-    config = with_token_ids(about.get("hf", {}).get("generation_config", {}), about)
+def export_generation_config(about: Mapping[str, Any], vocab_size: object) -> dict[str, Any]:
+    """Return the contents of ``generation_config.json``: the ids that begin and, above all, end a generated text or turn; of
+    ``vocab_size`` tokens, if that is known."""
+    original = about.get("hf", {}).get("generation_config", {})
+    config = with_token_ids({key: within_vocabulary(key, value, vocab_size) for key, value in original.items()}, about)
     ends = config.get("eos_token_id")
     known = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if missing := [id_ for id_ in about.get("tokenizer", {}).get("turn_end", []) if id_ not in known]:

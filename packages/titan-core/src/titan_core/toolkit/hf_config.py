@@ -26,6 +26,20 @@ WITHOUT_EFFECT = {
 generation."""
 
 
+_OF_TOKENS = ("_token_id", "_token_ids", "_token_index", "_words_ids", "_decoder_ids", "suppress_tokens")
+"""Ends of keys, in ``config.json`` and ``generation_config.json``, whose values are ids of tokens, or lists of these."""
+
+
+def within_vocabulary(key: str, value: Any, vocab_size: object) -> Any:
+    """Return the value of a key without ids of tokens that the vocabulary lacks; ``None`` if no id is left. Values of keys
+    that name no tokens are returned as they are."""
+    if not key.endswith(_OF_TOKENS) or not isinstance(vocab_size, int):
+        return value
+    if isinstance(value, list):
+        return [one for one in value if within_vocabulary(key, one, vocab_size) == one] or (None if value else value)
+    return None if isinstance(value, int) and not 0 <= value < vocab_size else value
+
+
 def unused_notes(config: Mapping[str, Any], without_effect: Collection[str]) -> list[str]:
     """Return one line for each difference between a ``config.json`` and a model that trains without dropout that does not
     change what the weights compute."""
