@@ -36,7 +36,7 @@ def foreign_tensors(args: HFArgs) -> list[ForeignTensor]:
     for name, tensor in persistent.items():
         leading = tensor.shape[:-1] if tensor.dim() > 1 else tensor.shape
         rows = math.prod(leading)
-        numbers[name] = torch.arange(start, start + rows).view(*leading, *([1] if tensor.dim() > 1 else []))
+        numbers[name] = torch.arange(start, start + rows).view((*leading, *([1] if tensor.dim() > 1 else [])))
         owners.append((start, rows, name))
         start += rows
     pieces: dict[str, list[tuple[int, str, Tensor, bool]]] = {}

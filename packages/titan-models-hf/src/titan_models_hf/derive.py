@@ -12,7 +12,7 @@ from titan_models_hf import transformers_private as library
 from titan_models_hf.buffers import uncomputed
 from titan_models_hf.config import HFArgs
 from titan_models_hf.facts import Facts
-from titan_models_hf.initial import initial_values
+from titan_models_hf.initial import JOINED, initial_values
 from titan_models_hf.library import plain_model, refusal
 from titan_models_hf.patterns import all_by_pattern, by_pattern
 from titan_models_hf.rearranged import rearranged_model
@@ -39,8 +39,7 @@ def _derived(args: HFArgs) -> Facts:
     called = trace(args)
     of_library = initial_values(args, plain_model(args))
     values = {name: of_library[rows[name].parameter if name in rows else name] for name, _ in model.named_parameters()}
-    if joined := [name for name in rows if values[name][0] == "computed"]:
-        raise refusal(args, f"the initial values of {joined[0]!r} are computed for a parameter that it is a part of")
+    values |= {name: ("loaded", (JOINED,)) for name in rows if values[name][0] == "computed"}
     if (missing := uncomputed(args)) is not None:
         raise refusal(args, f"the library's _init_weights does not compute the buffer {missing!r}")
     blocks = _blocks(args, model)

@@ -14,6 +14,10 @@ from titan_models_hf.library import refusal
 from titan_models_hf.programs import ProgramRecorder
 from titan_models_hf.torch_private import whole_of
 
+_UNKNOWN = "the library draws it neither as a constant nor as independent random numbers"
+JOINED = "the library computes values for a parameter that it is a part of"
+"""Reasons why a parameter must be loaded."""
+
 Value = tuple[str, tuple[float | str, ...]]
 """Name of an initial value (:data:`titan_models_hf.layout.VALUES`), its arguments."""
 
@@ -73,8 +77,10 @@ _VALUES: dict[str, Callable[..., Value | None]] = {
 def initial_values(args: HFArgs, model: Any) -> dict[str, Value]:
     """Return the initial value of each parameter of ``model``, which is on the meta device.
 
+    One that is neither a constant nor a random draw that Titan knows must be loaded.
+
     Raises:
-        UserError: one is neither a constant nor a random draw that Titan knows; or the library cannot compute them.
+        UserError: the library cannot compute them.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     try:
@@ -83,12 +89,8 @@ def initial_values(args: HFArgs, model: Any) -> dict[str, Value]:
         why = f"its _init_weights raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise refusal(args, why, "correct model.args.config, or choose another model") from error
     # A table that differs between two runs contains random numbers that nothing has recorded.
-    values = {name: value if value == second.get(name) else None for name, value in first.items()}
-    unknown = [name for name in names.values() if values.get(name) is None]
-    if unknown:
-        shown = ", ".join(map(repr, unknown[:3])) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
-        raise refusal(args, f"the initial values of {shown} are neither constants nor independent random draws")
-    return {name: value for name, value in values.items() if value is not None}
+    values = {name: value for name, value in first.items() if value is not None and value == second.get(name)}
+    return {name: values.get(name, ("loaded", (_UNKNOWN,))) for name in names.values()}
 
 
 def _recorded(model: Any, names: Mapping[int, str]) -> dict[str, Value | None]:

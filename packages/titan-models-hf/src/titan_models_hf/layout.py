@@ -13,6 +13,7 @@ from titan_core.api import (
     Constant,
     Experts,
     InitialValue,
+    Loaded,
     Mixer,
     ModelDefinition,
     ModelLayout,
@@ -47,6 +48,7 @@ VALUES: Final[Mapping[str, Callable[..., InitialValue]]] = {
     "normal": Normal,
     "truncated normal": TruncatedNormal,
     "uniform": Uniform,
+    "loaded": Loaded,
     "computed": lambda program: Computed(Ref("titan_models_hf.programs:run"), {"program": program}),
 }
 

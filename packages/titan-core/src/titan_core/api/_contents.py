@@ -26,7 +26,7 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "model.components": "Model",
         "model.layout": "ModelDefinition ModelLayout",
         "model.layout_rules": "Column Row Shard Replicate Experts Rule Router Mixer causal_attention CAUSAL_ATTENTION",
-        "model.initial_values": "InitialValue Constant Normal TruncatedNormal Uniform Computed Elements",
+        "model.initial_values": "InitialValue Constant Normal TruncatedNormal Uniform Computed Loaded Elements",
         "model.sequence_share": "SequenceShare",
         "model.attention": "CausalAttention",
         "model.experts": "grouped_linear GroupedLinear BesideExperts mask_rows permute_to_experts combine ExpertChoice",

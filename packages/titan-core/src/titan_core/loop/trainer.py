@@ -53,6 +53,7 @@ from titan_core.loop.timeouts import CollectiveTimeouts
 from titan_core.loop.validation import Validation
 from titan_core.model.build import build_parts, build_whole
 from titan_core.model.freeze import require_trained
+from titan_core.model.materialise import not_loaded
 from titan_core.model.preserved import evaluation, other_objective, repeat_backward, repeat_forward
 from titan_core.model.size import size_of
 from titan_core.optim.lr_schedule import advance
@@ -116,6 +117,7 @@ class Trainer:
                 resumed = self.checkpoints.restore()
         if not resumed:
             self.state.origin = load_pretrained(job, world, parts)
+        world.raise_together(not_loaded(parts))
         world.on_first_rank(lambda: directory.begin(job, self.state.step))
         self.events = EventLog(directory.path, world, self.spent)
         lifecycle.register(self.events)

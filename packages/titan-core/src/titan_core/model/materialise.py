@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from titan_core.api import ModelPart, matches
+from titan_core.api import Loaded, ModelPart, UserError, matches
 from titan_core.model.random_values import fill
 from titan_core.toolkit.simulation import current_simulation
 from titan_core.torch_private import global_offset
@@ -26,6 +28,17 @@ def materialise(part: ModelPart, device: torch.device, seed: int) -> None:
         for name, buffer in module.named_buffers():
             compute = next(compute for pattern, compute in layout.buffers.items() if matches(name, [pattern]))
             buffer.copy_(compute())
+
+
+def not_loaded(parts: Iterable[ModelPart]) -> UserError | None:
+    """Return the error that names a parameter of this rank which must be loaded and has not been."""
+    for part in parts if current_simulation() is None else ():
+        for name, parameter in part.module.named_parameters():
+            value = part.layout.initial_value(part.copies.get(name, name))
+            if isinstance(value, Loaded) and local_box(parameter)[0].isnan().any():
+                fix = "start from weights that have it: set model.from_pretrained"
+                return UserError.one(f"parameter {name!r}", f"has no initial value: {value.why}", fix)
+    return None
 
 
 def allocate(part: ModelPart, device: torch.device) -> None:

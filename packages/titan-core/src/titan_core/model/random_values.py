@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from titan_core.api import Computed, Constant, Elements, InitialValue, Normal, TruncatedNormal, Uniform, UserError
+from titan_core.api import Computed, Constant, Elements, InitialValue, Loaded, Normal, TruncatedNormal, Uniform, UserError
 from titan_core.model.philox import philox
 
 _CHUNK = 1 << 20
@@ -38,6 +38,9 @@ def fill(
     """
     if isinstance(value, Constant):
         local.fill_(value.value)
+        return
+    if isinstance(value, Loaded):
+        local.fill_(math.nan)  # until it is loaded
         return
     if local.numel() == 0:
         return

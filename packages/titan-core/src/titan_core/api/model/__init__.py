@@ -20,12 +20,13 @@ divided::
 * ``Mixer``: a module that mixes positions: its kind, its heads, its rule for context parallelism
 * ``causal_attention``: returns the mixer of causal softmax attention
 * ``CAUSAL_ATTENTION``: the kind of that mixer
-* ``InitialValue``: how a parameter is initialised: any of the following five
+* ``InitialValue``: how a parameter is initialised: any of the following six
 * ``Constant``: the same value everywhere
 * ``Normal``: a normal distribution
 * ``TruncatedNormal``: a normal distribution within limits
 * ``Uniform``: a uniform distribution
 * ``Computed``: what a function of the plugin computes for each element
+* ``Loaded``: no value, for a parameter that only files have
 * ``Elements``: what such a function receives: indices, random numbers
 * ``SequenceShare``: the positions that a rank has, for a mixer's own rule
 * ``CausalAttention``: a module that computes such a mixer, also within documents and for generation
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
         Constant as Constant,
         Elements as Elements,
         InitialValue as InitialValue,
+        Loaded as Loaded,
         Normal as Normal,
         TruncatedNormal as TruncatedNormal,
         Uniform as Uniform,

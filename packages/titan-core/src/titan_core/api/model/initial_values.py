@@ -76,4 +76,12 @@ class Computed:
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
-InitialValue = Constant | Normal | TruncatedNormal | Uniform | Computed
+@dataclass(frozen=True)
+class Loaded:
+    """Values that no rule draws. A job must load the parameter from a file, and is refused otherwise."""
+
+    why: str
+    """Why there is no rule."""
+
+
+InitialValue = Constant | Normal | TruncatedNormal | Uniform | Computed | Loaded
