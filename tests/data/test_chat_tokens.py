@@ -153,6 +153,17 @@ def test_a_template_that_ends_no_turn_is_reported(tmp_path: Path, caplog: pytest
     assert "the model cannot learn where to stop" in caplog.text
 
 
+def test_a_mark_without_the_end_of_the_turn_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_tokenizer(tmp_path, MARKED)
+    ChatReader(chat_context(tmp_path))
+    assert not caplog.messages
+    save_tokenizer(tmp_path, MARKED.replace("<|eot|>{% endgeneration %}", "{% endgeneration %}<|eot|>"))
+    ChatReader(chat_context(tmp_path))
+    assert [message.partition(", so")[0] for message in caplog.messages] == [
+        "the chat template marks a message of the assistant without the token that ends it, '<|eot|>'"
+    ]
+
+
 @pytest.mark.parametrize("template", [TEMPLATE, MARKED], ids=["by prefixes", "by generation"])
 def test_the_prefixes_of_a_chat_are_rendered_by_one_request(
     tmp_path: Path, template: str, monkeypatch: pytest.MonkeyPatch

@@ -68,10 +68,16 @@ def test_a_slow_machine_is_no_reason_to_wait_without_end(monkeypatch: pytest.Mon
 def test_memory_is_freed_by_another_process(renderer: Renderer) -> None:
     assert text_of("{{ text }}", text="a") == "a"
     first = renderer.process_id
-    with pytest.raises(TemplateStopped, match="takes more memory than it may"):
+    with pytest.raises(TemplateStopped, match="takes more than 768 MiB of memory"):
         text_of("{{ text.ljust(10 ** 10) }}", text="a")
     assert text_of("{{ text }}", text="a") == "a"
     assert renderer.process_id not in (None, first)
+
+
+def test_a_text_that_is_too_long_is_a_corrupt_record(renderer: Renderer) -> None:
+    with pytest.raises(CorruptRecord, match="writes more than 20,000,000 characters"):
+        text_of("{{ text * 20000001 }}", text="a")
+    assert text_of("{{ text * 3 }}", text="a") == "aaa"
 
 
 def test_a_process_that_somebody_killed_is_replaced(renderer: Renderer) -> None:

@@ -71,8 +71,9 @@ class Renderer:
             except BaseException:  # an interrupt in the middle of an answer
                 self._end()
                 raise
-            if "stopped" in answer:  # the memory that it took
-                self._end()
+            if "stopped" in answer:
+                self._end()  # with the memory that it took
+                return {"stopped": f"it takes more than {self._limits[2] >> 20} MiB of memory"}
             return answer
 
     def end(self) -> None:

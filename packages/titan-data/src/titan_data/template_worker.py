@@ -150,7 +150,7 @@ class _Language:
     def _text(self, values: dict[str, Any]) -> str:
         text = self._template.render(values)
         if len(text) > LARGEST:
-            raise MemoryError
+            raise TemplateError(f"it writes more than {LARGEST:,} characters")
         return text
 
 
@@ -165,7 +165,7 @@ def _answer(template: bytes, encoded: bytes, typed: bool) -> dict[str, Any]:
         values = decode(encoded, typed)
         return {"names": language.names} if values is None else language.render(encoded, values)
     except MemoryError:
-        return {"stopped": f"it takes more memory than it may, or writes more than {LARGEST:,} characters"}
+        return {"stopped": "memory"}
     except UndefinedError as error:
         return {"undefined": str(error.message)[:2000]}
     except RecursionError:

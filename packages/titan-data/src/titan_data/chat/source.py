@@ -163,8 +163,17 @@ def _require_template(tokenizer: Any, context: DatasetContext[ChatSection]) -> N
     except UserError as error:
         problem = error.problems[0]
         raise UserError.one(f"dataset {context.name!r}", f"{problem.where} {problem.why}", _TEMPLATE_FIX) from None
-    if not tokenizer.turn_end_ids:
+    ending = tokenizer.decode(list(tokenizer.turn_end_ids))
+    if not ending:
         log.warning(
             "the chat template writes no special token after a message of the assistant, so the model cannot learn where to "
             "stop: write {{ eos_token }} there"
+        )
+        return
+    chat = tokenizer.render_chat([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], False)
+    if chat.assistant and ending not in chat.text[slice(*chat.assistant[-1])]:
+        log.warning(
+            "the chat template marks a message of the assistant without the token that ends it, %r, so the model cannot "
+            "learn where to stop: write {%% endgeneration %%} behind that token",
+            ending,
         )
