@@ -49,7 +49,10 @@ def test_a_config_with_an_invalid_folder_is_reported(
 ) -> None:
     (run / "config.toml").write_text(config)
     assert main([*command.split(), str(run)]) == 2
-    assert "in its config.toml is not a folder's name; restore the run's files" in capsys.readouterr().err
+    assert (
+        "in its config.toml must be a folder below the run's directory, such as debug/mine; restore the run's files"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_foreign_event_is_named_when_a_dump_is_requested(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

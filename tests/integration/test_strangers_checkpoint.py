@@ -43,9 +43,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         save_model(Path("theirs"))
+        Path("theirs/additional_chat_templates").mkdir()
+        Path("theirs/additional_chat_templates/tool_use.jinja").write_text("{{ messages }}")
         run_recipe("llama3_debug", RUN)
     (folder / "private").mkdir()
-    for file in (folder / "theirs").iterdir():
+    for file in (folder / "theirs").glob("*.*"):
         shutil.copy(file, folder / "private")
     for name in ("merges.txt", "vocab.json", "added_tokens.json", "chat_template.jinja", "id_rsa"):
         (folder / "private" / name).write_bytes(SECRET)
@@ -73,6 +75,10 @@ def manifest(step: Path) -> dict[str, Any]:
     contents = json.loads((step / "checkpoint.json").read_text())["checkpoint"]
     assert isinstance(contents, dict)
     return contents
+
+
+def contents(folder: Path | str) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in Path(folder).rglob("*") if file.is_file()}
 
 
 def published(folder: Path) -> list[str]:
@@ -105,12 +111,11 @@ def test_no_path_in_a_manifest_is_opened(here: Path, kind: str, path: str, capsy
 
 
 def test_a_checkpoint_contains_its_tokenizer(here: Path) -> None:
-    before = {
-        file.name: file.read_bytes() for file in Path("theirs").iterdir() if "token" in file.name or "chat" in file.name
-    }
+    before = {name: data for name, data in contents("theirs").items() if "token" in name or "chat" in name}
+    assert "additional_chat_templates/tool_use.jinja" in before and "tokenizer.json" in before
     shutil.rmtree("theirs")
-    assert {file.name: file.read_bytes() for file in (STEP / "tokenizer").iterdir()} == before
-    hashes = {name: hashlib.sha256(contents).hexdigest() for name, contents in before.items()}
+    assert contents(STEP / "tokenizer") == before
+    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in before.items()}
     assert manifest(STEP)["tokenizer"] == hashes
     assert main(["generate", "run", "--prompt", "a", "--max-new-tokens", "1"]) == 0
     assert main(["checkpoint", "convert", "run", "exported"]) == 0
@@ -197,6 +202,7 @@ def test_a_checkpoint_adds_no_file_to_an_export(here: Path) -> None:
     change(STEP, tokenizer={**manifest(STEP)["tokenizer"], **hashes})
     assert main(["checkpoint", "convert", "run", "exported"]) == 0
     assert not Path("exported/modeling_evil.py").exists()
+    assert Path("exported/tokenizer.json").read_bytes() == Path("theirs/tokenizer.json").read_bytes()
     assert [
         name for name in extra if Path("exported", name).exists() and Path("exported", name).read_bytes() == b"import os"
     ] == []
@@ -226,9 +232,10 @@ def test_the_layout_of_the_hub_s_cache_is_no_link_elsewhere(here: Path) -> None:
     snapshot = here / "hub/models--a--b/snapshots/0123"
     for folder in (snapshot, here / "hub/models--a--b/blobs"):
         folder.mkdir(parents=True)
-    for number, file in enumerate(sorted(Path("theirs").iterdir())):
-        shutil.move(file, here / f"hub/models--a--b/blobs/{number}")
-        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    (snapshot / "additional_chat_templates").mkdir()
+    for number, name in enumerate(contents("theirs")):
+        shutil.move(Path("theirs", name), here / f"hub/models--a--b/blobs/{number}")
+        (snapshot / name).symlink_to("../" * (2 + name.count("/")) + f"blobs/{number}")
     assert main(["checkpoint", "convert", str(snapshot), "imported"]) == 0
     assert manifest(Path("imported"))["tokenizer"] == manifest(STEP)["tokenizer"]
     run_recipe(

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from titan_core.toolkit.runs.files import EVENTS
+from titan_core.toolkit.own_files import require_inside
+from titan_core.toolkit.runs.files import EVENTS, PREVIOUS
 from titan_core.toolkit.runs.record_checks import checked_records, event_flaw
 from titan_core.toolkit.sections import LARGEST
 from titan_report.attempts import Attempt, attempts_of
@@ -178,8 +179,9 @@ def with_earlier(path: Path, events: Sequence[Mapping[str, Any]]) -> list[Mappin
         UserError: a file cannot be read, or is damaged.
     """
     found = list(events)
-    folders = (path / "previous").glob("[0-9]*")
-    files = {int(folder.name): folder / EVENTS for folder in folders if folder.name.isdigit()}
+    folders = (path / PREVIOUS).glob("[0-9]*")
+    require_inside(path, [PREVIOUS], contents=False)
+    files = {int(folder.name): folder / EVENTS for folder in folders if folder.name.isdigit() and not folder.is_symlink()}
     for _, file in sorted(files.items(), reverse=True):
         first = next((event for event in found if event["event"] == "start"), None)
         if first is None or not _was_restarted(first):

@@ -40,7 +40,7 @@ def expert_maps(runs: Sequence[RunLog]) -> list[ExpertMap]:
 def _of_run(number: int, run: RunLog) -> ExpertMap | None:
     last: ExpertMap | None = None
     try:
-        with open_file(run.path / FILE) as file:
+        with open_file(run.path / FILE, inside=run.path) as file:
             for _, line in complete_lines(file):
                 last = _of_record(number, parsed(line)) or last
     except OSError:

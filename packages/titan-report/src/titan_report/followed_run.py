@@ -129,7 +129,7 @@ class FollowedRun:
             found = file.stat()
             stamp = (found.st_mtime_ns, found.st_size)
             if stamp != self._config_stamp:
-                self.config = parse_toml(read_text(file))
+                self.config = parse_toml(read_text(file, inside=file.parent))
                 self._config_stamp = stamp
         except OSError:
             self.config, self._config_stamp = {}, None

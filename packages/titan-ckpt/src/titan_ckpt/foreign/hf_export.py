@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from titan_ckpt.foreign.config import read_args
 from titan_ckpt.format.stored import Manifest
-from titan_ckpt.format.tokenizer_files import BESIDE, MAIN, files_at
+from titan_ckpt.format.tokenizer_files import BESIDE, MAIN, files_at, is_beside
 from titan_core.api import Registry, Tokenizer, TokenizerContext, UserError, WeightFormat
 from titan_core.toolkit.files import LONGEST_TABLE, read_bytes
 from titan_core.toolkit.hf_config import within_vocabulary
@@ -79,9 +79,11 @@ def warn_without_end_id(config: Mapping[str, Any]) -> None:
 def copy_tokenizer(files: Mapping[str, bytes], target: Path) -> None:
     """Write those of a tokenizer's files that ``transformers`` knows: a single file in JSON becomes ``tokenizer.json``."""
     for name, contents in files.items():
-        shown = MAIN[0] if name not in (*MAIN, *BESIDE) and name.endswith(".json") else name
-        if shown in (*MAIN, *BESIDE):
-            (target / shown).write_bytes(contents)
+        known = name in MAIN or (is_beside(name) and name.endswith((".json", ".txt", ".jinja")))
+        if known or (name.endswith(".json") and not set(files) & set(MAIN)):
+            file = target / (name if known else MAIN[0])
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(contents)
 
 
 def given_tokenizer(path: str) -> dict[str, bytes]:

@@ -28,7 +28,7 @@ from titan_ckpt.format.stored import (
 )
 from titan_core.toolkit.text import shorten
 
-_PLAIN_NAME = re.compile(r"[\w-][\w.-]{0,200}")
+_PLAIN_NAME = re.compile(r"(additional_chat_templates/)?[\w-][\w.-]{0,200}")
 _KINDS = tuple(f"{kind}." for kind in (MODEL, OPTIMIZER, OBSERVERS))
 
 
@@ -157,7 +157,7 @@ class _Contents(_Strict):
     state: dict[str, Any]
     files: dict[Annotated[str, AfterValidator(_data_file)], Count]
     tensors: dict[str, _Tensor]
-    tokenizer: dict[Annotated[str, AfterValidator(_tokenizer_file)], str] = Field(default_factory=dict, max_length=16)
+    tokenizer: dict[Annotated[str, AfterValidator(_tokenizer_file)], str] = Field(default_factory=dict, max_length=64)
 
 
 def checked_manifest(contents: Any) -> Manifest:

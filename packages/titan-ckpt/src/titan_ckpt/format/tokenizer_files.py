@@ -22,6 +22,8 @@ BESIDE: Final = (
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 """What transformers reads beside one of :data:`MAIN`."""
+TEMPLATES: Final = "additional_chat_templates"
+"""Folder of further templates, by name."""
 
 
 def files_at(path: Path) -> dict[str, bytes]:
@@ -34,6 +36,7 @@ def files_at(path: Path) -> dict[str, bytes]:
     folder = path if path.is_dir() else path.parent
     main = [name for name in MAIN if (folder / name).exists()] if path.is_dir() else [path.name] if path.exists() else []
     beside = [name for name in BESIDE if (folder / name).is_symlink() or (folder / name).exists()]
+    beside += [f"{TEMPLATES}/{file.name}" for file in sorted((folder / TEMPLATES).glob("*.jinja"))]
     found: dict[str, bytes] = {}
     for name in [*main, *(beside if set(main) & set(MAIN) else ())]:
         try:
@@ -45,13 +48,17 @@ def files_at(path: Path) -> dict[str, bytes]:
     return found
 
 
+def is_beside(name: str) -> bool:
+    """Whether ``name`` is one of a file that belongs to one of :data:`MAIN`."""
+    return name in BESIDE or name.startswith(f"{TEMPLATES}/")
+
+
 def write_files(folder: Folder, files: Mapping[str, bytes]) -> dict[str, str]:
     """Write ``files`` to a new checkpoint, and return their hashes, for its manifest."""
-    inner = folder / TOKENIZER
-    if files:
-        inner.make()
     for name, contents in files.items():
-        inner.write(name, contents)
+        inner, _, last = f"{TOKENIZER}/{name}".rpartition("/")
+        (folder / inner).make()
+        (folder / inner).write(last, contents)
     return {name: hashlib.sha256(contents).hexdigest() for name, contents in files.items()}
 
 
@@ -64,8 +71,8 @@ def stored_files(folder: Folder, manifest: Manifest) -> dict[str, bytes]:
     found = {}
     for name, sha256 in manifest.tokenizer.items():
         where = f"{TOKENIZER}/{name}"
-        require_no_link(folder, TOKENIZER)
-        require_no_link(folder, where)
+        for path in (*Path(where).parents[:-1], where):
+            require_no_link(folder, str(path))
         try:
             found[name] = folder.read(where)
         except OSError as error:
@@ -106,5 +113,5 @@ def local_path(folder: Folder, manifest: Manifest) -> str | None:
         for name, contents in files.items():
             with atomic_write(place / name) as part:
                 part.write_bytes(contents)
-    named = [name for name in files if name not in BESIDE]
+    named = [name for name in files if not is_beside(name)]
     return str(place if set(named) & set(MAIN) else place / named[0])

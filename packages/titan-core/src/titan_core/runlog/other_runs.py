@@ -80,7 +80,7 @@ def _other_model(folder: Path, job: AssembledJob) -> str:
     """Return the model of the run in ``folder``; empty if it is that of ``job``, or not known."""
     before: dict[str, Any] = {}
     with suppress(OSError, ValueError):
-        before = parse_toml(read_text(folder / CONFIG)).get("model") or {}
+        before = parse_toml(read_text(folder / CONFIG, inside=folder)).get("model") or {}
     now = parse_toml(to_toml(job.run_config))["model"]  # in the form in which the run wrote it
     changed = [key for key in _ABOUT_MODEL if before and before.get(key) != now.get(key)]
     return f"model ({', '.join(f'{key} = {show(before.get(key))}' for key in changed)})" if changed else ""

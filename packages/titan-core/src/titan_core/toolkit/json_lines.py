@@ -176,7 +176,7 @@ def record_on(line: bytes) -> dict[str, Any]:
 
 def records_of(file: Path, skipped: Callable[[int], None] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number of each line of ``file`` and the object on it; nothing if the file does not exist. An incomplete last
-    line is skipped.
+    line is skipped. A link out of the file's folder is not followed.
 
     Args:
         skipped: receives the numbers of lines that are too long, or nested too deeply, to be read. Without it they count as
@@ -186,7 +186,7 @@ def records_of(file: Path, skipped: Callable[[int], None] | None = None) -> Iter
         UserError: the file cannot be read, or a line is damaged.
     """
     try:
-        opened = open_file(file)  # binary, because an incomplete line may end within a character
+        opened = open_file(file, inside=file.parent)  # binary, because an incomplete line may end within a character
     except FileNotFoundError:
         return
     except OSError as error:

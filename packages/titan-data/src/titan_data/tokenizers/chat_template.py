@@ -44,7 +44,7 @@ class ChatTemplate:
         """
         files = {"default": folder / TEMPLATE} if (folder / TEMPLATE).exists() else {}
         files |= {file.stem: file for file in sorted((folder / MORE_TEMPLATES).glob("*.jinja"))}
-        found = {name: (_text(file), str(file)) for name, file in files.items()} or _in_config(folder)
+        found = {name: (_text(file, folder), str(file)) for name, file in files.items()} or _in_config(folder)
         if "default" not in found:
             why = f"has no chat template (neither {TEMPLATE} nor chat_template in {CONFIG})"
             fix = f"use the tokenizer of an instruction-tuned model (`titan tokenizer download`), or write {TEMPLATE}"
@@ -110,7 +110,7 @@ def _message(message: Message) -> dict[str, Any]:
 def _in_config(folder: Path) -> dict[str, tuple[str, str]]:
     """Return the templates in ``tokenizer_config.json`` by name, and where they are."""
     file = folder / CONFIG
-    found = read_object(file, _FETCH).get("chat_template") if file.exists() else None
+    found = read_object(file, _FETCH, inside=folder).get("chat_template") if file.exists() else None
     if isinstance(found, str):
         found = {"default": found}
     elif isinstance(found, list):
@@ -121,8 +121,8 @@ def _in_config(folder: Path) -> dict[str, tuple[str, str]]:
     return {name: (source, str(file)) for name, source in found.items()}
 
 
-def _text(file: Path) -> str:
+def _text(file: Path, folder: Path) -> str:
     try:
-        return read_text(file)
+        return read_text(file, inside=folder)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError.one(str(file), f"cannot be read: {getattr(error, 'strerror', None) or error}", _FETCH) from None

@@ -45,7 +45,11 @@ class TokenizerFolder:
         """
         self._folder = folder or Path()
         names = (CONFIG, SPECIAL_TOKENS, ADDED_TOKENS) if folder is not None else ()
-        self._files = {name: read_object(self._folder / name, FETCH) for name in names if (self._folder / name).exists()}
+        self._files = {
+            name: read_object(self._folder / name, FETCH, inside=self._folder)
+            for name in names
+            if (self._folder / name).exists()
+        }
         self.config: Mapping[str, Any] = self._files.get(CONFIG, {})
         """The contents of ``tokenizer_config.json``."""
         if "fast_tokenizer_files" in self.config:

@@ -159,12 +159,12 @@ def build(context: TokenizerContext[None]) -> HuggingFaceTokenizer:
         raise UserError.one("model.tokenizer_path", why, f"set it; {DOWNLOAD}")
     from tokenizers import Tokenizer
 
-    file = Path(context.path).expanduser()
-    file = file / TOKENIZER if file.is_dir() else file
+    given = Path(context.path).expanduser()
+    file = given / TOKENIZER if given.is_dir() else given
     if not file.is_file():
         raise UserError.one(str(file), "no such file", f"check the path; {DOWNLOAD}", missing=True)
     try:
-        tokenizer = Tokenizer.from_buffer(read_bytes(file, longest=LONGEST_TABLE))
+        tokenizer = Tokenizer.from_buffer(read_bytes(file, longest=LONGEST_TABLE, inside=given if given.is_dir() else None))
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a file that it cannot parse
         raise UserError.one(
             str(file), f"not a tokenizer.json: {error}", f"name the tokenizer.json of a Hugging Face tokenizer; {DOWNLOAD}"

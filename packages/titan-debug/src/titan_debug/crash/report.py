@@ -185,12 +185,12 @@ class Report:
 
         first = self.crashes[0]
         if (self.path / METRICS).exists():
-            with open_file(self.path / METRICS) as file:
+            with open_file(self.path / METRICS, inside=self.path) as file:
                 last = deque((line for _, line in complete_lines(file) if line), LAST_RECORDS)
             yield _block("Last records of metrics.jsonl", "json", b"".join(last).decode(errors="replace").rstrip())
         yield _block("Config", "toml", tomli_w.dumps(redact(RunLog.read_config(self.path))).rstrip())
         if (self.path / PLUGINS).exists():
-            yield _block("Plugins", "json", read_text(self.path / PLUGINS).rstrip())
+            yield _block("Plugins", "json", read_text(self.path / PLUGINS, inside=self.path).rstrip())
         yield _block(f"Environment of rank {first.rank}", "", _lines(first.environment))
         yield _block(f"Command line of rank {first.rank}", "", first.command)
 
@@ -221,7 +221,7 @@ def _read_crashes(folder: Path, notes: list[str]) -> Iterator[RankCrash]:
     adapter = TypeAdapter(RankCrash)
     for file in sorted(folder.glob("rank-*.json")):
         try:
-            yield adapter.validate_json(read_bytes(file))
+            yield adapter.validate_json(read_bytes(file, inside=file.parent))
         except (OSError, ValidationError) as error:
             notes.append(f"ignored {file.name}, which cannot be read: {str(error).partition(chr(10))[0]}")
 

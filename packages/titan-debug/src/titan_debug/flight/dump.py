@@ -186,7 +186,7 @@ def read_dumps(folder: Path) -> Dumps:
     written: dict[int, float] = {}
     for path in sorted(folder.glob(RANK_FILE.format("*"))):
         try:
-            found.append(adapter.validate_json(read_bytes(path, longest=LONGEST_TABLE)))
+            found.append(adapter.validate_json(read_bytes(path, longest=LONGEST_TABLE, inside=path.parent)))
             written[found[-1].rank] = path.stat().st_mtime
         except (OSError, ValidationError) as error:
             notes.append(f"ignored {path.name}: it {_damage(error)}")

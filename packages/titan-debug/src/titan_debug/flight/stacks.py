@@ -181,7 +181,7 @@ def left_stacks(folder: Path, notes: list[str]) -> list[LeftStacks]:
     found: list[LeftStacks] = []
     for path in folder.glob(STACKS_FILE.format("*")):
         try:
-            text = read_text(path, longest=LONGEST_TABLE, errors="replace")
+            text = read_text(path, longest=LONGEST_TABLE, errors="replace", inside=path.parent)
         except OSError as error:
             notes.append(f"ignored {path.name}: it cannot be read ({error.strerror or error})")
             continue

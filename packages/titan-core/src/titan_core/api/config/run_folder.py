@@ -19,16 +19,21 @@ class _InRun:
     """Marks fields of type :data:`RunFolder`."""
 
 
-def _below(folder: str) -> str:
-    path = PurePosixPath(folder)
+def require_below(folder: object) -> str:
+    """Return ``folder`` if it is a path below a run's directory.
+
+    Raises:
+        ValueError: it is none.
+    """
+    path = PurePosixPath(folder) if isinstance(folder, str) else PurePosixPath()
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ValueError("must be a folder below the run's directory, such as debug/mine")
     if path.parts[0] == PREVIOUS:
         raise ValueError(f"must not be in {PREVIOUS!r}, which keeps the files of earlier runs; use one such as debug/mine")
-    return require_nameable(folder)
+    return require_nameable(str(folder))
 
 
-RunFolder = Annotated[str, AfterValidator(_below), _InRun()]
+RunFolder = Annotated[str, AfterValidator(require_below), _InRun()]
 """A folder below the run's directory with files of one run. A fresh start moves it to ``previous/N``."""
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 from titan_core.api import UserError
 from titan_core.api._toml import parse_toml
+from titan_core.api.config.run_folder import require_below
 from titan_core.toolkit.files import read_bytes, read_text
+from titan_core.toolkit.own_files import require_inside
 from titan_core.toolkit.plain_json import plain_json
 from titan_core.toolkit.processes import is_alive, pid_namespace
 from titan_core.toolkit.runs.files import CONFIG, EVENTS, METRICS, PLUGINS
@@ -74,7 +76,7 @@ class RunLog:
                 signs.add(record["time"])
         plugins = path / PLUGINS
         try:
-            versions = plain_json(read_bytes(plugins)) if plugins.exists() else []
+            versions = plain_json(read_bytes(plugins, inside=path)) if plugins.exists() else []
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from None
         return cls(
@@ -99,7 +101,7 @@ class RunLog:
         """
         file = _directory(path) / CONFIG
         try:
-            return parse_toml(read_text(file)) if file.exists() else {}
+            return parse_toml(read_text(file, inside=file.parent)) if file.exists() else {}
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from None
 
@@ -118,9 +120,12 @@ class RunLog:
         section, _, field = key.partition(".")
         values = cls.read_config(path).get(section, {})
         folder = values.get(field, default) if isinstance(values, dict) else None
-        if not isinstance(folder, str):
-            raise _unreadable(path, ValueError(f"{key} in its {CONFIG} is not a folder's name"))
-        return Path(path) / folder
+        try:
+            below = require_below(folder)
+        except (TypeError, ValueError) as error:
+            raise _unreadable(path, ValueError(f"{key} in its {CONFIG} {error}")) from None
+        require_inside(Path(path), [below])
+        return Path(path) / below
 
     @staticmethod
     def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:

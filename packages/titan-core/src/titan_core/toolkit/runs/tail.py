@@ -49,7 +49,7 @@ class Tail:
         """
         replaced = False
         try:
-            with open_file(self._file) as file:
+            with open_file(self._file, inside=self._file.parent) as file:
                 file.seek(self._offset - len(self._mark))
                 replaced = file.read(len(self._mark)) != self._mark
                 if replaced:
