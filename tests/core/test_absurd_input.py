@@ -189,3 +189,8 @@ def test_of_many_mistakes_the_first_are_printed(text: str, in_tmp: Path, capsys:
     *first, last = capsys.readouterr().err.splitlines()
     assert len(first) == 30 and all(line.startswith("titan: error: my.toml: ") for line in first)
     assert last.startswith("titan: error: and 19,97") and last.endswith(" more mistakes; correct these first")
+
+
+def test_a_number_that_python_cannot_convert_names_no_function_of_python() -> None:
+    with pytest.raises(BadToml, match=r"not valid TOML: an integer has more than 4,300 digits$"):
+        parse_toml(f"x = {'9' * 5000}")

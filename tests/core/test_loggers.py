@@ -207,6 +207,16 @@ def test_a_file_that_is_replaced_while_a_run_writes_is_noticed(
     assert said == f"{path} was replaced or removed; further lines are appended to the file that is there now"
 
 
+def test_a_line_never_has_half_of_a_surrogate_pair(tmp_path: Path) -> None:
+    """Where the locale is C, Python represents each byte of a name beyond ASCII by one."""
+    name = "réz.toml".encode().decode("ascii", "surrogateescape")
+    file = LineFile(tmp_path / "lines.jsonl")
+    for text in (name, "\U0001f600", "a\ud83db"):
+        file.append({"text": text})
+    file.close()
+    assert [line["text"] for line in read_lines(tmp_path / "lines.jsonl")] == ["réz.toml", "\U0001f600", "a?b"]
+
+
 def test_lines_that_a_full_disk_keeps_rejecting_are_dropped_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -26,7 +26,7 @@ def test_an_object_is_read(tmp_path: Path) -> None:
         (b"[" * 100_000, "is not JSON: "),
         (b'{"a": ' + b"[" * 101 + b"]" * 101 + b"}", "is not JSON: its lists and objects are nested too deeply"),
         (b'{"a": [{"loss": 1' + b"0" * 400 + b"}]}", "cannot be used: a[0].loss is an integer of 1,329 bits"),
-        (b'{"a": 1' + b"0" * 5000 + b"}", "cannot be used: a number has more than 4,300 digits"),
+        (b'{"a": 1' + b"0" * 5000 + b"}", "cannot be used: an integer has more than 4,300 digits"),
         (b'{"a": {"b": "x\\ud83dy"}}', "cannot be used: a.b has half of a surrogate pair, which is no character"),
         (b'{"x\\uDEADy": 1}', "cannot be used: a key has half of a surrogate pair"),
         (b"[1]", "contains an array, not an object"),

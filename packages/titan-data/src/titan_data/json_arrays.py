@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from titan_core.api import CorruptRecord, Document, UserError
 from titan_core.toolkit.files import open_file
-from titan_core.toolkit.plain_json import parse_json
+from titan_core.toolkit.plain_json import number_flaw, parse_json
 from titan_data.file_documents import FileDocuments
 from titan_data.file_index import FileIndex
 from titan_data.records import Reader
@@ -144,7 +144,7 @@ class _Text:
                 raise self.wrong("its lists and objects are nested too deeply") from None
             except ValueError as error:
                 if self._complete:
-                    raise self.wrong(str(error)) from None
+                    raise self.wrong(number_flaw(error)) from None
                 end = len(self._held)
             if end < len(self._held) or self._complete:
                 begin = self._bytes

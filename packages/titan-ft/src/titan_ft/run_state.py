@@ -80,10 +80,10 @@ def require_sendable(state: Mapping[str, Any]) -> None:
             torch.save(plain, file)
             file.seek(0)
             torch.load(file, weights_only=True)
-        except Exception as error:  # noqa: BLE001 - whatever the pickler or a reduction raises
-            why = f"is neither tensors nor plain values, so a replica group that joins could not load it: {error}"
+        except Exception:  # noqa: BLE001 - whatever the pickler or a reduction raises
+            why = "is neither tensors nor plain values, so a replica group that joins could not load it"
             fix = "set fault_tolerance.enable = false, or use another plugin for it"
-            raise UserError.one(f"the state of {name}", why.partition("\n")[0], fix) from None
+            raise UserError.one(f"the state of {name}", why, fix) from None
 
 
 def _tensors(run: Run) -> dict[str, Tensor]:

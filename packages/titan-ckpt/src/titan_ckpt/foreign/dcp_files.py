@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -153,6 +154,9 @@ class DcpFiles:
             raise self._damaged(file, f"ends within {name}")
         try:
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:  # whose message says how to run the code in it
+            why = f"{name} is damaged, or contains other objects than tensors, which could run code"
+            raise self._damaged(file, why) from error
         except Exception as error:
             why = f"{name} cannot be read: {' '.join(str(error).split())[:200]}"
             raise self._damaged(file, why) from error

@@ -4,6 +4,7 @@ time."""
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -124,6 +125,9 @@ class MetaFiles:
         for file in sorted(folder.glob("consolidated.*.pth")):
             try:
                 shard = torch.load(regular(file, inside=folder), map_location="cpu", mmap=True, weights_only=True)
+            except pickle.UnpicklingError as error:  # whose message says how to run the code in it
+                why = "is damaged, or contains other objects than tensors, which could run code"
+                raise UserError.one(str(file), why, f"{DOWNLOAD_AGAIN}, or convert it to safetensors") from error
             except Exception as error:
                 why = f"cannot be read: {' '.join(str(error).split())[:200]}"
                 raise UserError.one(str(file), why, DOWNLOAD_AGAIN) from error

@@ -36,10 +36,16 @@ def parse_toml(text: str) -> dict[str, Any]:
     except RecursionError:
         raise BadToml("tables or lists are nested too deeply") from None
     except ValueError as error:  # not from tomli: an integer with more digits than Python converts
-        raise BadToml(f"not valid TOML: {error}") from None
+        raise BadToml(f"not valid TOML: {number_flaw(error)}") from None
     if _is_deep(document):
         raise BadToml(f"tables or lists are nested more than {DEEPEST} deep")
     return document
+
+
+def number_flaw(error: ValueError) -> str:
+    """Return the message of an error about a text with numbers. For an integer with more digits than Python converts, the
+    message names a function of Python that its user should call."""
+    return "an integer has more than 4,300 digits" if "integer string conversion" in str(error) else str(error)
 
 
 def _is_deep(document: dict[str, Any]) -> bool:

@@ -28,6 +28,7 @@ from titan_core.toolkit.errors import (
     EXIT_USER_ERROR,
     MOST_PROBLEMS,
     exit_status,
+    locale_error,
     nearest,
 )
 from titan_core.toolkit.launching import reported_by_launcher
@@ -82,8 +83,8 @@ def _reported(argv: list[str]) -> int:
         if not reported_by_launcher():
             print("titan: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except OSError as error:
-        mistake = _file_error(error)
+    except (OSError, UnicodeEncodeError) as error:
+        mistake = _file_error(error) if isinstance(error, OSError) else locale_error(error)
         if mistake is None or os.environ.get("TITAN_TRACEBACK"):
             raise
         report(mistake)

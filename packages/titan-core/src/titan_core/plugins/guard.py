@@ -18,6 +18,7 @@ from titan_core.toolkit.errors import (
     Interrupted,
     PluginFailure,
     exit_status,
+    locale_error,
 )
 from titan_core.toolkit.open_files import is_too_many_files, too_many_files
 from titan_core.toolkit.reading import is_transient
@@ -142,5 +143,7 @@ class Origin:
     def _raised(self, what: str, error: BaseException) -> NoReturn:
         if is_too_many_files(error):  # says something about the machine, not about the plugin
             raise too_many_files(f"{self}: {what}") from error
+        if (mistake := locale_error(error)) is not None:
+            raise mistake from error
         message = " ".join(str(error).split())
         raise self.failure(f"{what} raised {type(error).__name__}{': ' + message if message else ''}") from error

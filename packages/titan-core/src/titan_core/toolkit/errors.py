@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import re
+import sys
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from titan_core.api import RunStopped, UserError
+from titan_core.api._shown import show
+from titan_core.api.config._sane_values import LOCALE_FIX
 from titan_core.api.plugins.errors import PartOfContract as PartOfContract, PluginFailure as PluginFailure
 
 EXIT_FAILURE: Final = 1
@@ -97,6 +101,18 @@ def nearest_path(path: str) -> str:
 
 def _folded(name: str) -> str:
     return name.casefold().replace("-", "_")
+
+
+def locale_error(error: BaseException) -> UserError | None:
+    """Return the error of a name that no file can have in this locale (``LC_ALL=C`` and ``PYTHONUTF8=0``); ``None`` if
+    ``error`` is another one."""
+    encoding = sys.getfilesystemencoding()
+    if encoding == "utf-8" or not isinstance(error, UnicodeEncodeError):
+        return None
+    if codecs.lookup(error.encoding).name != codecs.lookup(encoding).name:
+        return None
+    why = f"cannot be a file's name in this locale, whose encoding is {encoding}"
+    return UserError.one(show(error.object), why, LOCALE_FIX)
 
 
 class Interrupted(BaseException):

@@ -49,6 +49,8 @@ class LineFile:
     def append(self, record: Mapping[str, Any]) -> bool:
         """Append ``record`` after any waiting lines. Return whether all of them are now in the file."""
         line = (json.dumps(record) + "\n").encode()
+        if rb"\ud" in line:  # maybe half a surrogate pair, such as a byte of a file's name that this locale lacks
+            line = _without_halves(json.dumps(record, ensure_ascii=False) + "\n")
         with self._lock:
             self._waiting.append(line)
             self._waiting_bytes += len(line)
@@ -98,6 +100,14 @@ class LineFile:
         if descriptor is not None:
             with contextlib.suppress(OSError):  # the write failure was already reported
                 os.close(descriptor)
+
+
+def _without_halves(text: str) -> bytes:
+    """Return ``text`` in UTF-8: bytes of names as they are, and other halves of surrogate pairs replaced."""
+    try:
+        return text.encode(errors="surrogateescape").decode(errors="replace").encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="replace")
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

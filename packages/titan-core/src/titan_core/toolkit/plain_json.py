@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_core.api import UserError
+from titan_core.api._toml import number_flaw as number_flaw
 from titan_core.toolkit.files import LONGEST, read_bytes
 
 DEEPEST = 100
@@ -58,10 +59,10 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text if isinstance(text, str) else text.decode("utf-8-sig"))
     except RecursionError:
         raise TooDeep("its lists and objects are nested too deeply") from None
-    except ValueError as error:
-        if "integer string conversion" in str(error):  # Python adds which of its functions to call
-            raise ValueError("a number has more than 4,300 digits") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
         raise
+    except ValueError as error:
+        raise ValueError(number_flaw(error)) from None
 
 
 def plain_json(text: bytes) -> Any:
