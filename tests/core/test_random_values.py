@@ -133,6 +133,15 @@ def counted(elements: Elements) -> Tensor:
     return torch.ones_like(elements.uniform()).cumsum(0)
 
 
+def scaled(elements: Elements) -> Tensor:
+    """Values of which the guard of a plugin's results says that a single one is not finite."""
+    values = elements.uniform()
+    values = (values - values.mean()) / values.std()
+    if not values.isfinite().all():
+        raise UserError.one("plugin 'x'", "returned values that are not finite", "fix or update x")
+    return values
+
+
 def too_few(elements: Elements) -> Tensor:
     return elements.uniform()[:-1]
 
@@ -142,6 +151,10 @@ def too_few(elements: Elements) -> Tensor:
     [
         (centred, "depend on which elements are computed together, and so on the mesh"),
         (counted, "depend on which elements are computed together, and so on the mesh"),
+        (
+            scaled,
+            "computes 15 elements, and not 1 of them alone; it depends on which are computed together, and so on the mesh",
+        ),
         (too_few, r"returned \[14\] on cpu for 15 elements on cpu; it must return one value for each"),
     ],
 )

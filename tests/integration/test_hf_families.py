@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness import model_trials, small_gpt
 from harness.gloo_pool import GlooPool
 from harness.hf_families import (
     MESHES,
@@ -20,6 +21,9 @@ from harness.hf_families import (
 )
 from harness.jobs import run_recipe
 from harness.oracle import write_documents
+from titan_core.api import UserError
+from titan_models_hf.config import HFArgs
+from titan_models_hf.layout import define
 
 CELLS = [
     ("mixtral", "one", True),
@@ -123,3 +127,17 @@ def test_heads_that_tensor_parallelism_does_not_divide_are_computed_on_each_rank
         assert largest_difference(ranks[0].losses, one.losses) < 2e-6
         gradients = {name: gradient for rank in ranks for name, gradient in rank.gradients.items()}
         assert gradient_difference(gradients, one.gradients)[0] < 1e-5
+
+
+@pytest.mark.parametrize("mesh", ["CP", "TP"])
+def test_a_convolution_that_no_parallelism_divides_is_named(mesh: str) -> None:
+    """And not the angles of positions, which the model computes before and which are the same for all sequences."""
+    config = {
+        "vocab_size": 288, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 256, "layer_types": ["conv", "full_attention"],
+    }  # fmt: skip
+    definition = define(HFArgs(architecture="lfm2", config=config))
+    named = r"module 'model\.layers\.0\.conv', before it calls 'model\.layers\.0\.conv\.out_proj'"
+    with pytest.raises(UserError, match=named) as raised:
+        model_trials.require(small_gpt.job_of(definition, model_trials.MESHES[mesh], 2))
+    assert "rotary_emb" not in str(raised.value) and "Error:" not in str(raised.value)

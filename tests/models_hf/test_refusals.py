@@ -35,6 +35,9 @@ SMALL = {
     "vocab_size": 288, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 256,
 }  # fmt: skip
+ZAMBA = {
+    **SMALL, "num_hidden_layers": 4, "num_key_value_heads": 4, "mamba_d_state": 16, "n_mamba_heads": 8, "num_mem_blocks": 1,
+}  # fmt: skip
 OPT = {
     "vocab_size": 288, "hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "word_embed_proj_dim": 64, "max_position_embeddings": 256, "dropout": 0.0, "attention_dropout": 0.0,
@@ -65,6 +68,14 @@ REFUSED: dict[str, tuple[HFArgs, str]] = {
     "jitter by default": (
         HFArgs(architecture="phimoe", config={**SMALL, "sliding_window": None, "num_local_experts": 4}),
         "set router_jitter_noise = 0.0 in model.args.config",
+    ),
+    "a block of a kind that its list of layers lacks": (
+        HFArgs(architecture="zamba2", config={**ZAMBA, "layer_types": ["mamba", "hybrid"] * 2}),
+        "forward fails in module 'model.layers.1.shared_transformer.feed_forward' (KeyError: 1) when it is called",
+    ),
+    "blocks that share a module": (
+        HFArgs(architecture="zamba2", config={**ZAMBA, "layers_block_type": ["mamba", "hybrid"] * 2}),
+        "'model.layers.3.shared_transformer.feed_forward.gate_up_proj.weight' is a parameter of several blocks",
     ),
     "dynamic": (
         args("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}),

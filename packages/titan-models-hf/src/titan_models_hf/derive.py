@@ -38,7 +38,11 @@ def _derived(args: HFArgs) -> Facts:
     model, rows = rearranged_model(args)
     called = trace(args)
     of_library = initial_values(args, plain_model(args))
-    values = {name: of_library[rows[name].parameter if name in rows else name] for name, _ in model.named_parameters()}
+    sources = {name: rows[name].parameter if name in rows else name for name, _ in model.named_parameters()}
+    if shared := [name for name in sources.values() if name not in of_library]:
+        why = f"{shared[0]!r} is a parameter of several blocks, of which Titan replaces the modules, and each needs its own"
+        raise refusal(args, why)
+    values = {name: of_library[source] for name, source in sources.items()}
     values |= {name: ("loaded", (JOINED,)) for name in rows if values[name][0] == "computed"}
     if (missing := uncomputed(args)) is not None:
         raise refusal(args, f"the library's _init_weights does not compute the buffer {missing!r}")

@@ -257,8 +257,13 @@ def _traced(args: HFArgs, implementation: str) -> Trace:
     except Refused as error:
         raise refusal(args, str(error), error.fix) from error
     except Exception as error:
-        why = f"a call of it on the meta device raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise refusal(args, why) from error
+        place = f"in module {found.drawing.inside[-1]!r}" if found.drawing.inside[-1] else "outside of its modules"
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        why = f"the library's own forward fails {place} ({cause}) when it is called on the meta device"
+        fix = (
+            "correct the keys of model.args.config that this module reads: layers, their types and their numbers must agree"
+        )
+        raise refusal(args, why, f"{fix}; or {OTHER_MODEL}") from error
     finally:
         _current = before
     return found

@@ -56,6 +56,7 @@ from titan_core.model.trial_differences import (
     compare_gradients,
     first_difference,
     last_difference,
+    share_that_fails,
 )
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.toolkit.errors import caused_by_peer
@@ -206,7 +207,9 @@ class _MeshTrial:
         except Exception as error:
             if caused_by_peer(error):
                 raise
-            why = f"a trial of its forward and backward raised {_text(error)}"
+            why = (
+                share_that_fails(error, self._several.parts) or f"a trial of its forward and backward raised {_text(error)}"
+            )
             raise UserError(_problem(self._job, why)) from error
 
     def _wrong_gradients(self) -> dict[str, WrongGradient]:

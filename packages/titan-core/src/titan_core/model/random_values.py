@@ -21,6 +21,10 @@ _CHUNK = 1 << 20
 """Number of elements filled at a time; bounds the generator's temporary memory to about 100 MB."""
 _SAMPLE = 64
 """Number of elements of a shard that a plugin's function computes a second time, without the others."""
+_ALONE = (
+    "and so on the mesh: a rank may have one element alone. Compute each from its own index and random numbers, not from a "
+    "statistic of all"
+)
 
 
 def fill(
@@ -112,9 +116,16 @@ class _ComputedValues:
         Raises:
             UserError: their values differ, so they would depend on the mesh.
         """
-        alone = self._values(starts[-_SAMPLE:] + values.shape[1] - 1, 1)
+        try:
+            alone = self._values(starts[-_SAMPLE:] + values.shape[1] - 1, 1)
+        except UserError as error:
+            few = len(starts[-_SAMPLE:])
+            why = (
+                f"computes {values.numel()} elements, and not {few} of them alone; it depends on which are computed together"
+            )
+            raise self._wrong(f"{why}, {_ALONE}") from error
         if not torch.allclose(alone[:, 0], values[-_SAMPLE:, -1], rtol=1e-5, atol=1e-7):
-            raise self._wrong("returned values that depend on which elements are computed together, and so on the mesh")
+            raise self._wrong(f"returned values that depend on which elements are computed together, {_ALONE}")
 
     def _wrong(self, why: str) -> UserError:
         ref = self._value.values

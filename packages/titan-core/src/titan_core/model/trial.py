@@ -200,7 +200,8 @@ class SmallModelTrial:
             except Exception as raised:  # noqa: BLE001 - as above
                 error = raised
         place = _first_difference(whole, divided, partial(_agree, shares=shares, rows=rows))
-        return f"{place} ({_text_of(error)})" if error is not None else place
+        # With a share of the positions, a shape that does not fit is no other fault than a wrong result.
+        return place if error is None or shares is not None else f"{place} ({_text_of(error)})"
 
     def difference(self, run: Callable[[], Any], other: Callable[[], Any], positions: Sequence[slice]) -> str | None:
         """Return where ``other`` first computes something else than ``run`` of some positions; ``None`` if their logits are
@@ -350,6 +351,8 @@ def _agree(whole: Tensor | None, found: Tensor | None, shares: Shares | None, ro
         return True  # not comparable
     if whole.shape[0] == _BATCH:
         whole = whole[rows]
+    elif whole.shape[0] == 1 and shares is not None:
+        whole = whole.expand(_BATCH, *whole.shape[1:])  # the same for all sequences, such as angles of positions
     candidates = [found]
     if shares is not None and found.shape != whole.shape:
         candidates = [shares.join(found, dim) for dim in (1, 2) if _divisible(found, shares, dim)]

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from titan_core.api import ModelPart, Replicate, matches
 from titan_core.api.parallel.step import is_shape_inference
+from titan_core.model.materialise import local_box
 
 _Event = tuple[str, bool, int]
 """Name of a module, whether its call ends, and the number of the call."""
@@ -193,3 +195,47 @@ def _pieces(whole: Tensor, found: Tensor) -> Iterator[Tensor]:
         dim = differing[0]
         if found.shape[dim] and whole.shape[dim] % found.shape[dim] == 0:
             yield from whole.split(found.shape[dim], dim)
+
+
+def share_that_fails(error: Exception, parts: Sequence[ModelPart]) -> str | None:
+    """Return which module with parameters raised ``error``, what it was called with, and the rules of its parameters and of
+    the whole ones in its region; ``None``: no module with parameters did."""
+    modules = {id(module): (name, module, part) for part in parts for name, module in part.module.named_modules()}
+    found: tuple[str, nn.Module, ModelPart] | None = None
+    called_with: list[int] | None = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        variables = traceback.tb_frame.f_locals
+        place = modules.get(id(variables.get("self")))
+        if place is not None and next(place[1].parameters(recurse=False), None) is not None:
+            found = place
+            called_with = next((list(value.shape) for value in variables.values() if isinstance(value, Tensor)), None)
+        traceback = traceback.tb_next
+    if found is None:
+        return None
+    name, module, part = found
+    layout = part.layout
+    own = []
+    for path, parameter in module.named_parameters(name, recurse=False):
+        local, whole = list(local_box(parameter)[0].shape), list(parameter.shape)
+        share = "" if local == whole else f", of which a rank has {local}"
+        own.append(f"{path!r} {whole}, rule {layout.rule(path)}{share}")
+    region = next(
+        (path for path, _ in part.module.named_modules() if matches(path, layout.regions) and _holds(path, name)), name
+    )
+    others = [
+        repr(path)
+        for path, _ in part.module.get_submodule(region).named_parameters(region)
+        if not _holds(name, path) and isinstance(layout.rule(path), Replicate | None)
+    ]
+    beside = f"; whole in its region {region!r}: {', '.join(others[:4])}" if others else ""
+    given = "" if called_with is None else f", called with a tensor {called_with},"
+    return (
+        f"module {name!r}{given} cannot compute with a rank's share of its parameters ({'; '.join(own)}{beside}): Column() "
+        "takes whole features and divides its outputs, Row() takes divided ones, a parameter that meets divided features "
+        "needs Shard(dim), and one that meets whole ones Replicate()"
+    )
+
+
+def _holds(outer: str, name: str) -> bool:
+    return name == outer or name.startswith(f"{outer}.")
