@@ -56,7 +56,7 @@ MUTANTS = (
     Mutant("prompts-are-trained-on", "data/chat/tokens.py", "[number % 2 for number in range(len(pieces))]", "[1 for number in range(len(pieces))]", (CHAT,)),
     Mutant("answers-of-other-messages", "data/chat/tokens.py", "[by_index[index] for index in chat.trained]", "list(full.assistant)", (CHAT,)),
     Mutant("changed-renderings-accepted", "data/chat/tokens.py", "if not full.text.startswith(after):", "if False:", (CHAT,)),
-    Mutant("begin-tokens-against-the-config", "data/tokenizers/document_marks.py", "    if adds_begin is False:\n", "    if False:\n", (MARKS,)),
+    Mutant("begin-tokens-against-the-config", "data/tokenizers/document_marks.py", "    if adds_begin is False and not before:\n", "    if False:\n", (MARKS,)),
     Mutant("one-token-at-both-ends", "data/tokenizers/document_marks.py", "and named.ids == end.ids and not before and not adds_begin:", "and False:", (MARKS,)),
     Mutant("ends-by-the-first-name-of-all", "data/tokenizers/document_marks.py", "Marks(tuple(ids[:1]), ", "Marks(tuple(ids), ", (MARKS,)),
 )  # fmt: skip

@@ -42,7 +42,7 @@ MUTANTS = (
     Mutant("hf-logits-scaled-twice", FAMILY, "        config.logits_scaling = 1.0\n    if architecture == \"hyperclovax\"", "    if architecture == \"hyperclovax\"", (SCALED,)),
     Mutant("hf-cap-is-a-clamp", FAMILY, "torch.tanh(x / self.factor) * self.factor", "x.clamp(-self.factor, self.factor)", (CAPPED,)),
     Mutant("hf-fused-rows-overlap", FUSED, "        first += count\n", "", (FORMATS,)),
-    Mutant("hf-unrecorded-draw", INITIAL, "value if value == second.get(name) else None", "value", ("tests/models_hf/test_initial.py",)),
+    Mutant("hf-unrecorded-draw", INITIAL, " and value == second.get(name)}", "}", ("tests/models_hf/test_initial.py",)),
     Mutant("hf-operands-swapped", "models-hf/programs.py", "*(reversed(operands) if flipped else operands)", "*operands", ("tests/models_hf/test_initial.py",)),
     Mutant("hf-stale-step", "models-hf/programs.py", "if version == version_of(tensor):", "if version is not None:", ("tests/models_hf/test_initial.py",)),
     Mutant("hf-rates-not-read", "models-hf/random_keys.py", "(rate and other.numbers != found.numbers)", "False", (REFUSALS,)),

@@ -40,7 +40,7 @@ MUTANTS = (
     Mutant("gate-is-up", HF, '"feed_forward.w1": "mlp.gate_proj"', '"feed_forward.w1": "mlp.up_proj"', (FORMATS,)),
     Mutant("biases-ignored", HF_CONFIG, "if flag(config, key):", "if False:", (FORMATS,)),
     Mutant("unknown-keys-ignored", HF_CONFIG, 'if key not in known and key not in _IDS and key != "architectures" and value not in _NOTHING:', "if False:", (FORMATS,)),
-    Mutant("key-heads-by-default-one", HF, 'heads if config.get("num_key_value_heads") is None', '1 if config.get("num_key_value_heads") is None', (FORMATS,)),
-    Mutant("theta-of-the-outer-table", HF_CONFIG, '**config, **table(config, "rope_parameters")}', '**table(config, "rope_parameters"), **config}', (FORMATS,)),
+    Mutant("key-heads-by-default-one", HF, 'heads if config["num_key_value_heads"] is None', '1 if config["num_key_value_heads"] is None', (FORMATS,)),
+    Mutant("theta-of-the-outer-table", HF_CONFIG, '{"rope_theta": config.get("rope_theta", 10_000.0), **table(config, name)}', '{**table(config, name), "rope_theta": config.get("rope_theta", 10_000.0)}', (FORMATS,)),
     Mutant("documents-without-an-end", "models-llama/tokenizer.py", "numpy.concatenate([marks[:1], *pieces, marks[1:]])", "numpy.concatenate([marks[:1], *pieces])", (TOKENIZER,)),
 )  # fmt: skip

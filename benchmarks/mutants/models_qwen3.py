@@ -58,5 +58,5 @@ MUTANTS = (
     Mutant("qwen3-windows-ignored", FORMAT, 'if flag(config, "use_sliding_window"):', "if False:", (FORMATS,)),
     Mutant("qwen3-windows-of-layers-ignored", FORMAT, "all(kind == _FULL for kind in kinds)", "True", (FORMATS,)),
     Mutant("qwen3-norms-not-written", FORMAT, '    "attention.k_norm": "self_attn.k_norm",\n', "", (FORMATS,)),
-    Mutant("qwen3-scaling-ignored", FORMAT, '    rope_type(config, "default")\n', "", (FORMATS,)),
+    Mutant("qwen3-scaling-ignored", FORMAT, 'rope_parameters(config, {"default": ()})', 'rope_parameters(config, {"default": (), "linear": ("factor",)})', (FORMATS,)),
 )  # fmt: skip

@@ -124,6 +124,11 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-models-hf/src/titan_models_hf/derive.py", "getattr"): (1, OWN_NAMES),
     ("titan-models-hf/src/titan_models_hf/experts.py", "getattr"): (2, OWN_NAMES),
     ("titan-models-hf/src/titan_models_hf/transformers_private.py", "getattr"): (1, "functions of transformers"),
+    ("titan-models-hf/src/titan_models_hf/transformers_private.py", "AutoConfig.from_pretrained"): (
+        1,
+        "the library's classes of configs, with trust_remote_code = False, from a file written before",
+    ),
+    ("titan-report/src/titan_report/page.py", "Environment"): (1, "the template that the package ships"),
     ("titan-models-hf/src/titan_models_hf/transformers_private.py", "setattr"): (
         3,
         "functions of transformers, which are put back; parameters of a model, by their names",
