@@ -108,7 +108,7 @@ def test_an_error_keeps_its_status(tmp_path: Path) -> None:
 OBSERVER = """
 import sys
 from titan_core.api import hookimpl
-api = (2, 0)
+api = (1, 0)
 @hookimpl
 def titan_step_start(step):
     print("a plugin's line", file=sys.stderr, flush=True)

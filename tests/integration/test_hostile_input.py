@@ -16,9 +16,8 @@ from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.manifest import read_manifest
 from titan_ckpt.format.stored import NAME, BrokenCheckpoint
 from titan_core.api import UserError
-from titan_core.cli.train import _WithoutSecrets
 from titan_core.toolkit.plain_json import read_object
-from titan_core.toolkit.text import print_table
+from titan_core.toolkit.text import _ForPeople, print_table
 from titan_report.dashboard import frame
 from titan_report.followed_run import FollowedRun
 from titan_simulate.engine import stub_libraries
@@ -31,7 +30,7 @@ SOURCES = Path(__file__).parents[2] / "packages"
 def test_a_terminal_obeys_nothing_in_messages(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("name",), [(OBEYED,)])
     record = logging.LogRecord("x", logging.WARNING, "x", 1, "skipped %s", (OBEYED,), None)
-    shown = [capsys.readouterr().out, str(UserError.one(OBEYED, OBEYED)), _WithoutSecrets().format(record)]
+    shown = [capsys.readouterr().out, str(UserError.one(OBEYED, OBEYED)), _ForPeople().format(record)]
     for text in shown:
         assert "\x1b" not in text and "\x07" not in text and r"\x1b]0;owned\x07" in text
 
