@@ -1,9 +1,11 @@
 """Derives every causal language model of the transformers library in small, and compares its logits with the library's eager
-implementation. Writes the list of equal and refused ones::
+implementation, and its rotary frequencies for ways in which a ``config.json`` may state them. Writes the list of equal and
+refused ones::
 
-    uv run python -m benchmarks.hf_scan [NAME ...] [--write docs/transformers.md]
+    uv run python -m benchmarks.hf_scan [NAME ...] [--jobs 2] [--write docs/transformers.md]
 
-A name is a ``model_type``. Exits with 1 if one is different, or raises something else than a refusal. Takes some 10
+A name is a ``model_type``. Keys that let a model draw random numbers have the library's defaults; if it is refused for them,
+it is compared with these at 0. Exits with 1 if one is different, or raises something else than a refusal. Takes some 15
 minutes of CPU time.
 """
 
@@ -11,25 +13,31 @@ from __future__ import annotations
 
 import argparse
 import logging
+import multiprocessing
+import re
 import signal
 import sys
-import time
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import torch
 
+from harness.rope_spellings import KINDS, library_config, spellings
 from titan_core.api import UserError, matches
 from titan_core.model.layout_check import check_layout
 from titan_models_hf import layout, transformers_private as library
 from titan_models_hf.config import HFArgs
 from titan_models_hf.derive import derive
+from titan_models_hf.formats import arguments, from_args
 from titan_models_hf.library import configuration
 from titan_models_hf.rearranged import rearranged_model
 
@@ -45,11 +53,8 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 2, "moe_intermediate_size": 32, "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4,
     "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 16, "v_head_dim": 16, "sliding_window": 16, "shared_expert_intermediate_size": 32,
-    "tie_word_embeddings": False, "first_k_dense_replace": 1, "attention_dropout": 0.0, "hidden_dropout": 0.0,
-    "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "n_layer": 4, "n_head": 4, "n_embd": 64, "n_positions": 256,
-    "d_model": 64, "n_heads": 4, "n_layers": 4, "max_seq_len": 256, "attention_dropout_prob": 0.0,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0, "dropout": 0.0, "initializer_range": 0.15,
+    "tie_word_embeddings": False, "first_k_dense_replace": 1, "n_layer": 4, "n_head": 4, "n_embd": 64, "n_positions": 256,
+    "d_model": 64, "n_heads": 4, "n_layers": 4, "max_seq_len": 256, "initializer_range": 0.15,
 }  # fmt: skip
 """Values for the keys that a config has."""
 _LATENT = {"num_key_value_heads": 4}
@@ -89,6 +94,12 @@ class Row:
     outcome: str
     """``equal``, ``refused``, ``different``, ``not tried`` or ``crash``."""
     detail: str
+    zeros: tuple[str, ...] = ()
+    """Keys of random draws that are 0, and by default are not."""
+    loaded: bool = False
+    """Whether it trains from files only: Titan cannot draw a parameter's initial values."""
+    rope: Counter[str] = field(default_factory=Counter)
+    """Spellings of the rotary frequencies: read as by the library, refused, rejected by the library too, or different."""
 
 
 @contextmanager
@@ -134,8 +145,9 @@ def small_args(architecture: str) -> Iterator[HFArgs]:
         raise refused[0]
 
 
-def compared(args: HFArgs) -> float:
-    """Return the difference of the logits of Titan's model and of the library's, as a share of the largest logit."""
+def compared(args: HFArgs) -> tuple[float, bool]:
+    """Return the difference of the logits of Titan's model and of the library's, as a share of the largest logit; and
+    whether the model has parameters that Titan cannot draw."""
     facts = derive(args)
     described = layout.layout(args, facts)
     with torch.device("meta"):
@@ -162,7 +174,8 @@ def compared(args: HFArgs) -> float:
         changed = model(torch.cat((tokens[:, :-1], tokens[:, -1:] % 200 + 5), dim=1))
     if not torch.allclose(changed[:, :-1], found[:, :-1], rtol=0.0, atol=TOLERANCE * float(found.abs().max())):
         raise UserError.one(args.architecture, "positions depend on later ones: it is no decoder (the trial refuses it)", "")
-    return float((found - expected).abs().max() / expected.abs().max())
+    loaded = any(name == "loaded" for name, _ in facts.parameters.values())
+    return float((found - expected).abs().max() / expected.abs().max()), loaded
 
 
 def scan(architecture: str) -> Row:
@@ -170,7 +183,7 @@ def scan(architecture: str) -> Row:
     first: Row | None = None
     try:
         for args in small_args(architecture):
-            row = tried(args)
+            row = without_draws(args)
             if row.outcome in ("equal", "different", "crash"):
                 return row
             first = first or row
@@ -178,6 +191,40 @@ def scan(architecture: str) -> Row:
         return first or Row(architecture, "not tried", f"its config rejects the small sizes: {_text(error)}")
     assert first is not None, "small_args() yields or raises"
     return first
+
+
+def without_draws(args: HFArgs) -> Row:
+    """Compare one model; if it is refused for keys that let it draw, with these at 0."""
+    zeros: list[str] = []
+    row = tried(args)
+    while row.outcome == "refused" and "draw random numbers" in row.detail and len(zeros) < 16:
+        zeros += (found := re.findall(r"(\S+) = [\d.]+(?= and | let it draw)", row.detail))
+        if not found:
+            break
+        args = args.model_copy(update={"config": {**args.config, **dict.fromkeys(found, 0.0)}})
+        row = tried(args)
+    return replace(row, zeros=tuple(zeros), rope=rotary(args) if row.outcome == "equal" else Counter())
+
+
+def rotary(args: HFArgs) -> Counter[str]:
+    """Count what becomes of the spellings of a family's rotary frequencies."""
+    found: Counter[str] = Counter()
+    if "rope_parameters" not in library.config_keys(args.architecture):
+        return found
+    base = from_args(args)
+    for key in ("rope_parameters", "rope_theta", "partial_rotary_factor"):
+        base.pop(key, None)
+    files = [{**base, **keys} for kind in KINDS for keys in list(spellings(kind).values())[::19]]
+    with TemporaryDirectory() as folder:
+        for contents in files:
+            theirs = library_config(contents, Path(folder))
+            try:
+                ours = configuration(arguments(contents))
+            except ValueError:
+                found["refused" if theirs is not None else "rejected by the library"] += 1
+            else:
+                found["equal" if theirs is not None and ours.rope_parameters == theirs.rope_parameters else "different"] += 1
+    return found
 
 
 def tried(args: HFArgs) -> Row:
@@ -192,14 +239,14 @@ def tried(args: HFArgs) -> Row:
         return Row(architecture, "not tried", f"its config is not small: {size:,} parameters")
     try:
         with at_most(SECONDS):
-            difference = compared(args)
+            difference, loaded = compared(args)
     except UserError as error:
         return Row(architecture, "refused", " ".join("; ".join(problem.why for problem in error.problems).split()))
     except TooSlow:
         return Row(architecture, "not tried", f"took over {SECONDS} s")
     except Exception as error:  # noqa: BLE001 - the scan lists whatever a model raises
         return Row(architecture, "crash", f"{_text(error)}\n{traceback.format_exc()}")
-    return Row(architecture, "equal" if difference <= TOLERANCE else "different", f"{difference:.0e}")
+    return Row(architecture, "equal" if difference <= TOLERANCE else "different", f"{difference:.0e}", loaded=loaded)
 
 
 def _text(error: Exception) -> str:
@@ -209,7 +256,12 @@ def _text(error: Exception) -> str:
 def page(rows: list[Row]) -> str:
     """Return the list as a page of the docs."""
     counts = Counter(row.outcome for row in rows)
-    equal = ", ".join(f"`{row.architecture}`" for row in rows if row.outcome == "equal")
+    chosen = [row for row in rows if row.outcome == "equal"]
+    equal = ", ".join(f"`{row.architecture}`" for row in chosen if not row.zeros)
+    loaded = ", ".join(f"`{row.architecture}`" for row in chosen if row.loaded)
+    drawing = [f"| `{row.architecture}` | {', '.join(f'`{key}`' for key in row.zeros)} |" for row in chosen if row.zeros]
+    rope = sum((row.rope for row in chosen), Counter[str]())
+    spelled = ", ".join(f"{number:,} {outcome}" for outcome, number in rope.most_common())
     lines = [
         "# Models of transformers",
         "",
@@ -222,6 +274,18 @@ def page(rows: list[Row]) -> str:
         "## Equal",
         "",
         equal,
+        "",
+        "## Equal with keys at 0",
+        "",
+        "With the library's defaults these draw random numbers in training, which is refused.",
+        "",
+        "| model_type | set to 0.0 |",
+        "| --- | --- |",
+        *drawing,
+        "",
+        f"From files only, because Titan does not know their initial values: {loaded}.",
+        "",
+        f"Spellings of rotary frequencies in files of {sum(bool(row.rope) for row in chosen)} of all these: {spelled}.",
         "",
     ]
     for outcome in ("different", "crash", "not tried", "refused"):
@@ -237,22 +301,23 @@ def page(rows: list[Row]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the list")
     parser.add_argument("-v", "--verbose", action="store_true", help="print tracebacks")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     rows = []
-    for name in arguments.names or library.architectures():
-        begun = time.perf_counter()
-        row = scan(name)
-        rows.append(row)
-        detail = row.detail if arguments.verbose else row.detail.splitlines()[0][:200]
-        print(f"{row.architecture:32} {row.outcome:10} {time.perf_counter() - begun:5.1f} s  {detail}", flush=True)
+    with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
+        for row in pool.imap(scan, arguments.names or library.architectures()):
+            rows.append(row)
+            detail = row.detail if arguments.verbose else row.detail.splitlines()[0][:200]
+            zeros = f"  with 0: {', '.join(row.zeros)}" if row.zeros else ""
+            print(f"{row.architecture:32} {row.outcome:10} {detail}{zeros}  {dict(row.rope) or ''}", flush=True)
     print(dict(Counter(row.outcome for row in rows)))
     if arguments.write is not None:
         arguments.write.write_text(page(rows), encoding="utf-8")
-    return int(any(row.outcome in ("different", "crash") for row in rows))
+    return int(any(row.outcome in ("different", "crash") or row.rope["different"] for row in rows))
 
 
 if __name__ == "__main__":
