@@ -166,7 +166,7 @@ def test_under_nohup_a_closed_terminal_ends_only_the_console(tmp_path: Path) -> 
     )
     terminal.wait_for("tok/s")
     os.close(terminal._master)
-    while "Input/output error" not in (tmp_path / "run/events.jsonl").read_text():
+    while "standard output cannot be written: Input/output error" not in (tmp_path / "run/events.jsonl").read_text():
         assert os.waitpid(terminal.pid, os.WNOHANG) == (0, 0)
     terminal.send(signal.SIGTERM)
     assert os.waitstatus_to_exitcode(os.waitpid(terminal.pid, 0)[1]) == 75
