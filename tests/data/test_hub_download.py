@@ -271,3 +271,15 @@ def test_a_repository_without_a_readable_tokenizer_is_refused(hub: FakeHub, caps
     hub.repositories["meta/Llama"] = {"tokenizer.model": b"\n\x0e\n\x05<unk>\x15\0\0\0\0"}
     assert main(["tokenizer", "download", "meta/Llama"]) == 2
     assert "is not a tokenizer that Titan reads (SentencePiece, for example)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["/api/models/", "/storage/"])
+def test_a_hub_that_sends_byte_by_byte_is_given_up(
+    path: str, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("titan_data.hub._WITHIN_SECONDS", 0.5)
+    hub.slow = path
+    assert main(["model", "download", "meta/Llama"]) == 2
+    assert "the hub sends less than 64.0 KiB in 0.5 s" in capsys.readouterr().err
+    hub.slow = None
+    assert main(["model", "download", "meta/Llama"]) == 0

@@ -125,7 +125,7 @@ def test_a_rank_that_gloo_aborts_leaves_its_stack(tmp_path: Path) -> None:
     assert (found.kind, found.culprits, found.step) == ("missing", [0], AT)
     assert "rank 1 was left waiting in all_reduce" in found.verdict
     assert any("all_reduce of [600] float32" in line for line in found.details)
-    died = left_stacks(tmp_path / FLIGHT)[0]
+    died = left_stacks(tmp_path / FLIGHT, [])[0]
     assert (died.rank, died.died) == (0, True)
     assert "Fatal Python error: Aborted" in died.text and "in other_shape" in died.text
 

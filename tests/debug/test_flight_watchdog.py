@@ -65,10 +65,10 @@ def test_a_new_attempt_keeps_the_stacks_of_a_crashed_one(tmp_path: Path) -> None
     first.close()
     crashed = path.read_text()
     second = StacksFile(path.parent, 1, 2.0)
-    assert left_stacks(path.parent) == []  # none of the current attempt
+    assert left_stacks(path.parent, []) == []  # none of the current attempt
     second.close()
     assert path.read_text() == crashed  # the second wrote no stacks
-    (left,) = left_stacks(path.parent)
+    (left,) = left_stacks(path.parent, [])
     assert (left.rank, left.attempt, left.died) == (1, 1.0, True)
 
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -52,6 +52,8 @@ class FakeHub:
     """Files that are sent with a flipped byte."""
     status: int | None = None
     """Status of every answer."""
+    slow: str | None = None
+    """Beginning of the paths whose answers come byte by byte."""
     uploads: Uploads = field(default_factory=Uploads)
     """What was pushed."""
     requests: list[Request] = field(default_factory=list)
@@ -202,7 +204,12 @@ def _handler(hub: FakeHub, storage: bool) -> type[BaseHTTPRequestHandler]:
                     self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            if self.command != "HEAD":
+            if self.command != "HEAD" and hub.slow is not None and self.path.startswith(hub.slow):
+                with suppress(OSError):  # the client gives up
+                    for byte in body:
+                        self.wfile.write(bytes([byte]))
+                        threading.Event().wait(0.01)  # sleep is patched: see use()
+            elif self.command != "HEAD":
                 self.wfile.write(body[:cut])
             self.close_connection = cut is not None
 

@@ -105,7 +105,7 @@ DAMAGES = [
     Damage("more than logits", ONE, r"must return logits .* but returns tuple", ReturnsMore),
     Damage("mixers by keyword", ONE, r"mixers names '.*inner', which is called with keyword arguments only; call it with \(q, k, v\)", lambda: CallsMixers("keywords"), INNER_MIXER),
     Damage("mixers in another order", ONE, r"mixers names '.*inner', which is called with \[2, 16, 4, 6\]", lambda: CallsMixers("transposed"), INNER_MIXER),
-    Damage("documents ignored", DOCUMENTS, "masks_documents is true, but two documents in one sequence give other logits than each gives alone", IgnoresDocuments),
+    Damage("documents ignored", DOCUMENTS, "each gives alone: in the second one, module 'blocks.0.attention.mixer' depends on tokens of the first", IgnoresDocuments),
     Damage("positions ignored, documents", DOCUMENTS, "two documents in one sequence give other logits than each gives alone", IgnoresPositions),
     # -- sequences of a batch
     Damage("a statistic of the batch", DP, r"module 'blocks\.1\.extra' mixes the sequences of a batch", lambda: Mixed(lambda: Of(lambda x: x - x[:, :1].mean(0, keepdim=True)))),

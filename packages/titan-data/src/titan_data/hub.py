@@ -14,6 +14,8 @@ import os
 import re
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,6 +45,8 @@ MODEL_FILES: Final = (
 _ORIGINAL: Final = f"original/{TOKENIZER_MODEL}"
 """Where Meta's repositories keep the ranks of Llama's tokenizer."""
 _STAGING: Final = ".download"
+_LEAST_BYTES, _WITHIN_SECONDS = 2**16, 60.0
+"""A hub that sends fewer bytes in this time is given up. ``huggingface_hub`` waits as long as each byte comes in time."""
 
 
 @dataclass(frozen=True)
@@ -180,26 +184,76 @@ def described(repository: Repository, folder: Path, files: Collection[str], new:
 def _hub(name: str, revision: str | None) -> Iterator[HfApi]:
     """Give access to the hub with the token of the environment, and convert errors to a ``UserError`` without it."""
     token = os.environ.get("HF_TOKEN", "").strip()
+    answers: _Answers | None = None
     if not re.fullmatch("[!-~]*", token):
         why = "is not an access token: it contains a blank or a character outside ASCII (its value is not shown)"
         raise UserError.one("HF_TOKEN", why, "copy the token again")
     try:
-        from huggingface_hub import HfApi
+        from huggingface_hub import HfApi, get_session
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
         logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its warnings contain signed URLs
         if not sys.stderr.isatty():
             disable_progress_bars()
-        yield HfApi(token=token or False)
+        with _Answers(get_session()) as answers:
+            yield HfApi(token=token or False)
     except UserError:
         raise
     except Exception as error:
+        if answers is not None and answers.too_slow:
+            why = f"sends less than {show_bytes(_LEAST_BYTES)} in {_WITHIN_SECONDS:g} s"
+            raise UserError.one(name, f"cannot be downloaded: the hub {why}", _AGAIN) from None
         # The exception classes of the HTTP client differ between versions of huggingface_hub.
         if not (is_transient(error) or isinstance(error, OSError | ValueError | KeyError | TypeError | AssertionError)):
             raise
         text = redact_text(" ".join(str(error).split()))
         why, fix = _explained(error, text.replace(token, REDACTED) if token else text, revision)
         raise UserError.one(name, why, fix) from None
+
+
+_AGAIN = "check the network, proxy, disk and HF_ENDPOINT, and run the same command again: it keeps the files that are whole"
+
+
+class _Answers:
+    """Ends answers of the hub that are too slow, within the ``with`` block.
+
+    Args:
+        session: the HTTP client of ``huggingface_hub``, which reads answers in threads of its own.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self.too_slow = False
+        self._session, self._over = session, threading.Event()
+        self._before = session.event_hooks, session.timeout
+        self._open: dict[Any, tuple[float, int]] = {}  # answer -> when its last interval began, and the bytes until then
+        self._thread = threading.Thread(target=self._watch, name="speed of the hub", daemon=True)
+
+    def __enter__(self) -> _Answers:
+        hooks, _ = self._before
+        self._session.event_hooks = {**hooks, "response": [*hooks["response"], self._begun]}
+        self._session.timeout = _WITHIN_SECONDS  # for an answer to begin
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._session.event_hooks, self._session.timeout = self._before
+        self._over.set()
+        self._thread.join()
+
+    def _begun(self, answer: Any) -> None:
+        self._open[answer] = time.monotonic(), 0
+
+    def _watch(self) -> None:
+        while not self._over.wait(_WITHIN_SECONDS / 60):
+            now = time.monotonic()
+            for answer, (since, size) in list(self._open.items()):
+                if answer.is_closed:
+                    del self._open[answer]
+                elif now - since >= _WITHIN_SECONDS:
+                    self._open[answer] = now, answer.num_bytes_downloaded
+                    if answer.num_bytes_downloaded - size < _LEAST_BYTES:
+                        self.too_slow = True
+                        answer.extensions["network_stream"].close()  # the thread that reads it gets an error
 
 
 def _explained(error: Exception, text: str, revision: str | None) -> tuple[str, str]:
@@ -220,5 +274,4 @@ def _explained(error: Exception, text: str, revision: str | None) -> tuple[str, 
         return f"has no revision {revision!r}", "choose a branch, tag or commit"
     if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403):
         return "does not exist, or HF_TOKEN has no access to it", "check the name, and set HF_TOKEN to a valid token"
-    fix = "check the network, proxy, disk and HF_ENDPOINT, and run the same command again: it keeps the files that are whole"
-    return f"cannot be downloaded: {text or type(error).__name__}", fix
+    return f"cannot be downloaded: {text or type(error).__name__}", _AGAIN

@@ -30,8 +30,18 @@ _QUANTISED = ("quantization_config", "compression_config", "quantization")
 
 
 def kind_of(folder: Path) -> str | None:
-    """Return which of :data:`FILES` the folder contains, or ``None``."""
-    return next((kind for kind, pattern in FILES.items() if any(folder.glob(pattern))), None)
+    """Return which of :data:`FILES` the folder contains, or ``None``.
+
+    Raises:
+        UserError: it contains an adapter and no weights of a model.
+    """
+    found = {kind: [file.name for file in folder.glob(pattern)] for kind, pattern in FILES.items()}
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file() and all(name.startswith("adapter_") for names in found.values() for name in names):
+        base = read_object(adapter, DOWNLOAD_AGAIN, inside=folder).get("base_model_name_or_path")
+        why = f"contains an adapter (PEFT) of the model {show(base)}, and not the weights of a model"
+        raise UserError.one(str(folder), why, "merge the adapter into its model, and name the folder of the merged model")
+    return next((kind for kind, names in found.items() if names), None)
 
 
 def read_config(folder: Path, kind: str) -> dict[str, Any]:
@@ -43,12 +53,6 @@ def read_config(folder: Path, kind: str) -> dict[str, Any]:
     if kind == "dcp":
         fix = f"convert it first: `titan checkpoint convert {quote(str(folder))} NEW_FOLDER --recipe RECIPE --allow-pickle`"
         raise UserError.one(str(folder), "is a torch.distributed.checkpoint folder, which does not describe its model", fix)
-    adapter = folder / "adapter_config.json"
-    weights = [file.name for file in folder.glob(FILES[kind])]
-    if adapter.is_file() and all(name.startswith("adapter_") for name in weights):
-        base = read_object(adapter, DOWNLOAD_AGAIN, inside=folder).get("base_model_name_or_path")
-        why = f"contains an adapter (PEFT) of the model {show(base)}, and not the weights of a model"
-        raise UserError.one(str(folder), why, "merge the adapter into its model, and name the folder of the merged model")
     path = folder / CONFIG_OF[kind]
     config = read_object(path, DOWNLOAD_AGAIN, inside=folder)
     for key in _QUANTISED:
