@@ -160,7 +160,7 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes | None], str]] = {
     "no pickle": (".metadata", lambda data: b"{}", "is not DCP's metadata, or damaged"),
     "cut metadata": (".metadata", lambda data: data[:-100], "is not DCP's metadata, or damaged"),
     "cut data": ("__0_0.distcp", lambda data: data[:-100], "__0_0.distcp: ends within"),
-    "zeros": ("__0_0.distcp", lambda data: bytes(len(data)), "cannot be read"),
+    "zeros": ("__0_0.distcp", lambda data: bytes(len(data)), "tok_embeddings.weight is damaged"),
     "missing": ("__0_0.distcp", lambda data: None, "cannot be read: No such file or directory"),
 }
 

@@ -40,8 +40,8 @@ def text_of(source: str, **record: Any) -> str:
 
 
 def wait_for_end(process: int) -> None:
-    command, deadline = Path(f"/proc/{process}/cmdline"), time.monotonic() + PATIENCE
-    while command.exists() and command.read_bytes():  # it has no command if nobody has waited for it
+    status, deadline = Path(f"/proc/{process}/stat"), time.monotonic() + PATIENCE
+    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":  # Z: nobody has waited for it yet
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

@@ -37,8 +37,8 @@ OF_LIBRARIES = re.compile(
 )
 """Names of threads that a library starts once for the whole process and never ends."""
 
-RENDERER = "titan_data.template_worker"
-"""Module of the process that renders templates for another one, and ends with that."""
+RENDERER = "template_worker"
+"""Last name of the module of the process that renders templates for another one, and ends with that."""
 
 _MARK = "STARTED_BY_A_TEST"
 """Environment variable whose value no other test has, in this run or in another one on the machine. The processes that a

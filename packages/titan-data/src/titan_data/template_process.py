@@ -7,12 +7,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from titan_core.api import UserError
+from titan_core.toolkit.processes import python
 from titan_data.template_messages import ANSWER, REQUEST, encode
 
 CPU_SECONDS: Final = 10.0
@@ -83,9 +83,9 @@ class Renderer:
 
     def _started(self) -> subprocess.Popen[bytes]:
         limits = map(str, self._limits)
-        # -P: modules are not imported from the current folder.
-        command = [sys.executable, "-P", "-m", "titan_data.template_worker", *limits]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        return subprocess.Popen(
+            python("-m", "titan_data.template_worker", *limits), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
 
     def _why_ended(self) -> str:
         cpu_seconds, seconds, _ = self._limits

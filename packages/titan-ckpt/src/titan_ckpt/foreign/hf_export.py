@@ -38,7 +38,8 @@ def export_config(form: WeightFormat, args: BaseModel, about: Mapping[str, Any],
     config = {key: value for key, value in (ids | config).items() if key not in ("torch_dtype", "dtype")}
     for key, value in config.items():
         inside = within_vocabulary(key, value, current.get("vocab_size"))
-        config[key] = current.get(key) if inside is None else inside
+        if inside != value:
+            config[key] = current.get(key) if inside is None else inside
     return with_token_ids({**config, "dtype" if "dtype" in original else "torch_dtype": dtype}, about)
 
 

@@ -30,7 +30,7 @@ _USER_AND_PASSWORD = re.compile(r"(://)[^\s/\"<>:@]*:[^\s/\"<>]*@")
 _TOKEN_AS_USER = re.compile(r"(https?://)[^\s/\"<>@]+@")
 _ASSIGNED = re.compile(
     r"(?P<in_query>[?&])?(?<![\w.%-])(?:(?P<name>[\w.%-]{1,200}+)(?:=(?!=)|\s?=\s?(?=\\?['\"]))"
-    r"|\\?['\"](?P<key>[\w.-]{1,200}+)\\?['\"]\s*[:=]\s*)"
+    r"|\\?['\"](?P<key>[\w.-]{1,200}+)\\?['\"]\s*[:=]\s*(?=\\?['\"]))"
 )
 """``name=value`` as in commands, URLs, environments and TOML, and ``"name": value`` of JSON and Python. Prose and code with
 blanks and no quotes (``token = one of ...``) are neither."""

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -74,10 +75,8 @@ class RunDirectory:
         path = Path(folder)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            probe = path / ".writable"
-            probe.unlink(missing_ok=True)
-            probe.touch(exist_ok=False)
-            probe.unlink()
+            with tempfile.TemporaryFile(dir=path):  # ranks try at the same time, each with a name of its own
+                pass
         except OSError as error:
             raise UserError.one(
                 f"job.dump_folder = {folder!r}", f"cannot be written: {error.strerror}", "choose another folder"

@@ -41,7 +41,7 @@ def read_object(file: Path, fix: str, *, longest: int = LONGEST, inside: Path | 
     except OSError as error:
         raise UserError.one(str(file), f"cannot be read: {error.strerror or error}", "check its permissions") from None
     except ValueError as error:
-        why = "is not JSON" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError | TooDeep) else "cannot be used"
+        why = "is not JSON" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else "cannot be used"
         raise UserError.one(str(file), f"{why}: {error}", fix) from None
     if not isinstance(contents, dict):
         raise UserError.one(str(file), f"contains {json_kind(contents)}, not an object", fix)
