@@ -35,9 +35,9 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     made: list[Path] = []
     scan = json_lines._scan
 
-    def counted(file: Path) -> Any:
+    def counted(file: Path, *more: Any) -> Any:
         made.append(file)
-        return scan(file)
+        return scan(file, *more)
 
     monkeypatch.setattr(json_lines, "_scan", counted)
     return made
@@ -196,9 +196,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from titan_data import json_lines
 made, scan = [], json_lines._scan
-def counted(file):
+def counted(file, *more):
     made.append(file.name)
-    return scan(file)
+    return scan(file, *more)
 json_lines._scan = counted
 files = sorted(Path(sys.argv[1]).glob("*.jsonl"))
 print("ready", flush=True)

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow
 import pyarrow.ipc
 
+from titan_data.limits import TooLarge
 from titan_data.remote_bytes import RemoteBytes
 from titan_data.row_groups import Bounds, Form, GroupTable
 from titan_data.seekable import seekable
@@ -42,6 +43,7 @@ class ArrowFile:
             raise pyarrow.ArrowInvalid("it does not begin with a schema")
         self.schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(content[begin : schema.end]))
         self.held, self._first = 4 * schema.end, schema.end
+        self._dictionary_bytes: int | None = None
         messages = [message for _, message in _messages(content, self._first, _BATCH)]
         self._has_dictionaries = any(message.kind == _DICTIONARY for message in messages)
         plain = not messages or messages[-1].kind != _BATCH or not messages[-1].compressed
@@ -64,8 +66,13 @@ class ArrowFile:
         """Return the size of the record batch in the file."""
         return bounds[1] - bounds[0]
 
-    def tables(self, content: Any, group: int, bounds: Bounds, columns: Sequence[str], rows: int) -> Iterator[pyarrow.Table]:
+    def tables(
+        self, content: Any, group: int, bounds: Bounds, columns: Sequence[str], rows: int, most: int
+    ) -> Iterator[pyarrow.Table]:
         """Yield the columns of a record batch, as a whole: a batch cannot be read in parts."""
+        message = _message(content, bounds[0])
+        if (size := self._dictionaries(content) + (message.unpacked(content) if message is not None else 0)) > most:
+            raise TooLarge("its record batch, with the dictionaries of the file,", size)
         if self._is_file:
             fields = [self.schema.names.index(name) for name in columns]
             options = pyarrow.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
@@ -82,6 +89,14 @@ class ArrowFile:
             batch = pyarrow.ipc.read_record_batch(pyarrow.py_buffer(part), self.schema)
         yield pyarrow.Table.from_batches([batch]).select(list(columns))
 
+    def _dictionaries(self, content: Any) -> int:
+        """Return the bytes of the compressed dictionaries, which are decompressed with each record batch."""
+        if self._dictionary_bytes is None:
+            named = any("dictionary<" in str(field.type) for field in self.schema)
+            messages = _messages(content, self._first) if named else ()
+            self._dictionary_bytes = sum(one.unpacked(content) for _, one in messages if one.kind == _DICTIONARY)
+        return self._dictionary_bytes
+
 
 class _Message(NamedTuple):
     kind: int
@@ -89,6 +104,13 @@ class _Message(NamedTuple):
     """The byte after it."""
     rows: int
     compressed: bool
+    buffers: tuple[tuple[int, int], ...] = ()
+    """The first bytes and the sizes of compressed buffers."""
+
+    def unpacked(self, content: Any) -> int:
+        """Return the bytes of the buffers, decompressed. Each begins with their number, or -1 if it is not compressed."""
+        sizes = ((int.from_bytes(content[at : at + 8], "little", signed=True), size) for at, size in self.buffers)
+        return sum(size if unpacked == -1 else max(unpacked, 0) for unpacked, size in sizes)
 
 
 def _messages(content: Any, at: int, upto: int | None = None) -> Iterator[tuple[int, _Message]]:
@@ -117,13 +139,18 @@ def _message(content: Any, at: int) -> _Message | None:
         metadata = content[at + prefix : at + prefix + max(size, 0)]
         message = _Table(metadata, struct.unpack_from("<I", metadata)[0])
         kind, body, header = message.number(1, "<B"), message.number(3, "<q"), message.table(2)
-        rows, compressed = (header.number(0, "<q"), header.at(3) is not None) if kind == _BATCH else (0, False)
+        batch = header if kind == _BATCH else header.table(1) if kind == _DICTIONARY else None
+        rows = batch.number(0, "<q") if batch is not None else 0
+        compressed = batch is not None and batch.at(3) is not None
+        begin = at + prefix + size
+        pairs = batch.pairs(2) if batch is not None and compressed else ()
+        buffers = tuple((begin + first, length) for first, length in pairs if length)
     except struct.error:
         raise pyarrow.ArrowInvalid(f"there is no whole message at byte {at}") from None
     end = at + prefix + size + body
     if min(body, rows) < 0 or end > len(content):
         raise pyarrow.ArrowInvalid(f"the message at byte {at} ends at byte {end}, but the file at byte {len(content)}")
-    return _Message(kind, end, rows, compressed)
+    return _Message(kind, end, rows if kind == _BATCH else 0, compressed, buffers)
 
 
 class _Table:
@@ -153,6 +180,17 @@ class _Table:
         if at is None:
             raise struct.error
         return _Table(self._buffer, at + self._unpack("<I", at))
+
+    def pairs(self, field: int) -> list[tuple[int, int]]:
+        """Return a vector of structs of two 64-bit numbers."""
+        at = self.at(field)
+        if at is None:
+            return []
+        begin = at + self._unpack("<I", at)
+        count = self._unpack("<I", begin)
+        if begin + 4 + 16 * count > len(self._buffer):
+            raise struct.error
+        return list(struct.iter_unpack("<qq", self._buffer[begin + 4 : begin + 4 + 16 * count]))
 
     def _unpack(self, form: str, at: int) -> int:
         if at < 0:

@@ -14,7 +14,7 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import zstandard
 
@@ -22,6 +22,7 @@ from titan_core.api import UserError
 from titan_core.toolkit.atomic_write import atomic_write
 from titan_core.toolkit.cache_folder import cache_folder
 from titan_core.toolkit.files import open_file
+from titan_data.limits import DEFAULT, KEY, TOGETHER
 from titan_data.made_once import make_missing
 
 log = logging.getLogger(__name__)
@@ -32,10 +33,14 @@ COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".xz": "xz", ".bz2
 """Names of the formats, by file suffix."""
 
 _CHUNK = 1 << 14
-"""Number of bytes to decompress at a time. Kept small, because one byte may expand to a thousand."""
+_ZSTD_CHUNK = 1 << 11
+"""Number of bytes to read at a time. Kept small for zstd, because four bytes may expand to 128 KiB."""
 
-_ZSTD_WINDOW = 1 << 31
-"""The window of ``zstd --long=31``, used for large public corpora. The decompressor allocates only what a file needs."""
+_PIECE = 1 << 20
+"""Number of bytes that are decompressed at a time, where the library can stop."""
+_FREE, _MOST_TIMES = 512 << 20, 256
+"""Bytes that any file may become, and how many times its size beyond that. Text becomes ten times as large; what becomes a
+thousand times as large fills the disk."""
 
 
 class _Stream(Protocol):
@@ -50,13 +55,19 @@ class _Stream(Protocol):
     def decompress(self, data: bytes, /) -> bytes: ...
 
 
-_STREAMS: dict[str, Callable[[], _Stream]] = {
-    ".gz": lambda: zlib.decompressobj(wbits=16 + zlib.MAX_WBITS),
-    ".zst": lambda: zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj(),
-    ".zstd": lambda: zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj(),
-    ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
-    ".bz2": bz2.BZ2Decompressor,
+def _zstd(window: int) -> _Stream:
+    # The library accepts powers of two. It allocates only what a file needs: `zstd --long=31` writes windows of 2 GiB.
+    return zstandard.ZstdDecompressor(max_window_size=1 << min(window.bit_length() - 1, 31)).decompressobj()
+
+
+_STREAMS: dict[str, Callable[[int], _Stream]] = {
+    ".gz": lambda window: zlib.decompressobj(wbits=16 + zlib.MAX_WBITS),
+    ".zst": _zstd,
+    ".zstd": _zstd,
+    ".xz": lambda window: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=window),
+    ".bz2": lambda window: bz2.BZ2Decompressor(),
 }
+"""Decompressors, by file suffix, whose window takes at most a number of bytes."""
 _PADDED = (".gz", ".xz")
 """Formats that allow trailing zeros, which tapes and block devices add."""
 _ERRORS = (zlib.error, zstandard.ZstdError, lzma.LZMAError, OSError, EOFError)
@@ -66,27 +77,33 @@ class Damaged(Exception):
     """A compressed file is damaged; the message says how."""
 
 
-def decompress(file: Path) -> Iterator[bytes]:
+def decompress(file: Path, limit: int = DEFAULT) -> Iterator[bytes]:
     """Yield the contents of ``file`` in pieces. Its suffix determines the format.
 
+    Args:
+        limit: bytes of a record; a window may take :data:`~titan_data.limits.TOGETHER` times as many.
+
     Raises:
-        Damaged: the file has another format, is truncated, or has extra data at its end.
+        Damaged: the file has another format, is truncated, has extra data at its end, or its window is too large.
         OSError: the file cannot be read.
     """
-    new, kind = _STREAMS[file.suffix], COMPRESSED[file.suffix]
-    stream: _Stream | None = new()
+    new, kind, window = _STREAMS[file.suffix], COMPRESSED[file.suffix], TOGETHER * limit
+    stream: _Stream | None = new(window)
     done = 0  # number of complete streams
     with open_file(file) as packed:
-        while data := packed.read(_CHUNK):
+        while data := packed.read(_ZSTD_CHUNK if kind == "zstd" else _CHUNK):
             while data:
                 if stream is None:
                     data = data.lstrip(b"\0") if file.suffix in _PADDED else data
                     if not data:
                         break
-                    stream = new()
+                    stream = new(window)
                 try:
-                    yield stream.decompress(data)
+                    yield from _pieces(stream, data, kind)
                 except _ERRORS as error:
+                    if "memory" in str(error).lower():
+                        why = f"it needs a window of more than {TOGETHER} times {KEY}, {window:,} bytes: raise the key"
+                        raise Damaged(f"{why} (`zstd --long=31` needs {KEY} = {-(-(1 << 31) // TOGETHER)})") from None
                     why = f"the data after the last stream is not {kind}" if done else f"not {kind}, or damaged"
                     raise Damaged(f"{why}: {error}") from None
                 if not stream.eof:
@@ -96,15 +113,31 @@ def decompress(file: Path) -> Iterator[bytes]:
         raise Damaged(f"the last {kind} stream is incomplete: the file is truncated or has extra data at its end")
 
 
-def decompressed(files: Sequence[Path]) -> list[Path]:
+def _pieces(stream: Any, data: bytes, kind: str) -> Iterator[bytes]:
+    """Yield what ``data`` becomes, at most :data:`_PIECE` bytes at a time where the library can stop."""
+    if kind == "zstd":
+        yield stream.decompress(data)
+        return
+    while True:
+        yield (piece := stream.decompress(data, _PIECE))
+        data = stream.unconsumed_tail if kind == "gzip" else b""
+        if stream.eof or (stream.needs_input if kind != "gzip" else not data and len(piece) < _PIECE):
+            return
+
+
+def decompressed(files: Sequence[Path], limit: int = DEFAULT) -> list[Path]:
     """Return ``files`` with each compressed file replaced by its decompressed copy.
 
+    Args:
+        limit: see :func:`decompress`.
+
     Raises:
-        UserError: a file is damaged or has another format than its suffix says, or its copy cannot be written.
+        UserError: a file is damaged or has another format than its suffix says, or its copy cannot be written or is absurdly
+            large.
         OSError: a file cannot be read.
     """
     packed = [file for file in files if file.suffix in COMPRESSED]
-    make_missing([_Copy(file) for file in packed])
+    make_missing([_Copy(file, limit) for file in packed])
     return [copy_of(file) if file in packed else file for file in files]
 
 
@@ -130,8 +163,8 @@ def damaged(file: Path, why: Damaged) -> UserError:
 class _Copy:
     """The decompressed copy of a file."""
 
-    def __init__(self, file: Path) -> None:
-        self._file, self.path = file, copy_of(file)
+    def __init__(self, file: Path, limit: int) -> None:
+        self._file, self.path, self._limit = file, copy_of(file), limit
 
     def open(self) -> bool:
         """See :class:`~titan_data.made_once.MadeFile`."""
@@ -145,9 +178,13 @@ class _Copy:
         """
         log.info("decompressing %s, once", self._file)
         try:
+            most = max(_FREE, _MOST_TIMES * self._file.stat().st_size)
             with atomic_write(self.path) as part, part.open("wb") as plain:
-                for piece in decompress(self._file):
+                for piece in decompress(self._file, self._limit):
                     plain.write(piece)
+                    if plain.tell() > most:
+                        why = f"it becomes more than {_MOST_TIMES} times as large, {most:,} bytes"
+                        raise UserError.one(str(self._file), why, "decompress it yourself, if it is not a bomb")
         except Damaged as error:
             raise damaged(self._file, error) from None
         except OSError as error:

@@ -17,6 +17,7 @@ from titan_core.toolkit.files import open_file
 from titan_data.compressed import decompressed
 from titan_data.file_documents import FileDocuments
 from titan_data.file_index import FileIndex
+from titan_data.limits import DEFAULT, LOCATED, endless, too_large
 from titan_data.local_files import EMPTY, EMPTY_FIX, ENDINGS, find_files, plain_suffix
 from titan_data.records import FIELD_FIX, Reader, check_format, missing_field, reads_text
 from titan_data.storage import problems
@@ -34,32 +35,30 @@ class CsvRecords(FileDocuments):
 
     mark = ", record "
 
-    def __init__(self, files: Sequence[Path], shown: Sequence[Path], read: Reader) -> None:
+    def __init__(self, files: Sequence[Path], shown: Sequence[Path], read: Reader, limit: int = DEFAULT) -> None:
         """
         Args:
             shown: names of the files in error messages. A decompressed copy has the name of the original.
+            limit: bytes of a record.
 
         Raises:
-            UserError: a file is not UTF-8, or its header does not name the columns.
+            UserError: a file is not UTF-8, its header does not name the columns, or a record does not end.
         """
         csv.field_size_limit(_LONGEST)  # of the process; the default stops at 128 KiB, and documents are longer
-        self._files, self._read, self._shown = files, read, shown
+        self._files, self._read, self._shown, self._limit = files, read, shown, limit
         self._separators = [separator_of(file) for file in shown]
-        of = dict(zip(files, self._separators, strict=True))
+        of = dict(zip(files, zip(self._separators, shown, strict=True), strict=True))
         version = f"records of CSV, version 2, separated by {sorted(set(self._separators))}"
-        self._index = FileIndex(files, version, lambda file: scan_records(file, of[file]))
+        self._index = FileIndex(files, version, lambda file: scan_records(file, *of[file], LOCATED * limit))
         super().__init__(self._index.upto)
-        self.columns = [
-            header(self._content(number, 0), self._separators[number], shown[number]) if self._index.extra[number] else []
-            for number in range(len(files))
-        ]
+        self.columns = [self._header(number) if self._index.extra[number] else [] for number in range(len(files))]
         """The names of the columns of each file."""
 
     def text(self, index: int) -> Document:
         """Return the document in record ``index``.
 
         Raises:
-            CorruptRecord: it has another number of values than columns, is not UTF-8, or has no document.
+            CorruptRecord: it is too large, has another number of values than columns, is not UTF-8, or has no document.
         """
         number, place_in_file = self.locate(index)
         record = 1 + place_in_file
@@ -85,9 +84,21 @@ class CsvRecords(FileDocuments):
         (end,) = self._index.values(number, 2 * last + 1, 2 * last + 2).tolist()
         return [(self._files[number], begin, end)]
 
+    def _header(self, file: int) -> list[str]:
+        try:
+            return header(self._content(file, 0), self._separators[file], self._shown[file])
+        except CorruptRecord as error:
+            raise UserError.one(error.place, error.why, error.fix) from None
+
     def _content(self, file: int, record: int) -> bytes:
-        """Return the bytes of a record of a file; the first is the header."""
+        """Return the bytes of a record of a file; the first is the header.
+
+        Raises:
+            CorruptRecord: it is too large.
+        """
         start, end = self._index.values(file, 2 * record, 2 * record + 2).tolist()
+        if end - start > self._limit:
+            raise too_large(f"{self._shown[file]}{self.mark}{record}", end - start, self._limit)
         return self._maps.content(self._files[file])[start:end]
 
 
@@ -116,12 +127,18 @@ def header(content: bytes, separator: str, file: Path) -> list[str]:
     return names
 
 
-def scan_records(file: Path, separator: str, size: int = 0) -> Generator[NDArray[numpy.int64], None, tuple[int, int]]:
+def scan_records(
+    file: Path, separator: str, shown: Path, longest: int, size: int = 0
+) -> Generator[NDArray[numpy.int64], None, tuple[int, int]]:
     """Yield the first byte and the end byte of each record of ``file``, without its line end (LF, CR, or both); return the
     number of records without the header, and with it.
 
     Args:
+        shown: the name of the file in errors.
         size: bytes that are read at a time; 0: many.
+
+    Raises:
+        UserError: a record takes more than ``longest`` bytes.
     """
     records = inside = 0
     before = _LF  # the last byte of the chunk before
@@ -142,6 +159,8 @@ def scan_records(file: Path, separator: str, size: int = 0) -> Generator[NDArray
             first += len(content)
             records += len(bounds) // 2
             yield bounds
+            if first - start > longest:
+                raise endless(f"{shown}, record {records}", longest, "the record")
     rest = _filled(start, numpy.array([first]))
     yield rest
     records += len(rest) // 2
@@ -204,8 +223,8 @@ def open_csv_files(context: DatasetContext[Any], read: Reader, field: str | None
         UserError: a file cannot be read, contains no documents, or lacks the field.
     """
     files = find_files(context, ENDINGS["csv"])
-    plain = decompressed(files)
-    records = CsvRecords(plain, files, read)
+    plain = decompressed(files, context.max_record_bytes)
+    records = CsvRecords(plain, files, read, context.max_record_bytes)
     for file, columns in zip(files, records.columns, strict=True):
         if field is not None and columns and field not in columns:
             raise UserError.one(str(file), missing_field(field, columns), FIELD_FIX)
@@ -231,7 +250,7 @@ def check_csv(context: DatasetContext[None]) -> list[Problem]:
         for file in find_files(context, ENDINGS["csv"]):
             if file.suffix not in (".csv", ".tsv") or context.format is not None:
                 continue
-            columns = _columns_of(file)
+            columns = _columns_of(file, context.max_record_bytes)
             if columns and context.text_field not in columns:
                 found.append(Problem(str(file), missing_field(context.text_field, columns), FIELD_FIX))
         return found
@@ -239,14 +258,15 @@ def check_csv(context: DatasetContext[None]) -> list[Problem]:
     return problems(context, check)
 
 
-def _columns_of(file: Path) -> list[str]:
+def _columns_of(file: Path, limit: int) -> list[str]:
     """Return the names of the columns; none of an empty file.
 
     Raises:
         UserError: see :func:`header`.
     """
     separator = separator_of(file)
-    begin, end = next((bounds[:2].tolist() for bounds in scan_records(file, separator, _FEW) if len(bounds)), (0, 0))
+    found = scan_records(file, separator, file, limit, _FEW)
+    begin, end = next((bounds[:2].tolist() for bounds in found if len(bounds)), (0, 0))
     with open_file(file) as stream:
         stream.seek(begin)
         return header(stream.read(end - begin), separator, file) if end else []

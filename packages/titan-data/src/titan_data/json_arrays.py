@@ -17,6 +17,7 @@ from titan_core.toolkit.files import open_file
 from titan_core.toolkit.plain_json import number_flaw, parse_json
 from titan_data.file_documents import FileDocuments
 from titan_data.file_index import FileIndex
+from titan_data.limits import DEFAULT, endless, too_large
 from titan_data.records import Reader
 
 _CHUNK: Final = 1 << 20
@@ -30,17 +31,18 @@ class JsonArrays(FileDocuments):
 
     mark = ", record "
 
-    def __init__(self, files: Sequence[Path], shown: Sequence[Path], read: Reader) -> None:
+    def __init__(self, files: Sequence[Path], shown: Sequence[Path], read: Reader, limit: int = DEFAULT) -> None:
         """
         Args:
             shown: names of the files in error messages. A decompressed copy has the name of the original.
+            limit: bytes of a record.
 
         Raises:
-            UserError: a file is not JSON.
+            UserError: a file is not JSON, or a record is too large.
         """
-        self._files, self._shown, self._read = files, shown, read
+        self._files, self._shown, self._read, self._limit = files, shown, read, limit
         names = dict(zip(files, shown, strict=True))
-        self._index = FileIndex(files, "records of JSON arrays, version 1", lambda file: _scan(file, names[file]))
+        self._index = FileIndex(files, "records of JSON arrays, version 1", lambda file: _scan(file, names[file], limit))
         super().__init__(self._index.upto)
 
     def text(self, index: int) -> Document:
@@ -52,6 +54,8 @@ class JsonArrays(FileDocuments):
         number, record = self.locate(index)
         ((file, begin, end),) = self.ranges(number, record, record + 1)
         place = self.place(index)
+        if end - begin > self._limit:
+            raise too_large(place, end - begin, self._limit)
         try:
             found = parse_json(self._maps.content(file)[begin:end])
         except ValueError as error:
@@ -72,13 +76,13 @@ class JsonArrays(FileDocuments):
         return [(self._files[number], int(bounds[0]), int(bounds[-1]))]
 
 
-def _scan(file: Path, shown: Path) -> Generator[NDArray[numpy.int64], None, tuple[int, int]]:
+def _scan(file: Path, shown: Path, limit: int) -> Generator[NDArray[numpy.int64], None, tuple[int, int]]:
     """Yield the first byte and the byte after the last of each record, alternately; return the number of records.
 
     Raises:
-        UserError: the file is not JSON.
+        UserError: the file is not JSON, or a record takes more than ``limit`` bytes.
     """
-    text = _Text(file, shown)
+    text = _Text(file, shown, limit)
     bounds: list[int] = []
     records = 0
     in_array = text.skip("[")
@@ -101,7 +105,8 @@ def _scan(file: Path, shown: Path) -> Generator[NDArray[numpy.int64], None, tupl
 class _Text:
     """A file that is read from its first character to its last, of which no more is held than the current record needs."""
 
-    def __init__(self, file: Path, shown: Path) -> None:
+    def __init__(self, file: Path, shown: Path, limit: int) -> None:
+        self._limit = limit
         self._shown, self._stream = shown, open_file(file)
         self._decoder, self._json = codecs.getincrementaldecoder("utf-8-sig")(), json.JSONDecoder()
         self._held, self._place, self._bytes = "", 0, 0
@@ -150,6 +155,8 @@ class _Text:
                 begin = self._bytes
                 self._advance(end)
                 return begin, self._bytes
+            if len(self._held) - self._place > self._limit:
+                raise endless(f"{self._shown}, byte {self._bytes}", self._limit, "the record")
             self._more(max(_CHUNK, len(self._held)))  # parsed again, with twice as much
 
     def wrong(self, why: str) -> UserError:

@@ -13,6 +13,7 @@ from titan_core.api import Document, UserError
 from titan_core.toolkit.files import open_file
 from titan_data.file_documents import FileDocuments
 from titan_data.file_index import FileIndex
+from titan_data.limits import DEFAULT, LOCATED, endless, too_large
 from titan_data.local_files import begins_lines
 from titan_data.records import Reader, parsed_record
 
@@ -29,13 +30,18 @@ class JsonRecords(FileDocuments):
 
     mark = ":"
 
-    def __init__(self, files: Sequence[Path], shown: Sequence[Path], read: Reader) -> None:
+    def __init__(self, files: Sequence[Path], shown: Sequence[Path], read: Reader, limit: int = DEFAULT) -> None:
         """
         Args:
             shown: names of the files in error messages. A decompressed copy has the name of the original.
+            limit: bytes of a line.
+
+        Raises:
+            UserError: a line does not end.
         """
-        self._files, self._shown, self._read = files, shown, read
-        self._index = FileIndex(files, "lines of JSON, version 1", _scan)
+        self._files, self._shown, self._read, self._limit = files, shown, read, limit
+        names = dict(zip(files, shown, strict=True))
+        self._index = FileIndex(files, "lines of JSON, version 1", lambda file: _scan(file, names[file], LOCATED * limit))
         super().__init__(self._index.upto)
 
     @property
@@ -47,12 +53,14 @@ class JsonRecords(FileDocuments):
         """Return the document in record ``index``.
 
         Raises:
-            CorruptRecord: the line is not a JSON object with a document.
+            CorruptRecord: the line is too long, or not a JSON object with a document.
             UserError: the file has changed since its lines were located.
         """
         file, record = self.locate(index)
         content = self._maps.content(self._files[file])
         start, end = self._bounds(file, record, record + 1)
+        if end - start > self._limit:
+            raise too_large(f"{self._shown[file]}:{self.number_of(file, record)}", end - start, self._limit, "the line")
         read = content[start:end]
         ended = end == len(content) or read.endswith(b"\n")
         if start >= len(content) or not ended or (end == len(content) and start and content[start - 1] != _NEWLINE):
@@ -89,9 +97,13 @@ class JsonRecords(FileDocuments):
         return int(numpy.searchsorted(self._index.values(file, self._index.documents(file)), record, "right"))
 
 
-def _scan(file: Path) -> Generator[NDArray[numpy.int64], None, tuple[int, int]]:
+def _scan(file: Path, shown: Path, longest: int) -> Generator[NDArray[numpy.int64], None, tuple[int, int]]:
     """Yield the first byte of each line of ``file`` that is not blank, and then, for each blank line, the number of those
-    before it. Return the numbers of both; see :data:`_NO_LINES`."""
+    before it. Return the numbers of both; see :data:`_NO_LINES`.
+
+    Raises:
+        UserError: a line is longer than ``longest``, unless it is the first of a file without lines.
+    """
     blank: list[NDArray[Any]] = []
     records = first = 0
     with open_file(file, buffering=0) as stream:
@@ -101,6 +113,11 @@ def _scan(file: Path) -> Generator[NDArray[numpy.int64], None, tuple[int, int]]:
             cut = read.rfind(b"\n") + 1
             if read and not cut:  # a line that is longer
                 rest += read
+                if len(rest) > longest and (records or begins_lines(rest[:_CHUNK])):
+                    lines_before = records + sum(map(len, blank))
+                    raise endless(f"{shown}:{lines_before + 1}", longest, "the line")
+                if len(rest) > longest:
+                    return 0, _NO_LINES
                 continue
             lines, rest = (rest + read[:cut] if rest else read[:cut]), read[cut:]
             if not read:  # the last line may lack its end

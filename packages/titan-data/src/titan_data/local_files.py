@@ -13,6 +13,7 @@ from titan_core.toolkit.files import open_file
 from titan_core.toolkit.reading import ALL_SPLITS
 from titan_core.toolkit.text import shorten
 from titan_data.compressed import COMPRESSED, Damaged, damaged, decompress
+from titan_data.limits import endless
 from titan_data.records import FIELD_FIX, Reader, check_format, missing_field, parsed_record, text_of
 from titan_data.splits import files_of_split, without_caches
 from titan_data.storage import (
@@ -124,16 +125,20 @@ def begins_lines(line: bytes) -> bool:
     return not (line.lstrip().startswith(b"[") or line.strip() == b"{")
 
 
-def first_line(file: Path) -> tuple[int, bytes]:
-    """Return the number and content of the first line that is not blank; ``(0, b"")`` if there is none.
+def first_line(file: Path, limit: int) -> tuple[int, bytes]:
+    """Return the number and content of the first line that is not blank; ``(0, b"")`` if there is none. A file without lines
+    may have one that is longer than ``limit``, of which the beginning is returned.
 
     Raises:
-        UserError: the file is compressed, and is damaged before the end of that line.
+        UserError: the file is compressed, and is damaged before the end of that line; or the line is too long.
     """
     try:
-        return next(((number, line) for number, line in enumerate(_lines(file), 1) if line.strip()), (0, b""))
+        found = next(((number, line) for number, line in enumerate(_lines(file, limit), 1) if line.strip()), (0, b""))
     except Damaged as error:
         raise damaged(file, error) from None
+    if len(found[1]) > limit and begins_lines(found[1]):
+        raise endless(f"{file}:{found[0]}", limit, "the line")
+    return found
 
 
 def first_record(context: DatasetContext[Any]) -> tuple[Any, str] | None:
@@ -145,7 +150,7 @@ def first_record(context: DatasetContext[Any]) -> tuple[Any, str] | None:
         UserError: all files are empty.
     """
     for file in find_files(context, ENDINGS["json"]):
-        number, line = first_line(file)
+        number, line = first_line(file, context.max_record_bytes)
         if not line:
             continue
         if not begins_lines(line):
@@ -189,26 +194,32 @@ def form_of(context: DatasetContext[Any], forms: Sequence[str], contents: str) -
     return found.pop()
 
 
-def _lines(file: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, compressed or not."""
+def _lines(file: Path, longest: int) -> Iterator[bytes]:
+    """Yield the lines of a file, compressed or not, up to the first that is longer than ``longest``, of which the beginning
+    is the last."""
     if file.suffix not in COMPRESSED:
         with open_file(file) as stream:
-            yield from stream
+            while line := stream.readline(longest + 1):
+                yield line
+                if len(line) > longest:
+                    return
         return
     rest: list[bytes] = []
-    for piece in decompress(file):
+    for piece in decompress(file, longest):
         *ended, last = piece.split(b"\n")
         for line in ended:
             yield b"".join([*rest, line, b"\n"])
             rest.clear()
         rest.append(last)
+        if sum(map(len, rest)) > longest:
+            break
     yield b"".join(rest)
 
 
 def _check_json(files: list[Path], context: DatasetContext[Any]) -> Iterator[Problem]:
     """Check the first record. Those of a JSON array, and indented ones, are found when it is opened."""
     for file in files:
-        number, line = first_line(file)
+        number, line = first_line(file, context.max_record_bytes)
         if not line:
             continue
         if not begins_lines(line) or context.skip_corrupt:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow
 import pyarrow.parquet
 
+from titan_data.limits import TooLarge
+from titan_data.parquet_pages import DELTA_BYTE_ARRAY, pages
 from titan_data.remote_bytes import BLOCK, RemoteBytes
 from titan_data.row_groups import Bounds, Form, GroupTable
-from titan_data.seekable import seekable
+from titan_data.row_sizes import row_size
+from titan_data.seekable import FetchedRanges, seekable
 
+_AMPLIFIED: Final = 64
+"""Times that the values in lists may be larger than their pages, if they are many."""
 _PER_FOOTER: Final = 8
 """Bytes of memory for a byte of a footer, about."""
 
@@ -29,7 +35,8 @@ class ParquetFile:
         reader = pyarrow.parquet.ParquetFile(seekable(content))
         self._metadata, self.schema = reader.metadata, reader.schema_arrow
         self.held = self._metadata.serialized_size * _PER_FOOTER
-        leaves = (self._metadata.schema.column(number).path for number in range(self._metadata.num_columns))
+        leaves = [self._metadata.schema.column(number).path for number in range(self._metadata.num_columns)]
+        self._leaves = {path: number for number, path in enumerate(leaves)}
         self._columns = [_column_of(path, self.schema.names) for path in leaves]
 
     def groups(self, content: Any) -> GroupTable:
@@ -56,10 +63,7 @@ class ParquetFile:
         """Return the column chunks, one after another where they are neighbours."""
         found: list[Bounds] = []
         for chunk in self._chunks(group, columns):
-            begin = chunk.data_page_offset
-            if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-                begin = min(begin, chunk.dictionary_page_offset)
-            end = begin + chunk.total_compressed_size
+            begin, end = _extent(chunk)
             if found and found[-1][1] == begin:
                 begin = found.pop()[0]
             found.append((begin, end))
@@ -69,23 +73,93 @@ class ParquetFile:
         """Return the size of the columns' pages before compression."""
         return sum(chunk.total_uncompressed_size for chunk in self._chunks(group, columns))
 
-    def tables(self, content: Any, group: int, bounds: Bounds, columns: Sequence[str], rows: int) -> Iterator[pyarrow.Table]:
+    def tables(
+        self, content: Any, group: int, bounds: Bounds, columns: Sequence[str], rows: int, most: int
+    ) -> Iterator[pyarrow.Table]:
         """Yield the columns of a row group."""
-        whole = rows >= self._metadata.row_group(group).num_rows
+        number = self._metadata.row_group(group).num_rows
+        remote, whole = isinstance(content, RemoteBytes), rows >= number
+        if remote:  # one request for each column chunk, unless only a part of it is kept
+            content = FetchedRanges(content, self.extents(group, bounds, columns) if whole else ())
+        chunks = [self._expansion(content, chunk, most) for chunk in self._chunks(group, columns)]
+        rows = max(1, min([rows, *(chunk.rows(number, most) for chunk in chunks)]))
         reader = pyarrow.parquet.ParquetFile(
             seekable(content),
             metadata=self._metadata,
             pre_buffer=False,
-            # One request for each column chunk, unless only a part of it is kept.
-            buffer_size=BLOCK if isinstance(content, RemoteBytes) and not whole else 0,
+            buffer_size=BLOCK if remote and not whole else 0,
             page_checksum_verification=True,
+            read_dictionary=[chunk.path for chunk in chunks if chunk.as_dictionary],
         )
-        batches = reader.iter_batches(rows, [group], list(columns), use_threads=False)
-        yield from (pyarrow.Table.from_batches([batch]).select(list(columns)) for batch in batches)
+        for batch in reader.iter_batches(rows, [group], list(columns), use_threads=False):
+            if batch.nbytes > 2 * most:
+                raise TooLarge(f"a part of row group {group}", batch.nbytes)
+            table = pyarrow.Table.from_batches([batch]).select(list(columns))
+            yield _plain(table) if any(chunk.as_dictionary for chunk in chunks) and row_size(table) <= most else table
+
+    def _expansion(self, content: Any, chunk: Any, most: int) -> _Expansion:
+        """Return how large a column chunk becomes.
+
+        Raises:
+            TooLarge: a page takes more than ``most`` bytes, or equal values in lists do.
+            pyarrow.ArrowInvalid: the header of a page is damaged.
+        """
+        column = self._metadata.schema.column(self._leaves[chunk.path_in_schema])
+        begin, end = _extent(chunk)
+        dictionary = largest = values = 0
+        delta = False
+        for page in pages(content, begin, end):
+            if page.unpacked > most:
+                raise TooLarge(f"a page of column {chunk.path_in_schema}", page.unpacked)
+            largest = max(largest, page.unpacked)
+            if page.is_dictionary:
+                dictionary = max(dictionary, page.unpacked)
+            else:
+                values, delta = values + page.values, delta or page.encoding == DELTA_BYTE_ARRAY
+        texts = column.physical_type == "BYTE_ARRAY"
+        as_dictionary = texts and not delta and dictionary * values > most
+        width = (8 if as_dictionary else largest) if texts and (dictionary or delta) else max(column.length, 8)
+        nested = column.max_repetition_level > 0
+        size = values * width
+        if nested and not (texts and delta) and size > 2 * most and size > _AMPLIFIED * chunk.total_uncompressed_size:
+            raise TooLarge(f"column {chunk.path_in_schema}, whose {values:,} values are nearly all equal,", size)
+        return _Expansion(chunk.path_in_schema, as_dictionary, width, size if nested and not (texts and delta) else 0)
 
     def _chunks(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
         about = self._metadata.row_group(group)
         return (about.column(number) for number, name in enumerate(self._columns) if name in columns)
+
+
+@dataclass(frozen=True)
+class _Expansion:
+    """How large a column chunk becomes when it is decoded."""
+
+    path: str
+    as_dictionary: bool
+    """Whether its texts stay what they are in the file, each once and a number for each value, because they are too many."""
+    width: int
+    """The most bytes of a value."""
+    in_lists: int
+    """The most bytes of all values, if a row may have many of them."""
+
+    def rows(self, number: int, most: int) -> int:
+        """Return how many of ``number`` rows may be decoded at once."""
+        return number * most // max(4 * self.in_lists, 1) if self.in_lists > most else most // (2 * self.width)
+
+
+def _plain(table: pyarrow.Table) -> pyarrow.Table:
+    """Return the table with each value of a column in its place, not as a number of a dictionary's."""
+    for number, field in enumerate(table.schema):
+        if pyarrow.types.is_dictionary(field.type):
+            table = table.set_column(number, field.name, table.column(number).cast(field.type.value_type))
+    return table
+
+
+def _extent(chunk: Any) -> Bounds:
+    begin = chunk.data_page_offset
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+        begin = min(begin, chunk.dictionary_page_offset)
+    return begin, begin + chunk.total_compressed_size
 
 
 def _column_of(path: str, names: Sequence[str]) -> str:

@@ -55,7 +55,14 @@ def describe_tables(context: DatasetContext[None]) -> list[str]:
 
 def _tables(context: DatasetContext[None]) -> RowGroups:
     files = find_files(context, ENDINGS[context.name])
-    return RowGroups(decompressed(files), files, _FORMS[context.name], text_columns(context), reads_text(context))
+    return RowGroups(
+        decompressed(files, context.max_record_bytes),
+        files,
+        _FORMS[context.name],
+        text_columns(context),
+        reads_text(context),
+        context.max_record_bytes,
+    )
 
 
 def text_columns(context: DatasetContext[None]) -> Columns:
@@ -75,14 +82,15 @@ def open_files(context: DatasetContext[Any], form: str, read: Reader, columns: C
         UserError: the files cannot be read, contain no documents, or lack the columns.
     """
     files = find_files(context, ENDINGS[form])
-    plain = decompressed(files)
+    limit = context.max_record_bytes
+    plain = decompressed(files, limit)
     records: JsonRecords | JsonArrays | RowGroups
     if form in _FORMS:
-        records = RowGroups(plain, files, _FORMS[form], columns, read)
+        records = RowGroups(plain, files, _FORMS[form], columns, read, limit)
         if context.shuffle == "documents" and multiprocessing.parent_process() is None and (advice := records.advice):
             log.warning("dataset %s: %s", context.path, advice)
-    elif not (records := JsonRecords(plain, files, read)).are_lines:
-        records = JsonArrays(plain, files, read)
+    elif not (records := JsonRecords(plain, files, read, limit)).are_lines:
+        records = JsonArrays(plain, files, read, limit)
     if len(records) == 0:
         raise UserError.one(context.where, EMPTY, EMPTY_FIX)
     return ShuffledDocuments(records, context.seed, plain, context.shuffle)
@@ -107,7 +115,9 @@ def first_row(context: DatasetContext[Any], form: str) -> tuple[Any, str] | None
             places.append(place)
             return record
 
-        rows = RowGroups(decompressed(files), files, _FORMS[form], Columns(others=None, named=()), read)
+        limit = context.max_record_bytes
+        columns = Columns(others=None, named=())
+        rows = RowGroups(decompressed(files, limit), files, _FORMS[form], columns, read, limit)
         return (rows.text(0), places[0]) if len(rows) else None
     except CorruptRecord as error:
         raise UserError.one(error.place, error.why, error.fix) from None

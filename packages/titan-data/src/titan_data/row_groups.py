@@ -28,8 +28,10 @@ from titan_core.toolkit.text import shorten, show_bytes
 from titan_data.arrow_values import Conversion, described, features_of, record_of
 from titan_data.file_documents import FileDocuments
 from titan_data.file_index import FileIndex
+from titan_data.limits import DEFAULT, TOGETHER, TooLarge, too_large
 from titan_data.mapped_files import MappedFiles
 from titan_data.records import Reader
+from titan_data.row_sizes import row_size
 from titan_data.seekable import ReadFailed
 from titan_data.table_columns import Columns
 
@@ -67,8 +69,14 @@ class RowFile(Protocol):
     def unpacked(self, group: int, bounds: Bounds, columns: Sequence[str]) -> int:
         """Return the bytes of the decoded rows, about."""
 
-    def tables(self, content: Any, group: int, bounds: Bounds, columns: Sequence[str], rows: int) -> Iterator[pyarrow.Table]:
-        """Yield the rows, at most ``rows`` at a time where the format allows that."""
+    def tables(
+        self, content: Any, group: int, bounds: Bounds, columns: Sequence[str], rows: int, most: int
+    ) -> Iterator[pyarrow.Table]:
+        """Yield the rows, at most ``rows`` at a time where the format allows that.
+
+        Raises:
+            TooLarge: what must be decoded at once takes more than ``most`` bytes.
+        """
 
 
 @dataclass(frozen=True)
@@ -93,16 +101,25 @@ class RowGroups(FileDocuments):
 
     mark = ", row "
 
-    def __init__(self, files: Sequence[Path], shown: Sequence[Path], form: Form, columns: Columns, read: Reader) -> None:
+    def __init__(
+        self,
+        files: Sequence[Path],
+        shown: Sequence[Path],
+        form: Form,
+        columns: Columns,
+        read: Reader,
+        limit: int = DEFAULT,
+    ) -> None:
         """
         Args:
             shown: names of the files in error messages. A decompressed copy has the name of the original.
+            limit: bytes of a row.
 
         Raises:
             UserError: a file is damaged or encrypted, or lacks a column.
             OSError: a file cannot be read.
         """
-        self._files, self._shown, self._form, self._read = files, shown, form, read
+        self._files, self._shown, self._form, self._read, self._limit = files, shown, form, read, limit
         self._index = FileIndex(files, form.version, _scan(form, dict(zip(files, shown, strict=True))))
         super().__init__(self._index.upto)
         self._number = next(_numbers)
@@ -129,10 +146,14 @@ class RowGroups(FileDocuments):
             if not self._form.verified:
                 with _understood(_Damaged):
                     found.validate(full=True)
+            if (size := row_size(found)) > self._limit:
+                raise too_large(place, size, self._limit, "the row")
             record = record_of(found, self._columns[int(self._index.extra[file])], place)
         except _Damaged as error:
             why = f"its group of rows ({group.first} to {group.last - 1}) cannot be read: {error}"
             raise CorruptRecord(place, why, "copy the file again") from None
+        except TooLarge as error:
+            raise too_large(place, error.size, self._limit, error.what, TOGETHER) from None
         except UnicodeDecodeError as error:
             why = f"not UTF-8 text: {error.reason} at byte {error.start}"
             raise CorruptRecord(place, why, "convert it to UTF-8") from None
@@ -253,8 +274,8 @@ class RowGroups(FileDocuments):
         here = self._passes.pop((file, group.number), None)
         if here is None or here.next > part:
             content = self._maps.content(self._files[file])
-            tables = opened.tables(content, group.number, group.bounds, columns, each)
-            here = _Pass(_parts(tables, each))
+            tables = opened.tables(content, group.number, group.bounds, columns, each, TOGETHER * self._limit)
+            here = _Pass(_parts(tables, each, 2 * TOGETHER * self._limit))
         table = None
         while here.next <= part:
             table = next(here.parts, None)
@@ -412,11 +433,17 @@ def _understood(raised: Callable[[str], Exception]) -> Iterator[None]:
         raise raised(" ".join(str(error).split())) from None
 
 
-def _parts(tables: Iterator[pyarrow.Table], rows: int) -> Iterator[pyarrow.Table]:
-    """Yield the rows of ``tables`` in tables of ``rows`` rows; the last may have fewer."""
+def _parts(tables: Iterator[pyarrow.Table], rows: int, most: int) -> Iterator[pyarrow.Table]:
+    """Yield the rows of ``tables`` in tables of ``rows`` rows; the last may have fewer.
+
+    Raises:
+        TooLarge: a table takes more than ``most`` bytes.
+    """
     held: list[pyarrow.Table] = []
     for table in tables:
         held.append(table)
+        if (size := sum(one.nbytes for one in held)) > most and len(held) > 1:
+            raise TooLarge(f"a part of {rows} rows", size)
         while sum(map(len, held)) >= rows:
             joined = pyarrow.concat_tables(held)
             yield joined.slice(0, rows)

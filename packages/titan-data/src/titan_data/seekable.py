@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +19,41 @@ class ReadFailed(Exception):
         self.error = error
 
 
+class FetchedRanges:
+    """A remote file of which some ranges are here."""
+
+    def __init__(self, content: RemoteBytes, ranges: Sequence[tuple[int, int]]) -> None:
+        """
+        Raises:
+            ReadFailed: they cannot be fetched.
+        """
+        self._content = content
+        self._parts: list[tuple[int, bytes]] = []
+        self._parts = [(begin, self[begin:end]) for begin, end in ranges]
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def __getitem__(self, index: slice) -> bytes:
+        """Return consecutive bytes.
+
+        Raises:
+            ReadFailed: they cannot be fetched.
+        """
+        begin, end, _ = index.indices(len(self))
+        for first, part in self._parts:
+            if first <= begin <= end <= first + len(part):
+                return bytes(part[begin - first : end - first])
+        try:
+            found: bytes = self._content[begin:end]
+        except OSError as error:
+            raise ReadFailed(error) from error
+        return found
+
+
 def seekable(content: Any) -> Any:
     """Return the contents of a file as libraries read them: a buffer, or a stream that fetches what is read."""
-    if isinstance(content, RemoteBytes):
+    if isinstance(content, RemoteBytes | FetchedRanges):
         return pyarrow.PythonFile(_Stream(content), "r")
     return pyarrow.BufferReader(pyarrow.py_buffer(content))
 
@@ -29,7 +62,7 @@ def seekable(content: Any) -> Any:
 class _Stream:
     """A remote file, as a Python file."""
 
-    content: RemoteBytes
+    content: RemoteBytes | FetchedRanges
     at: int = 0
     closed: bool = field(default=False, init=False)
 

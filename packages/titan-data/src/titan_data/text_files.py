@@ -84,7 +84,7 @@ class TextPieces(FileDocuments):
         """Return the first byte of a line, or ``number``."""
         if not is_line:
             return number
-        content, at = self._maps.content(self._files[file])[:], 0
+        content, at = self._maps.content(self._files[file]), 0
         for _ in range(number - 1):
             at = content.find(b"\n", at) + 1
             if not at:
@@ -186,7 +186,7 @@ def open_text(context: DatasetContext[None]) -> DocumentSource:
         UserError: there is none, or all are empty.
     """
     files = find_files(context, ENDINGS["text"])
-    source = TextFiles(decompressed(files), files, context.seed, context.shuffle)
+    source = TextFiles(decompressed(files, context.max_record_bytes), files, context.seed, context.shuffle)
     if not source.bytes:
         raise UserError.one(context.where, EMPTY, EMPTY_FIX)
     return source

@@ -23,6 +23,7 @@ from titan_core.toolkit.files import LONGEST_TABLE, open_file, read_bytes
 from titan_core.toolkit.plain_json import plain_json
 from titan_core.toolkit.tokenizers import token_ids
 from titan_data.file_documents import FileDocuments
+from titan_data.limits import DEFAULT, too_large
 from titan_data.mapped_files import detached
 from titan_data.storage import is_remote, located, reading, unreadable
 
@@ -120,15 +121,16 @@ def _check_index(index: TokenizedIndex) -> None:
 class MappedTokens(FileDocuments):
     """Tokenised documents, fetched by index without reading any others."""
 
-    def __init__(self, folder: Path, index: TokenizedIndex, vocab_size: int | None = None) -> None:
+    def __init__(self, folder: Path, index: TokenizedIndex, vocab_size: int | None = None, limit: int = DEFAULT) -> None:
         """
         Args:
             vocab_size: the exclusive upper limit of token ids, checked for each document when it is read.
+            limit: bytes of a document.
 
         Raises:
             UserError: the index of a part does not match its data.
         """
-        self._vocab_size = vocab_size
+        self._vocab_size, self._limit = vocab_size, limit
         parts = [part for part in index.parts if part.documents]
         self._files = [(folder / f"{part.name}.bin", folder / f"{part.name}.idx") for part in parts]
         self._dtype = index.dtype
@@ -143,7 +145,7 @@ class MappedTokens(FileDocuments):
         """Return the token ids of document ``index``, including its begin and end tokens.
 
         Raises:
-            CorruptRecord: the document contains an id outside the vocabulary.
+            CorruptRecord: the document is too large, or contains an id outside the vocabulary.
             UserError: the entry of the document in the index is damaged.
         """
         number, place = self.locate(index)
@@ -156,6 +158,8 @@ class MappedTokens(FileDocuments):
                 f"document {place} begins at token {begin:,} and ends at {end:,} of {len(tokens):,}: the index is damaged",
                 _REPAIR,
             )
+        if (size := (end - begin) * numpy.dtype(self._dtype).itemsize) > self._limit:
+            raise too_large(self.place(index), size, self._limit, "the document")
         document = tokens[begin:end]
         if self._vocab_size is not None:
             try:
@@ -188,7 +192,9 @@ def open_tokenized(context: DatasetContext[None]) -> DocumentSource:
     folder = located(context.path or "", context.where)
     index = read_index(folder)
     files = [folder / (part.name + ending) for part in index.parts for ending in (".bin", ".idx")]
-    return ShuffledDocuments(MappedTokens(folder, index, context.vocab_size), context.seed, files, context.shuffle)
+    return ShuffledDocuments(
+        MappedTokens(folder, index, context.vocab_size, context.max_record_bytes), context.seed, files, context.shuffle
+    )
 
 
 def check_tokenized(context: DatasetContext[None]) -> list[Problem]:

@@ -174,6 +174,7 @@ def _pick(
         default_split=default_split,
         format=_format(config, registry, entry, table),
         skip_corrupt=data.on_corrupt == "skip",
+        max_record_bytes=data.max_record_bytes,
         tokenizer=tokenizer.fingerprint() if tokenizer is not None and dataset.holds_tokens else "",
         vocab_size=tokenizer.vocab_size if tokenizer is not None and dataset.holds_tokens else None,
         shuffle=data.shuffle,

@@ -39,7 +39,9 @@ def read_object(file: Path, fix: str, *, longest: int = LONGEST, inside: Path | 
     except FileNotFoundError:
         raise UserError.one(str(file), "no such file", fix) from None
     except OSError as error:
-        raise UserError.one(str(file), f"cannot be read: {error.strerror or error}", "check its permissions") from None
+        raise UserError.one(
+            str(file), f"cannot be read: {error.strerror or error}", "check the file, and its permissions"
+        ) from None
     except ValueError as error:
         why = "is not JSON" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else "cannot be used"
         raise UserError.one(str(file), f"{why}: {error}", fix) from None

@@ -24,6 +24,7 @@ from titan_core.api import (
 )
 from titan_core.toolkit.tokenizers import token_ids
 from titan_data.file_documents import FileDocuments
+from titan_data.limits import DEFAULT, too_large
 from titan_data.mapped_files import MappedFiles, detached
 from titan_data.storage import files_below, kind_of, matching, nothing_at, require_unicode
 
@@ -95,8 +96,13 @@ class TokenFile(ABC):
 class TokenDocuments(FileDocuments):
     """The documents of some files; each id is checked against the vocabulary when it is read."""
 
-    def __init__(self, found: Sequence[TokenFile], vocab_size: int | None) -> None:
-        """``vocab_size``: exclusive upper limit of token ids; ``None``: there is no tokenizer to compare with."""
+    def __init__(self, found: Sequence[TokenFile], vocab_size: int | None, limit: int = DEFAULT) -> None:
+        """
+        Args:
+            vocab_size: exclusive upper limit of token ids; ``None``: there is no tokenizer to compare with.
+            limit: bytes of a document.
+        """
+        self._limit = limit
         self.token_files = [file for file in found if file.documents]
         self._vocab_size = vocab_size
         for file in self.token_files[:1]:  # all have one format
@@ -112,7 +118,7 @@ class TokenDocuments(FileDocuments):
         """Return document ``index``.
 
         Raises:
-            CorruptRecord: an id is outside the vocabulary.
+            CorruptRecord: it is too large, or an id is outside the vocabulary.
             UserError: the index of the format is damaged there.
         """
         document = self._read(index)
@@ -146,6 +152,11 @@ class TokenDocuments(FileDocuments):
     def _read(self, index: int, checked: int | None = None) -> NDArray[Any] | WeightedTokens:
         """``checked``: number of ids that are checked; ``None``: all."""
         number, place_in_file = self.locate(index)
+        size = sum(
+            end - begin for begin, end in self.token_files[number].ranges(self._maps, place_in_file, place_in_file + 1)
+        )
+        if size > self._limit:
+            raise too_large(self.place(index), size, self._limit, "the document")
         document, place = self.token_files[number].read(self._maps, place_in_file)
         ids = document.ids if isinstance(document, WeightedTokens) else document
         if self._vocab_size is not None:

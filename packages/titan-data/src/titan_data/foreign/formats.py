@@ -27,7 +27,7 @@ def open_tokens(context: DatasetContext[Any]) -> DocumentSource:
         UserError: they are missing, damaged or empty, or are not understood.
     """
     documents = _documents(context)
-    decompressed(_packed(documents))
+    decompressed(_packed(documents), context.max_record_bytes)
     shuffled = ShuffledDocuments(documents, context.seed, documents.files, context.shuffle)
     divide = FORMATS[context.name].divide
     return shuffled if divide is None else divide(context, shuffled)
@@ -39,8 +39,8 @@ def check_tokens(context: DatasetContext[Any]) -> list[Problem]:
     def check() -> list[Problem]:
         documents = _documents(context)
         if _packed(documents):  # decompress one file, not all
-            documents = TokenDocuments(documents.token_files[:1], context.vocab_size)
-            decompressed(_packed(documents))
+            documents = TokenDocuments(documents.token_files[:1], context.vocab_size, context.max_record_bytes)
+            decompressed(_packed(documents), context.max_record_bytes)
         if not context.skip_corrupt:
             documents.check_sample()
         return []
@@ -68,7 +68,7 @@ def _documents(context: DatasetContext[Any]) -> TokenDocuments:
         why = f"dataset {context.name!r} needs {form.needs}"
         raise UserError.one(context.where, why, "set training.dataset_path")
     found = form.find(context, located(context.path, context.where))
-    documents = TokenDocuments(found, context.vocab_size)
+    documents = TokenDocuments(found, context.vocab_size, context.max_record_bytes)
     if not len(documents):
         raise UserError.one(context.where, "the dataset contains no documents", "check the path")
     return documents

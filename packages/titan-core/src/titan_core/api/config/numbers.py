@@ -43,6 +43,8 @@ LocalSequences = Annotated[int, Field(le=2**16)]
 """Number of sequences in one rank's forward pass."""
 GlobalSequences = Annotated[int, Field(le=2**20)]
 """Number of sequences per optimizer step, over all ranks."""
+RecordBytes = Annotated[int, Field(ge=2**10, le=2**40)]
+"""Bytes of one record of a dataset."""
 Documents = Annotated[int, Field(le=10**7)]
 """Number of documents held in memory."""
 Processes = Annotated[int, Field(le=256)]

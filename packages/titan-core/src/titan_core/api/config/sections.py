@@ -17,6 +17,7 @@ from titan_core.api.config.numbers import (
     LocalSequences,
     Processes,
     Ranks,
+    RecordBytes,
     Retries,
     Seconds,
     Share,
@@ -173,7 +174,7 @@ class DataSection(Section):
     # Keys that determine the token stream are compared when the positions in it are restored.
     may_change: ClassVar[tuple[str, ...]] = (
         "text_field", "format", "mixture", "on_end", "logical_shards", "shuffle", "shuffle_buffer", "packing",
-        "packing_window", "exclude", "num_workers", "prefetch", "on_corrupt", "retries", "retry_seconds",
+        "packing_window", "exclude", "num_workers", "prefetch", "on_corrupt", "max_record_bytes", "retries", "retry_seconds",
     )  # fmt: skip
 
     text_field: str = Field(default="text", min_length=1)
@@ -215,6 +216,9 @@ class DataSection(Section):
     on_corrupt: Literal["stop", "skip"] = "stop"
     """Action for a record without text (undecodable, not JSON, or without the field): stop, or skip it, count it and log its
     location."""
+    max_record_bytes: RecordBytes = 2**24
+    """What a record may take, in bytes. A larger one is corrupt (see on_corrupt). What is decoded together with others, such
+    as a page of a Parquet file, may take 24 times as much."""
     retries: Retries = Field(default=5, ge=0)
     """Number of retries after a transient network or disk error; each waits twice as long as the one before."""
     retry_seconds: Seconds = Field(default=1.0, ge=0.0)

@@ -165,6 +165,8 @@ class DatasetContext(BuildContext[S]):
     """The purpose of the dataset, which selects a split if none is requested."""
     skip_corrupt: bool = False
     """Whether the dataset is accepted although it has corrupt records."""
+    max_record_bytes: int = 2**24
+    """What a record may take (``data.max_record_bytes``). A larger one is corrupt."""
     tokenizer: str = ""
     """Fingerprint of the job's tokenizer (:func:`titan_core.api.data.tokenizer.fingerprint`), for datasets of tokens."""
     vocab_size: int | None = None
