@@ -164,7 +164,7 @@ def test_only_a_file_named_tokenizer_json_uses_the_config_of_its_folder(tmp_path
 BROKEN: dict[str, tuple[object, str]] = {
     "no JSON": ("{", "is not JSON: "),
     "empty": ("", "is not JSON: "),
-    "nested": ("[" * 100_000, "is not JSON: "),
+    "nested": ("[" * 100_000, "cannot be used: "),
     "list": ([1], "contains an array, not an object"),
     "null": ("null", "contains null, not an object"),
     "number": ({"bos_token": 5}, "bos_token is 5, not a token"),

@@ -38,7 +38,7 @@ _ZSTD_CHUNK = 1 << 11
 
 _PIECE = 1 << 20
 """Number of bytes that are decompressed at a time, where the library can stop."""
-_FREE, _MOST_TIMES = 512 << 20, 256
+_FREE, _MOST_TIMES = 512 << 20, 100
 """Bytes that any file may become, and how many times its size beyond that. Text becomes ten times as large; what becomes a
 thousand times as large fills the disk."""
 

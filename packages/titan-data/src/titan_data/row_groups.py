@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import threading
 import weakref
 from collections import OrderedDict
@@ -31,7 +32,7 @@ from titan_data.file_index import FileIndex
 from titan_data.limits import DEFAULT, TOGETHER, TooLarge, too_large
 from titan_data.mapped_files import MappedFiles
 from titan_data.records import Reader
-from titan_data.row_sizes import row_size
+from titan_data.row_sizes import largest_row, row_size
 from titan_data.seekable import ReadFailed
 from titan_data.table_columns import Columns
 
@@ -141,12 +142,12 @@ class RowGroups(FileDocuments):
         place = self.place(index)
         group = self._groups(file).of(row)
         try:
-            table, first = self._rows(file, group, row)
+            table, first, largest = self._rows(file, group, row)
             found = table.slice(row - first, 1)
             if not self._form.verified:
                 with _understood(_Damaged):
                     found.validate(full=True)
-            if (size := row_size(found)) > self._limit:
+            if largest > self._limit and (size := row_size(found)) > self._limit:
                 raise too_large(place, size, self._limit, "the row")
             record = record_of(found, self._columns[int(self._index.extra[file])], place)
         except _Damaged as error:
@@ -241,8 +242,9 @@ class RowGroups(FileDocuments):
         count = min(_SAMPLED, len(self._files))
         return sorted({number * (len(self._files) - 1) // max(count - 1, 1) for number in range(count)})
 
-    def _rows(self, file: int, group: _Group, row: int) -> tuple[pyarrow.Table, int]:
-        """Return decoded rows of a group, ``row`` among them, and the number of the first of them.
+    def _rows(self, file: int, group: _Group, row: int) -> tuple[pyarrow.Table, int, float]:
+        """Return decoded rows of a group, ``row`` among them, the number of the first of them, and the most bytes that one
+        of them takes.
 
         Raises:
             _Damaged: they cannot be decoded.
@@ -256,7 +258,7 @@ class RowGroups(FileDocuments):
         part = (row - group.first) // each
         first = group.first + part * each
         key = (self._number, file, group.number, part)
-        table = _decoded.get(key)
+        table, largest = _decoded.get(key) or (None, math.inf)
         if table is None:
             self._announced.discard((file, group.number))
             with _understood(_Damaged):
@@ -264,8 +266,9 @@ class RowGroups(FileDocuments):
             if table is None or table.num_rows != min(each, group.last - first):
                 raise self._changed(file)
             if not opened.mapped:
-                _decoded.put(key, table, table.nbytes)
-        return table, first
+                largest = largest_row(table)
+                _decoded.put(key, (table, largest), table.nbytes)
+        return table, first, largest
 
     def _decode(
         self, opened: RowFile, file: int, group: _Group, columns: Sequence[str], each: int, part: int

@@ -12,6 +12,15 @@ from pyarrow import types
 
 _EACH = 8
 """Bytes of a value whose own size is less."""
+_TEXTS = frozenset(of.id for of in (pyarrow.string(), pyarrow.large_string(), pyarrow.binary(), pyarrow.large_binary()))
+
+
+def largest_row(table: pyarrow.Table) -> int:
+    """Return a number that :func:`row_size` of none of the rows exceeds."""
+    if not all(of.id in _TEXTS for of in table.schema.types):
+        return row_size(table)
+    lengths = (pyarrow.compute.max(pyarrow.compute.binary_length(column)).as_py() for column in table.columns)
+    return sum(_EACH + (length or 0) for length in lengths)
 
 
 def row_size(table: pyarrow.Table) -> int:
