@@ -191,10 +191,14 @@ def outcome(rank: int, problem: str = "", follows: bool = False, at: float = 1.0
 LOST_ONE = outcome(0, "RuntimeError: Connection closed by peer", follows=True)
 
 
+SHORTER = " (a file of the dataset was truncated while it was read, its disk has failed, or /dev/shm is full?)"
+
+
 @pytest.mark.parametrize(
     ("statuses", "outcomes", "status", "lines"),
     [
         ({1: -9, 0: 1}, [LOST_ONE], 137, ["error: rank 1 was killed by SIGKILL in step 7 (out of memory?); see rank-1.log"]),
+        ({1: -7}, [], 135, [f"error: rank 1 was killed by SIGBUS{SHORTER}; see rank-1.log"]),
         ({1: -11, 2: -11}, [], 139, ["error: ranks 1-2 were killed by SIGSEGV; see rank-1.log"]),
         # NCCL's watchdog aborts ranks that have lost another.
         ({0: -6, 1: -11}, [LOST_ONE], 139, ["error: rank 1 was killed by SIGSEGV in step 7; see rank-1.log"]),

@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 import numpy
 from numpy.typing import NDArray
 
+from titan_core.api import UserError
 from titan_core.toolkit.files import open_file
 from titan_data.remote_bytes import FetchedBlocks, RemoteArray, RemoteBytes
 from titan_data.storage import is_remote, local
@@ -42,6 +43,11 @@ class _Pool:
             found = self._maps.get(key)
             if found is not None:
                 self._maps.move_to_end(key)
+                if isinstance(found, mmap.mmap) and found.size() < len(
+                    found
+                ):  # reading beyond its end would end the process
+                    why = f"was truncated while it was read: it had {len(found):,} bytes, and has {found.size():,}"
+                    raise UserError.one(str(key[1]), why, "restore it, and do not write to the files of a running job")
                 return found
             self._maps[key] = found = _map(key[1])
             if is_index and isinstance(found, mmap.mmap):
@@ -88,6 +94,7 @@ class MappedFiles:
 
         Raises:
             OSError: it cannot be opened.
+            UserError: it has become shorter.
         """
         if is_remote(file):
             return cast(bytes, self._remote_bytes(file))

@@ -91,6 +91,13 @@ class Evidence:
         return replace(self, logs=logs, outcomes=outcomes)
 
 
+_KILLED: dict[int, str] = {
+    signal.SIGKILL: " (out of memory?)",
+    signal.SIGBUS: " (a file of the dataset was truncated while it was read, its disk has failed, or /dev/shm is full?)",
+}
+"""What may have sent a signal."""
+
+
 def failure_of(found: Evidence, diagnose: Callable[[], str | None]) -> Failure:
     """Return the first cause of a failure, and the other causes.
 
@@ -116,7 +123,7 @@ def failure_of(found: Evidence, diagnose: Callable[[], str | None]) -> Failure:
     # rank that has lost another.
     aborted = killed.pop(-signal.SIGABRT, [])
     for status, numbers in killed.items():
-        why = " (out of memory?)" if status == -signal.SIGKILL else ""
+        why = _KILLED.get(-status, "")
         line = f"error: {ranks(numbers)} {_was(numbers)} killed by {_name(-status)}{during}{why}; see {logs[numbers[0]]}"
         lines.append((line, 128 - status))
     lines += [(line, _status_of(causes, found.exited)) for line in report_lines(causes)]
