@@ -74,7 +74,7 @@ READERS = {
     "mds": lambda: dataset(check_tokens, open_tokens, section=MdsSection()),
     "tokenized": lambda: dataset(check_tokenized, open_tokenized),
     "config": lambda: read_object(Path(path), "fix it"),
-    "template": lambda: ChatTemplate.read(Path(path).parent),
+    "template": lambda: ChatTemplate.read(Path(path).parent, {}),
     "trace": lambda: TraceEvents.read(Path(path)),
     "ranks": lambda: read_rank_file(Path(path), "fix it"),
     "manifest": lambda: read_manifest(Folder(str(Path(path).parent))),
