@@ -1,4 +1,4 @@
-"""What a position's logits may depend on: its own token and those before it, in its document, and nothing else.
+"""Checks what a position's logits depend on: its own token and those before it, in its document, and nothing else.
 
 Trials (:mod:`titan_core.model.trial`) change everything else, and compare the logits.
 """

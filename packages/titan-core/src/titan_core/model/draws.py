@@ -1,4 +1,4 @@
-"""What random operators return in a trial: constants, or other values, which show whether a draw has an effect.
+"""Results of random operators in a trial: constants, or other values, which show whether a draw has an effect.
 
 The other values of uniform draws and of masks alternate between the ends of their range, so that a draw that rarely has an
 effect, such as a jitter of 1e-6 or a dropout of one in a million, has one here.

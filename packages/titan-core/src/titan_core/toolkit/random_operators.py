@@ -1,4 +1,4 @@
-"""Which calls of torch's operators draw random numbers."""
+"""Recognises the calls of torch's operators that draw random numbers."""
 
 from __future__ import annotations
 
