@@ -116,6 +116,14 @@ def test_a_directory_whose_own_names_lead_elsewhere_is_refused(run: Path, name: 
     assert contents(target) == before
 
 
+def test_links_of_a_logger_are_no_obstacle(run: Path) -> None:
+    """As W&B makes them in its folder, to a log in the user's cache."""
+    (Path("run/logs/wandb/offline-run/logs")).mkdir(parents=True)
+    Path("run/logs/wandb/offline-run/logs/debug-core.log").symlink_to(Path("archive/notes.txt").resolve())
+    run_recipe("tiny", TINY)
+    assert Path("archive/notes.txt").read_text() == "mine"
+
+
 def test_an_export_that_is_a_link_is_unlinked(in_tmp: Path) -> None:
     Path("target").mkdir()
     Path("target/model.safetensors").write_text("mine")

@@ -51,8 +51,8 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
 
 
 def require_inside(folder: Path, names: Iterable[str], contents: bool = True) -> None:
-    """Require that no link leads out of ``folder`` at ``names`` in it, and below them. A name that is an absolute
-    path is the user's own choice.
+    """Require that no link leads out of ``folder`` at ``names`` in it, and below them no link to a folder. A name that is an
+    absolute path is the user's own choice. Links to files further below are not Titan's: W&B makes some.
 
     Args:
         contents: whether to look below the names too.
@@ -63,7 +63,11 @@ def require_inside(folder: Path, names: Iterable[str], contents: bool = True) ->
     real = folder.resolve()
     for name in names:
         below = os.walk(real / name) if contents else ()
-        links = (os.path.join(root, entry) for root, folders, files in below for entry in (*folders, *files))
+        links = (
+            os.path.join(root, entry)
+            for root, folders, files in below
+            for entry in (*folders, *(files if root == str(real / name) else ()))
+        )
         for path in (os.path.normpath(real / name), *filter(os.path.islink, links)):
             leads_to = Path(path).resolve()
             if str(leads_to) != path and not os.path.isabs(name) and not leads_to.is_relative_to(real):
