@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
+import pyarrow.compute
 import pyarrow.parquet
 import pytest
 
 from harness.tables import COUNT, FORMS, TABLE, TEXTS, request, rows, written
-from titan_core.api import ShuffledDocuments, UserError
-from titan_data import row_groups
+from titan_core.api import CorruptRecord, ShuffledDocuments, UserError
+from titan_data import parquet_files, row_groups
 from titan_data.parquet_files import PARQUET
+from titan_data.parquet_pages import longest_text, pages
 from titan_data.record_files import check_tables, open_local
 from titan_data.row_groups import _decoded
 from titan_data.table_columns import Columns
@@ -161,3 +163,98 @@ def test_batches_that_claim_more_rows_than_a_file_can_have(make: Any, rows: int,
         UserError, match=r"hostile\.arrow: not Arrow, or damaged: its groups of rows claim to end at the rows"
     ):
         next(iter(open_local(request(file)).shard(0, 1, 0)))
+
+
+LIMIT = 16_384
+"""Bytes of a row in the tests below; 24 times as much is decoded together with others."""
+
+
+def limited(table: pyarrow.Table, file: Path, limit: int = LIMIT, **options: Any) -> row_groups.RowGroups:
+    pyarrow.parquet.write_table(table, file, row_group_size=len(table), **options)
+    return row_groups.RowGroups([file], [file], PARQUET, Columns(others=None), lambda record, place: record, limit)
+
+
+def test_few_different_texts_in_lists_are_no_bomb(tmp_path: Path) -> None:
+    """The pages with the numbers of roles are much larger than a role."""
+    rng = random.Random(0)
+    chats = [
+        [
+            {"role": rng.choice(["user", "assistant"]), "content": f"message {chat} {turn}"}
+            for turn in range(4 if chat else 0)
+        ]
+        for chat in range(3000)
+    ]
+    documents = limited(pyarrow.table({"messages": chats}), tmp_path / "chats.parquet")
+    assert [documents.text(index)["messages"] for index in range(3000)] == chats  # type: ignore[index, call-overload]
+    opened = documents._opened(0)
+    assert isinstance(opened, parquet_files.ParquetFile)
+    role, content = (opened._expansions[0, leaf] for leaf in range(2))
+    assert not role.as_dictionary and not content.as_dictionary, "which takes ten times as long"
+    longest = max(len(turn["content"]) for chat in chats for turn in chat)
+    assert content.size == (4 * 2999 + 1) * (8 + longest), "and one for the empty list"
+
+
+@pytest.mark.parametrize("first", [[], ["a"] * 3000])
+def test_a_long_text_in_a_dictionary_counts_as_often_as_it_may_be_used(first: list[str], tmp_path: Path) -> None:
+    bomb = [*first, *["a" * 2000] * 1000]
+    documents = limited(pyarrow.table({"text": [["a"], bomb]}), tmp_path / "bomb.parquet")
+    assert documents.text(0) == {"text": ["a"]}
+    opened = documents._opened(0)
+    assert isinstance(opened, parquet_files.ParquetFile) and opened._expansions[0, 0].as_dictionary
+    size = 8 + sum(8 + len(text) for text in bomb)
+    with pytest.raises(CorruptRecord, match=rf"the row takes {size:,} bytes, more than data\.max_record_bytes"):
+        documents.text(1)
+
+
+def test_the_footer_does_not_say_how_large_pages_are(tmp_path: Path) -> None:
+    """It may claim that a list of equal numbers is large in the file too."""
+    file = tmp_path / "bomb.parquet"
+    limited(pyarrow.table({"text": [[7] * 10_000]}), file)
+    chunk = pyarrow.parquet.read_metadata(file).row_group(0).column(0)
+
+    def sizes(uncompressed: int) -> bytes:
+        """Fields 6 and 7 of a column chunk's metadata in Thrift's compact protocol: zigzag varints of two bytes."""
+        numbers = (2 * uncompressed, 2 * chunk.total_compressed_size)
+        return b"".join(bytes([0x16, number & 127 | 128, number >> 7]) for number in numbers)
+
+    content = file.read_bytes()
+    assert content.count(sizes(chunk.total_uncompressed_size)) == 1
+    file.write_bytes(content.replace(sizes(chunk.total_uncompressed_size), sizes(8000)))
+    assert pyarrow.parquet.read_metadata(file).row_group(0).column(0).total_uncompressed_size == 8000
+    documents = row_groups.RowGroups([file], [file], PARQUET, Columns(others=None), lambda record, place: record, 1600)
+    for _ in range(2):
+        with pytest.raises(
+            CorruptRecord, match=r"column text\.list\.element, whose 10,000 values are nearly all equal, takes"
+        ):
+            documents.text(0)
+
+
+@pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "brotli", "zstd", "lz4"])
+def test_the_longest_text_of_a_dictionary(codec: str, tmp_path: Path) -> None:
+    rng = random.Random(codec)
+    texts = ["ü" * rng.randrange(300) for _ in range(200)]
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet", compression=codec)
+    chunk = pyarrow.parquet.read_metadata(tmp_path / "a.parquet").row_group(0).column(0)
+    content = (tmp_path / "a.parquet").read_bytes()
+    page = next(pages(content, chunk.dictionary_page_offset, chunk.data_page_offset))
+    longest = pyarrow.compute.max(pyarrow.compute.binary_length(pyarrow.array(texts))).as_py()
+    assert longest_text(content, page, chunk.compression) == (page.unpacked if codec == "lz4" else longest)
+    large = page._replace(unpacked=1 << 24)
+    assert longest_text(content, large, chunk.compression) == 1 << 24
+
+
+def test_headers_of_pages_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    walked = []
+
+    def noted(content: Any, begin: int, end: int) -> Any:
+        walked.append(begin)
+        return pages(content, begin, end)
+
+    monkeypatch.setattr(parquet_files, "pages", noted)
+    monkeypatch.setattr(row_groups, "LIMIT", 3000)
+    monkeypatch.setattr(row_groups, "PART", 300)
+    monkeypatch.setattr(parquet_files, "_PER_FOOTER", 0)  # so that footers stay
+    documents = limited(TABLE.slice(0, 40), tmp_path / "a.parquet")
+    for index in random.Random(0).sample(range(40), 40):
+        documents.text(index)
+    assert len(walked) == len(set(walked)) == 5

@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 
 from titan_data.limits import TooLarge
-from titan_data.parquet_pages import DELTA_BYTE_ARRAY, pages
+from titan_data.parquet_pages import DELTA_BYTE_ARRAY, IN_DICTIONARY, longest_text, pages
 from titan_data.remote_bytes import BLOCK, RemoteBytes
 from titan_data.row_groups import Bounds, Form, GroupTable
 from titan_data.row_sizes import row_size
@@ -18,6 +18,8 @@ from titan_data.seekable import FetchedRanges, seekable
 
 _AMPLIFIED: Final = 64
 """Times that the values in lists may be larger than their pages, if they are many."""
+_NUMBER: Final = 8
+"""The most bytes of a value that is no text."""
 _PER_FOOTER: Final = 8
 """Bytes of memory for a byte of a footer, about."""
 
@@ -36,8 +38,9 @@ class ParquetFile:
         self._metadata, self.schema = reader.metadata, reader.schema_arrow
         self.held = self._metadata.serialized_size * _PER_FOOTER
         leaves = [self._metadata.schema.column(number).path for number in range(self._metadata.num_columns)]
-        self._leaves = {path: number for number, path in enumerate(leaves)}
         self._columns = [_column_of(path, self.schema.names) for path in leaves]
+        self._expansions: dict[tuple[int, int], _Expansion] = {}
+        """Of row groups and leaves that have been read: a walk over a remote chunk's pages costs requests."""
 
     def groups(self, content: Any) -> GroupTable:
         """Return the row groups, after a check of what the footer says of each column.
@@ -81,7 +84,13 @@ class ParquetFile:
         remote, whole = isinstance(content, RemoteBytes), rows >= number
         if remote:  # one request for each column chunk, unless only a part of it is kept
             content = FetchedRanges(content, self.extents(group, bounds, columns) if whole else ())
-        chunks = [self._expansion(content, chunk, most) for chunk in self._chunks(group, columns)]
+        chunks = []
+        for column in self._numbers(columns):
+            if (chunk := self._expansions.get((group, column))) is None:
+                chunk = self._expansions[group, column] = self._expansion(content, group, column, most)
+            if chunk.refused:
+                raise TooLarge(*chunk.refused)
+            chunks.append(chunk)
         rows = max(1, min([rows, *(chunk.rows(number, most) for chunk in chunks)]))
         reader = pyarrow.parquet.ParquetFile(
             seekable(content),
@@ -97,37 +106,50 @@ class ParquetFile:
             table = pyarrow.Table.from_batches([batch]).select(list(columns))
             yield _plain(table) if any(chunk.as_dictionary for chunk in chunks) and row_size(table) <= most else table
 
-    def _expansion(self, content: Any, chunk: Any, most: int) -> _Expansion:
-        """Return how large a column chunk becomes.
+    def _expansion(self, content: Any, group: int, column: int, most: int) -> _Expansion:
+        """Return how large a column chunk becomes, from the headers of its pages.
 
         Raises:
-            TooLarge: a page takes more than ``most`` bytes, or equal values in lists do.
-            pyarrow.ArrowInvalid: the header of a page is damaged.
+            pyarrow.ArrowException, OSError: a header, or the dictionary, is damaged.
         """
-        column = self._metadata.schema.column(self._leaves[chunk.path_in_schema])
-        begin, end = _extent(chunk)
-        dictionary = largest = values = 0
+        chunk, about = self._metadata.row_group(group).column(column), self._metadata.schema.column(column)
+        path, dictionary = chunk.path_in_schema, None
+        packed = values = in_dictionary = others = width = 0
         delta = False
-        for page in pages(content, begin, end):
+        for page in pages(content, *_extent(chunk)):
             if page.unpacked > most:
-                raise TooLarge(f"a page of column {chunk.path_in_schema}", page.unpacked)
-            largest = max(largest, page.unpacked)
+                return _Expansion(path, refused=(f"a page of column {path}", page.unpacked))
+            packed += page.unpacked
             if page.is_dictionary:
-                dictionary = max(dictionary, page.unpacked)
+                dictionary = page
+                continue
+            values += page.values
+            if page.encoding in IN_DICTIONARY:
+                in_dictionary += page.values
             else:
-                values, delta = values + page.values, delta or page.encoding == DELTA_BYTE_ARRAY
-        texts = column.physical_type == "BYTE_ARRAY"
-        as_dictionary = texts and not delta and dictionary * values > most
-        width = (8 if as_dictionary else largest) if texts and (dictionary or delta) else max(column.length, 8)
-        nested = column.max_repetition_level > 0
-        size = values * width
-        if nested and not (texts and delta) and size > 2 * most and size > _AMPLIFIED * chunk.total_uncompressed_size:
-            raise TooLarge(f"column {chunk.path_in_schema}, whose {values:,} values are nearly all equal,", size)
-        return _Expansion(chunk.path_in_schema, as_dictionary, width, size if nested and not (texts and delta) else 0)
+                delta = delta or page.encoding == DELTA_BYTE_ARRAY
+                each = 1 if page.encoding == DELTA_BYTE_ARRAY else max(page.values, 1)
+                width, others = max(width, -(-page.unpacked // each)), others + page.unpacked * page.values // each
+        texts, entry = about.physical_type == "BYTE_ARRAY", 0
+        if texts and dictionary is not None:
+            entry = dictionary.unpacked
+            if entry * in_dictionary > most:
+                entry = longest_text(content, dictionary, chunk.compression)
+        as_dictionary = not delta and entry * in_dictionary > most
+        entry = 0 if as_dictionary else entry
+        size = values * max(about.length, _NUMBER) + (in_dictionary * entry + others if texts else 0)
+        nested = about.max_repetition_level > 0 and not (texts and delta)
+        if nested and size > 2 * most and size > _AMPLIFIED * packed:
+            return _Expansion(path, refused=(f"column {path}, whose {values:,} values are nearly all equal,", size))
+        return _Expansion(path, as_dictionary, max(about.length, _NUMBER, entry, width if texts else 0), size, nested)
 
     def _chunks(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
         about = self._metadata.row_group(group)
-        return (about.column(number) for number, name in enumerate(self._columns) if name in columns)
+        return (about.column(number) for number in self._numbers(columns))
+
+    def _numbers(self, columns: Sequence[str]) -> list[int]:
+        """Return the numbers of the leaves of ``columns``."""
+        return [number for number, name in enumerate(self._columns) if name in columns]
 
 
 @dataclass(frozen=True)
@@ -135,16 +157,22 @@ class _Expansion:
     """How large a column chunk becomes when it is decoded."""
 
     path: str
-    as_dictionary: bool
+    as_dictionary: bool = False
     """Whether its texts stay what they are in the file, each once and a number for each value, because they are too many."""
-    width: int
-    """The most bytes of a value."""
-    in_lists: int
-    """The most bytes of all values, if a row may have many of them."""
+    width: int = _NUMBER
+    """The most bytes of a value; of values that are in no dictionary, their mean in the page where it is largest."""
+    size: int = 0
+    """The most bytes of all values."""
+    in_lists: bool = False
+    """Whether a row may have many values."""
+    refused: tuple[str, int] | None = None
+    """What takes more memory than it may, and how much."""
 
     def rows(self, number: int, most: int) -> int:
         """Return how many of ``number`` rows may be decoded at once."""
-        return number * most // max(4 * self.in_lists, 1) if self.in_lists > most else most // (2 * self.width)
+        if self.size <= most:
+            return number
+        return number * most // (4 * self.size) if self.in_lists else most // (4 * self.width)
 
 
 def _plain(table: pyarrow.Table) -> pyarrow.Table:

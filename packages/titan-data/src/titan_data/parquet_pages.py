@@ -15,12 +15,18 @@ import pyarrow
 
 DELTA_BYTE_ARRAY: Final = 7
 """Encoding of texts that begin as the text before them, which may be much longer than the page."""
+IN_DICTIONARY: Final = (2, 8)
+"""Encodings of values that are numbers of the dictionary's entries."""
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
 _DETAILS: Final = {_DATA: (5, 2), _DICTIONARY: (7, 2), _DATA_V2: (8, 4)}
 """Of each kind of page: the field with its details, and the field in these with the encoding."""
 _HEADERS: Final = (1 << 10, 1 << 14, 1 << 24)
 """Bytes in which a header is looked for; the library reads at most 16 MiB."""
 _DEEPEST: Final = 16
+_CODECS: Final = ("UNCOMPRESSED", "SNAPPY", "GZIP", "BROTLI", "ZSTD")
+"""Those whose name says how a page is decompressed. "LZ4" is the name of two."""
+_LARGE_DICTIONARY: Final = 8 << 20
+"""Bytes. Writers stop at one mebibyte, unless their user asks for more."""
 
 
 class Page(NamedTuple):
@@ -31,6 +37,8 @@ class Page(NamedTuple):
     """Bytes once it is decompressed."""
     values: int
     encoding: int
+    bounds: tuple[int, int]
+    """First byte in the file, after the header, and the byte after the last."""
 
 
 def pages(content: Any, begin: int, end: int) -> Iterator[Page]:
@@ -48,7 +56,32 @@ def pages(content: Any, begin: int, end: int) -> Iterator[Page]:
         if kind in _DETAILS:
             field, encoding = _DETAILS[kind]
             details = fields.get(field, {})
-            yield Page(kind == _DICTIONARY, unpacked, max(details.get(1, 0), 0), details.get(encoding, 0))
+            values = max(details.get(1, 0), 0)
+            yield Page(kind == _DICTIONARY, unpacked, values, details.get(encoding, 0), (begin - packed, begin))
+
+
+def longest_text(content: Any, page: Page, compression: str) -> int:
+    """Return a number of bytes that no text of a dictionary exceeds: those of the longest, unless the page is large or
+    compressed by an unknown codec.
+
+    Args:
+        compression: as the metadata of the column chunk names it.
+
+    Raises:
+        pyarrow.ArrowException, OSError: the page is damaged.
+    """
+    if page.unpacked > _LARGE_DICTIONARY or compression not in _CODECS:
+        return page.unpacked
+    texts = content[page.bounds[0] : page.bounds[1]]
+    if compression != "UNCOMPRESSED":
+        texts = pyarrow.decompress(bytes(texts), page.unpacked, compression.lower(), asbytes=True)
+    longest = at = 0
+    for _ in range(page.values):  # each after its length, in four bytes
+        length = int.from_bytes(texts[at : at + 4], "little")
+        longest, at = max(longest, length), at + 4 + length
+        if at >= len(texts):  # the library says what is wrong, if anything is
+            break
+    return longest
 
 
 def _header(content: Any, begin: int, end: int) -> tuple[dict[int, Any], int]:
