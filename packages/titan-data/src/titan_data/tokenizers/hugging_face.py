@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
+_PROBE = "a message of the assistant"
 _SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
@@ -103,7 +105,7 @@ class HuggingFaceTokenizer(ChatTokenizer):
         prefixes: Sequence[tuple[int, bool]],
         tools: Sequence[Any] | None = None,
         date: datetime.date | None = None,
-    ) -> tuple[RenderedChat, list[str]]:
+    ) -> tuple[RenderedChat, Iterable[str]]:
         """See :class:`titan_core.api.ChatTokenizer`."""
         return self._chat_template().render_prefixes(messages, prefixes, tools, date)
 
@@ -121,18 +123,22 @@ class HuggingFaceTokenizer(ChatTokenizer):
 
     @cached_property
     def turn_end_ids(self) -> list[int]:
-        """The first special token after a message of the assistant; none if there is no template, or it writes none."""
-        question = [{"role": "user", "content": "a"}]
+        """The first special token behind the content of a message of the assistant, or ``eos_token`` if it follows there at
+        once, as after Cohere's ``<|END_RESPONSE|>``; none if there is no template, or it writes none."""
+        question = {"role": "user", "content": "a"}
+        chat = [question, {"role": "assistant", "content": _PROBE}, question]
         try:
-            before = self.render_chat(question, add_generation_prompt=True).text
-            after = self.render_chat([*question, {"role": "assistant", "content": "b"}], add_generation_prompt=False).text
+            texts = [self.render_chat(chat[:number], add_generation_prompt=False).text for number in (2, 3)]
         except TemplateStopped:
             raise
         except UserError:
             return []
         special = {number for number, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
-        ids = self.encode_with_special_tokens(after.removeprefix(before)) if after.startswith(before) else []
-        return [token for token in ids if token in special][:1]
+        behind, followed = (self.encode_with_special_tokens(text.partition(_PROBE)[2]) for text in texts)
+        # A token that is there only if nothing follows ends the chat.
+        shared = takewhile(lambda both: both[0] == both[1] and both[0] in special, zip(behind, followed, strict=False))
+        end = self._tokenizer.token_to_id(self._special_tokens.get("eos_token", ""))
+        return [token for token, _ in shared if token == end][:1] or [token for token in behind if token in special][:1]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ``ids``."""
