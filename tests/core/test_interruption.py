@@ -14,6 +14,7 @@ from titan_core.api import PendingUpdate, hookimpl
 from titan_core.loop.interruption import CLOSING, Interruption
 from titan_core.loop.training import train
 from titan_core.toolkit.launching import OUTCOMES
+from titan_core.toolkit.worker_process import worker_processes
 
 STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
 
@@ -151,3 +152,12 @@ def test_an_interrupt_while_a_run_closes_mentions_no_step(capfd: pytest.CaptureF
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_signals_to_all_processes_of_a_job_do_not_end_its_workers() -> None:
+    """Slurm's ``--signal`` sends SIGUSR1 to each process of a step, for a checkpoint."""
+    with worker_processes(1) as pool:
+        process = pool.submit(os.getpid).result()
+        for number in (*STOPS, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(process, number)
+        assert pool.submit(os.getpid).result() == process

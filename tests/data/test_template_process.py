@@ -4,6 +4,7 @@ outlives the process that asks."""
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -89,6 +90,53 @@ def test_a_process_that_somebody_killed_is_replaced(renderer: Renderer) -> None:
     os.kill(first, signal.SIGKILL)
     wait_for_end(first)
     assert text_of("{{ text }}", text="c") == "c"
+
+
+@pytest.mark.parametrize("when", ["starting", "later"])
+def test_signals_to_the_group_are_for_its_parent(renderer: Renderer, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal or a scheduler sends them to all processes of a job, also while one of them starts."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def popen(*arguments: Any, **named: Any) -> subprocess.Popen[bytes]:
+        started.append(start(*arguments, **named))
+        if when == "starting":
+            send(started[-1])
+        return started[-1]
+
+    def send(process: subprocess.Popen[bytes]) -> None:
+        for name in ("INT", "TERM", "HUP", "QUIT", "XCPU", "USR1", "USR2"):
+            process.send_signal(signal.Signals[f"SIG{name}"])
+
+    start, mask = subprocess.Popen, signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    assert text_of("{{ text }}", text="a") == "a"
+    send(started[0])
+    assert text_of("{{ text }}", text="b") == "b"
+    assert [process.pid for process in started] == [renderer.process_id]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system has no prlimit")
+def test_a_limit_of_cpu_time_of_the_job_ends_it(renderer: Renderer) -> None:
+    """The kernel ends a process at the hard limit. At the soft one it sends SIGXCPU, which is for the parent."""
+    process = renderer._started()
+    with process:
+        resource.prlimit(process.pid, resource.RLIMIT_CPU, (0, 0))
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_process_that_ends_before_it_reads_a_request_is_one_error(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = RecordTemplate("{{ text }}", "data.format")
+    assert renderer.process_id is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "poll", lambda process: None)  # it ran a moment ago
+        os.kill(renderer.process_id, signal.SIGKILL)
+        wait_for_end(renderer.process_id)
+        with pytest.raises(TemplateStopped, match="its process ended with status -9"):
+            template.text({"text": "a"}, "data.jsonl:7")
+    assert template.text({"text": "b"}, "data.jsonl:8") == "b"
 
 
 def test_threads_share_a_process(renderer: Renderer) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 from titan_core.api import UserError
@@ -22,6 +23,10 @@ SECONDS: Final = 25.0
 MEMORY: Final = 3 << 28
 """Bytes of memory that renderings may take, on Linux."""
 _LONGEST_ANSWER: Final = 1 << 28
+_OF_PARENT: Final = {
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGUSR1, signal.SIGUSR2,
+}  # fmt: skip
+"""Signals that terminals and schedulers send to the whole group, and that the parent handles."""
 
 
 class TemplateRefused(Exception):
@@ -83,9 +88,13 @@ class Renderer:
 
     def _started(self) -> subprocess.Popen[bytes]:
         limits = map(str, self._limits)
-        return subprocess.Popen(
-            python("-m", "titan_data.template_worker", *limits), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        own = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_PARENT)  # the process inherits it, and keeps it
+        try:
+            return subprocess.Popen(
+                python("-m", "titan_data.template_worker", *limits), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, own)
 
     def _why_ended(self) -> str:
         cpu_seconds, seconds, _ = self._limits
@@ -100,7 +109,7 @@ class Renderer:
         process, self._process = self._process, None
         if process is None:
             return 0
-        with process:  # closes the pipes, and waits
+        with suppress(BrokenPipeError), process:  # closes the pipes, one of which may hold half of a request, and waits
             process.kill()
         return process.returncode
 

@@ -182,8 +182,6 @@ def main(cpu_seconds: float, seconds: float, memory: int) -> None:
         seconds: time that an answer may take.
         memory: bytes of memory that answers may take, on Linux.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group, and the parent handles them
-        signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         most = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + memory

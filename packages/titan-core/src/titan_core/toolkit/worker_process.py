@@ -35,7 +35,8 @@ def _begin() -> None:
     """Ignore signals that reach the whole process group, which the parent handles, and end when the parent ends."""
     log_to_stderr()
     logging.getLogger("titan_core").setLevel(logging.INFO)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU):
+    stops = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU
+    for number in (*stops, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     try:
         load_plugin_files()  # before tasks refer to them
