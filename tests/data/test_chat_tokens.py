@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,14 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 
 from harness.chat_model import ANSWER, CHATS, MARKED, TEMPLATE, save_tokenizer
 from harness.chats import ANSWERED, QUESTION, chat_context, trained
+from harness.contexts import tokenizer_at
 from titan_core.api import ChatTokenizer, CorruptRecord, ExcludedRecord, UserError
+from titan_data import template_process
 from titan_data.chat.config import ChatSection
 from titan_data.chat.source import ChatReader
 from titan_data.template_process import Renderer
+from titan_data.tokenizers import chat_template
+from titan_data.tokenizers.hugging_face import build
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, MARKED], ids=["by prefixes", "by generation"])
@@ -184,7 +189,64 @@ def test_the_prefixes_of_a_chat_are_rendered_by_one_request(
     tokenizer = context.tokenizer_spec.open()
     assert isinstance(tokenizer, ChatTokenizer)
     prefixes = [(2, True), (3, False), (4, True), (5, False)]
-    together = tokenizer.render_prefixes(CHATS[-1], prefixes)
-    one_by_one = ChatTokenizer.render_prefixes(tokenizer, CHATS[-1], prefixes)
-    assert together == one_by_one
-    assert len(together[1]) == (0 if template is MARKED else 4)
+    chat, together = tokenizer.render_prefixes(CHATS[-1], prefixes)
+    texts = list(together)
+    assert (chat, texts) == ChatTokenizer.render_prefixes(tokenizer, CHATS[-1], prefixes)
+    assert len(texts) == (0 if template is MARKED else 4)
+
+
+ENDED = TEMPLATE + "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}"
+
+
+def long_chat(messages: int, characters: int) -> list[dict[str, Any]]:
+    return [{"role": ("user", "assistant")[n % 2], "content": f"{n}é" + "a" * characters} for n in range(messages)]
+
+
+@pytest.mark.parametrize("messages", [400, pytest.param(2000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("template", [TEMPLATE, ENDED], ids=["a prefix", "and its end"])
+def test_prefixes_of_a_long_chat_are_those_of_transformers(tmp_path: Path, template: str, messages: int) -> None:
+    """Together they take the square of its memory: 320 MB and 10 GB."""
+    fast, chat = save_tokenizer(tmp_path, template), long_chat(messages, 4 * 10**3)
+    tokenizer = build(tokenizer_at(tmp_path))
+    prefixes = [(number, number % 2 == 1) for number in range(1, messages + 1)]
+    tracemalloc.start()
+    whole, texts = tokenizer.render_prefixes(chat, prefixes)
+    for (number, prompt), text in zip(prefixes, texts, strict=True):
+        if number % (messages // 8) < 2:
+            asked = {"tokenize": False, "add_generation_prompt": prompt}
+            assert text == fast.apply_chat_template(chat[:number], **asked)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert whole.text == fast.apply_chat_template(chat, tokenize=False)
+    assert peak < 20 * len(whole.text)
+
+
+@pytest.mark.full
+def test_a_long_chat_is_tokenised_as_by_transformers(tmp_path: Path) -> None:
+    fast, chat = save_tokenizer(tmp_path, TEMPLATE), long_chat(1200, 10**3)
+    expected = fast.apply_chat_template(chat, chat_template=MARKED, return_dict=True, return_assistant_tokens_mask=True)
+    found = ChatReader(chat_context(tmp_path, seq_len=2**22))({"messages": chat}, "here")
+    assert found.ids.tolist() == expected["input_ids"]
+    assert found.weights.tolist() == expected["assistant_masks"]
+
+
+SLOW = "{% for n in range(99999) %}{% endfor %}" + TEMPLATE
+
+
+def test_prefixes_that_take_too_long_for_an_answer_take_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick, requests = Renderer(cpu_seconds=0.1), []
+    ask = quick.ask
+    monkeypatch.setattr(quick, "ask", lambda *request: requests.append(request) or ask(*request))
+    monkeypatch.setattr(template_process, "renderer", quick)
+    fast, chat = save_tokenizer(tmp_path, SLOW), long_chat(40, 3)
+    tokenizer = build(tokenizer_at(tmp_path))
+    prefixes = [(number, False) for number in range(1, 41)]
+    found = list(tokenizer.render_prefixes(chat, prefixes)[1])
+    assert found == [fast.apply_chat_template(chat[:number], tokenize=False) for number, _ in prefixes]
+    assert len(requests) > 2  # the first reads the template
+    monkeypatch.setattr(chat_template, "_MOST_ANSWERS", 1)
+    with pytest.raises(
+        UserError, match=r"chats.jsonl:7: .* it takes too long to render the beginnings of a chat of 40 messages"
+    ):
+        ChatReader(chat_context(tmp_path, seq_len=2**20))({"messages": chat}, "chats.jsonl:7")
+    quick.end()

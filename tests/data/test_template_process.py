@@ -75,6 +75,15 @@ def test_memory_is_freed_by_another_process(renderer: Renderer) -> None:
     assert renderer.process_id not in (None, first)
 
 
+def test_memory_of_an_answer_is_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON writes a control character as six."""
+    small = Renderer(memory=100 << 20)
+    monkeypatch.setattr(template_process, "renderer", small)
+    with pytest.raises(TemplateStopped, match="takes more than 100 MiB of memory"):
+        text_of("{{ text * 19000000 }}", text="\x01")
+    small.end()
+
+
 def test_a_text_that_is_too_long_is_a_corrupt_record(renderer: Renderer) -> None:
     with pytest.raises(CorruptRecord, match="writes more than 20,000,000 characters"):
         text_of("{{ text * 20000001 }}", text="a")

@@ -89,6 +89,14 @@ def _part(value: Any) -> Any:
     raise TemplateError(f"a value between braces is {kind}, not text; name one of its parts, or use | tojson")
 
 
+def _num_shared(text: str, prefix: str) -> int:
+    """Return a number of characters with which both begin. The rest of ``prefix`` may be twice as long as it has to be."""
+    rest = 0
+    while not text.startswith(prefix[: len(prefix) - rest]):
+        rest = min(2 * rest + 1, len(prefix))
+    return len(prefix) - rest
+
+
 def _json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
@@ -123,7 +131,8 @@ class _Language:
         self._template: Template = environment.from_string(tree)
 
     def render(self, encoded: bytes, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the text, and the ranges of it that the assistant writes."""
+        """Return the text, the ranges of it that the assistant writes, and prefixes of the chat, as many as half of the time
+        that is left suffices for: how much of the text each begins with, and the rest of it."""
         if not self._chat:
             return {"text": self._text({"record": values, **values} if "record" in self.names else values)}
         if self._marks and any(json.dumps(mark)[1:-1].encode() in encoded for mark in (_START, _END)):
@@ -138,14 +147,18 @@ class _Language:
             text += inner + after
         if self._marks:
             return {"text": text, "assistant": ranges, "prefixes": []}
-        whole = len(values["messages"]), values["add_generation_prompt"]
-        texts = [
-            text
-            if (number, prompt) == whole
-            else self._text({**known, "messages": values["messages"][:number], "add_generation_prompt": prompt})
-            for number, prompt in prefixes
-        ]
-        return {"text": text, "assistant": None, "prefixes": texts}
+        messages, size, left = values["messages"], 0, signal.getitimer(signal.ITIMER_PROF)[0]
+        whole = len(messages), values["add_generation_prompt"]
+        found: list[tuple[int, str]] = []
+        for number, prompt in prefixes:
+            if found and (size > LARGEST or signal.getitimer(signal.ITIMER_PROF)[0] < left / 2):
+                break
+            own = {"messages": messages[:number], "add_generation_prompt": prompt}
+            prefix = text if (number, prompt) == whole else self._text({**known, **own})
+            shared = _num_shared(text, prefix)
+            found.append((shared, prefix[shared:]))
+            size += len(prefix) - shared
+        return {"text": text, "assistant": None, "prefixes": found}
 
     def _text(self, values: dict[str, Any]) -> str:
         text = self._template.render(values)
@@ -159,19 +172,21 @@ def _read(template: bytes) -> _Language:
     return _Language(*json.loads(template))
 
 
-def _answer(template: bytes, encoded: bytes, typed: bool) -> dict[str, Any]:
+def _answer(template: bytes, encoded: bytes, typed: bool) -> bytes:
+    found: dict[str, Any]
     try:
         language = _read(template)
         values = decode(encoded, typed)
-        return {"names": language.names} if values is None else language.render(encoded, values)
+        return json.dumps({"names": language.names} if values is None else language.render(encoded, values)).encode()
     except MemoryError:
-        return {"stopped": "memory"}
+        found = {"stopped": "memory"}
     except UndefinedError as error:
-        return {"undefined": str(error.message)[:2000]}
+        found = {"undefined": str(error.message)[:2000]}
     except RecursionError:
-        return {"refused": "it calls itself without an end, or is nested too deep"}
+        found = {"refused": "it calls itself without an end, or is nested too deep"}
     except Exception as error:  # noqa: BLE001 - a template may raise anything
-        return {"refused": str(error)[:2000] or type(error).__name__}
+        found = {"refused": str(error)[:2000] or type(error).__name__}
+    return json.dumps(found).encode()
 
 
 def main(cpu_seconds: float, seconds: float, memory: int) -> None:
@@ -191,9 +206,10 @@ def main(cpu_seconds: float, seconds: float, memory: int) -> None:
         request = sys.stdin.buffer.read(template), sys.stdin.buffer.read(values)
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)  # the signals end the process, whatever it is doing
         signal.setitimer(signal.ITIMER_REAL, seconds)
-        answer = json.dumps(_answer(*request, typed)).encode()
+        answer = _answer(*request, typed)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        sys.stdout.buffer.write(ANSWER.pack(len(answer)) + answer)
+        sys.stdout.buffer.write(ANSWER.pack(len(answer)))
+        sys.stdout.buffer.write(answer)
         sys.stdout.buffer.flush()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ def _marks(origin: CodeOrigin, result: Any) -> Any:
 
 def _chat_and_prefixes(origin: CodeOrigin, result: Any) -> Any:
     right = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], RenderedChat)
-    require(right and isinstance(result[1], Sequence), result, "return a RenderedChat, and the texts of its prefixes")
+    require(right and isinstance(result[1], Iterable), result, "return a RenderedChat, and the texts of its prefixes")
     return result
 
 

@@ -100,7 +100,8 @@ def _assistant_ranges(chat: Chat, tokenizer: ChatTokenizer, place: str) -> tuple
         return full.text, [by_index[index] for index in chat.trained]
     ending = tokenizer.decode(list(tokenizer.turn_end_ids))
     ranges = []
-    for index, before, after in zip(chat.trained, prefixes[::2], prefixes[1::2], strict=True):
+    texts = iter(prefixes)
+    for index, before, after in zip(chat.trained, texts, texts, strict=True):
         if not after.startswith(before):
             why = f"the chat template does not render message {index + 1} as a continuation of the prompt for it"
             raise CorruptRecord(place, why, "use a template that marks the assistant's part with {% generation %}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,13 @@ from titan_core.api import RenderedChat, UserError
 from titan_core.toolkit.files import read_text
 from titan_core.toolkit.plain_json import json_kind, read_object
 from titan_core.toolkit.tokenizers import Message
-from titan_data.template_process import SandboxedTemplate, TemplateRefused
+from titan_data.template_process import SandboxedTemplate, TemplateRefused, TemplateStopped
 
 CONFIG = "tokenizer_config.json"
 TEMPLATE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 _FETCH = "download it again"
+_MOST_ANSWERS = 12
+"""Answers that the prefixes of a chat may take, each with the limits of a rendering."""
 
 
 class ChatTemplate:
@@ -74,8 +76,8 @@ class ChatTemplate:
         tools: Sequence[Any] | None = None,
         date: datetime.date | None = None,
         add_generation_prompt: bool = False,
-    ) -> tuple[RenderedChat, list[str]]:
-        """See :meth:`titan_core.api.ChatTokenizer.render_prefixes`. All of them are one request to the process that renders.
+    ) -> tuple[RenderedChat, Iterable[str]]:
+        """See :meth:`titan_core.api.ChatTokenizer.render_prefixes`. One request renders those that its time suffices for.
 
         Raises:
             UserError: the template refuses them.
@@ -90,13 +92,32 @@ class ChatTemplate:
             "now": now.isoformat(),
             "prefixes": prefixes,
         }
+        found = self._rendered(values)
+        ranges = found["assistant"]
+        if ranges is not None:
+            return RenderedChat(found["text"], tuple((start, end) for start, end in ranges)), ()
+        return RenderedChat(found["text"]), self._prefixes(values, found)
+
+    def _prefixes(self, values: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
+        """Return the prefixes one by one, because together they take the square of the memory of a chat."""
+        text, asked = found["text"], values["prefixes"]
+        for _ in range(_MOST_ANSWERS):
+            for shared, rest in found["prefixes"]:
+                yield text[:shared] + rest
+            asked = asked[len(found["prefixes"]) :]
+            if not asked:
+                return
+            found = self._rendered({**values, "prefixes": asked})
+        number = len(values["messages"])
+        why = f"the template is stopped: it takes too long to render the beginnings of a chat of {number} messages"
+        fix = 'set chat.train_on = "last", or use a template that marks the assistant\'s part with {% generation %}'
+        raise TemplateStopped.one(self._where, why, fix)
+
+    def _rendered(self, values: dict[str, Any]) -> dict[str, Any]:
         try:
-            found = self._template.render(values)
+            return self._template.render(values)
         except TemplateRefused as error:
             raise UserError.one(self._where, f"the chat template refuses the messages: {error}", "") from None
-        ranges = found["assistant"]
-        chat = RenderedChat(found["text"], None if ranges is None else tuple((start, end) for start, end in ranges))
-        return chat, found["prefixes"]
 
 
 def _message(message: Message) -> dict[str, Any]:

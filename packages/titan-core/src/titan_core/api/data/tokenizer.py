@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -137,9 +137,10 @@ class ChatTokenizer(TextTokenizer):
         prefixes: Sequence[tuple[int, bool]],
         tools: Sequence[Any] | None = None,
         date: datetime.date | None = None,
-    ) -> tuple[RenderedChat, Sequence[str]]:
+    ) -> tuple[RenderedChat, Iterable[str]]:
         """Return ``messages`` as :meth:`render_chat` does, and the texts of their prefixes, which are not needed, and not
-        rendered, if the template says what the assistant writes. By default one call of :meth:`render_chat` for each.
+        rendered, if the template says what the assistant writes. By default one call of :meth:`render_chat` for each. They
+        may be rendered while they are read, because those of a long chat may not fit into memory together.
 
         Args:
             prefixes: number of messages of each prefix, and whether to append what precedes the assistant's next message.
