@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 import numpy
@@ -46,10 +46,11 @@ def templated_tokens(chat: Chat, tokenizer: ChatTokenizer, place: str) -> Weight
     cuts = [cut for both in ranges for cut in both]
     whole = encode(text)
     pieces = [encode(text[start:end]) for start, end in pairwise([0, *cuts, len(text)])]
-    if _joined(pieces) != whole and all(whole[: len(ids := encode(text[:cut]))] == ids for cut in cuts):
-        # Some tokenizers begin each text with a space.
-        at = [0, *(len(encode(text[:cut])) for cut in cuts), len(whole)]
-        pieces = [whole[start:end] for start, end in pairwise(at)]
+    if _joined(pieces) != whole:  # some tokenizers begin each text with a space
+        prefixes = takewhile(lambda ids: whole[: len(ids)] == ids, (encode(text[:cut]) for cut in cuts))
+        at = list(map(len, prefixes))
+        if len(at) == len(cuts):
+            pieces = [whole[start:end] for start, end in pairwise([0, *at, len(whole)])]
     return _weighted(pieces, whole, tokenizer, place)
 
 
