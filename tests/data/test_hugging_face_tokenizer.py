@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -33,3 +35,18 @@ def test_a_tokenizer_file_is_read_and_marks_documents(tmp_path: Path) -> None:
     for path, message in ((tmp_path / "bad.json", "not a tokenizer.json"), (tmp_path / "none.json", "no such file")):
         with pytest.raises(UserError, match=message):
             build_hf(tokenizer_at(path))
+
+
+def test_a_tokenizer_that_cannot_be_read_is_an_error_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text("{}")
+    (tmp_path / "tokenizer").mkdir()
+    file = tmp_path / "tokenizer" / "tokenizer.json"
+    file.symlink_to("../other.json")
+    why = f"{file}: cannot be read: is a link to a file outside of {file.parent}; "
+    with pytest.raises(UserError, match=re.escape(why)):
+        build_hf(tokenizer_at(file.parent))
+    file.unlink()
+    file.touch()
+    os.truncate(file, 1 << 30)
+    with pytest.raises(UserError, match=re.escape(f"{file}: cannot be read: is longer than 67,108,864 bytes; ")):
+        build_hf(tokenizer_at(file))

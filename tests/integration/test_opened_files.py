@@ -219,6 +219,16 @@ def test_a_snapshot_of_the_hubs_cache_contains_its_blobs(tmp_path: Path) -> None
     (blobs / "1").write_text("own")
     (snapshot / "config.json").symlink_to("../../blobs/1")
     assert read_text(snapshot / "config.json", inside=snapshot) == "own"
+    below = snapshot / "onnx" / "tokenizer"
+    below.mkdir(parents=True)
+    (below / "tokenizer.json").symlink_to("../../../../blobs/1")
+    assert read_text(below / "tokenizer.json", inside=below) == "own"
+    (below / "config.json").symlink_to("../../config.json")  # of the snapshot, which is not the folder that was named
+    (snapshot / "large.json").write_text("beside")
+    (below / "large.json").symlink_to("../../large.json")
+    assert read_text(below / "config.json", inside=below) == "own"
+    with pytest.raises(PermissionError, match="outside"):
+        open_file(below / "large.json", inside=below)
     (tmp_path / "secret").write_text("secret")
     (blobs / "2").symlink_to(tmp_path / "secret")
     (snapshot / "vocab.json").symlink_to("../../blobs/2")
@@ -226,9 +236,10 @@ def test_a_snapshot_of_the_hubs_cache_contains_its_blobs(tmp_path: Path) -> None
         open_file(snapshot / "vocab.json", inside=snapshot)
     blobs.rename(tmp_path / "elsewhere")
     blobs.symlink_to(tmp_path)
-    (snapshot / "merges.txt").symlink_to("../../blobs/secret")
-    with pytest.raises(PermissionError, match="outside"):
-        open_file(snapshot / "merges.txt", inside=snapshot)
+    for folder in (snapshot, below):
+        (folder / "merges.txt").symlink_to(blobs / "secret")
+        with pytest.raises(PermissionError, match="outside"):
+            open_file(folder / "merges.txt", inside=folder)
 
 
 def test_a_pattern_ends_where_links_lead_back(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ def open_file(path: str | Path, *, inside: Path | None = None, buffering: int = 
     """Open a regular file to read its bytes. Never waits for a writer, as opening a pipe does.
 
     Args:
-        inside: the folder that must contain the file, links resolved. A folder ``snapshots/REVISION`` of a hub's cache,
-            whose files are links, contains the folder ``blobs`` beside ``snapshots`` too.
+        inside: the folder that must contain the file, links resolved. A folder in ``snapshots`` of a hub's cache, at any
+            depth, whose files are links, contains the folder ``blobs`` beside ``snapshots`` too.
         buffering: as of :func:`open`.
 
     Raises:
@@ -93,9 +93,7 @@ def _size(file: BinaryIO) -> int:
 
 def _resolved(path: Path, folder: Path) -> Path:
     real, folder = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
-    homes = [folder]
-    if folder.parent.name == "snapshots" and not (blobs := folder.parent.parent / "blobs").is_symlink():
-        homes.append(blobs)
-    if not any(real.is_relative_to(home) for home in homes):
+    blobs = [above.parent / "blobs" for above in folder.parents if above.name == "snapshots"]
+    if not any(real.is_relative_to(home) for home in [folder, *(home for home in blobs if not home.is_symlink())]):
         raise OSError(errno.EPERM, f"is a link to a file outside of {folder}", str(path))
     return real

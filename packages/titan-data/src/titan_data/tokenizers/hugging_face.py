@@ -171,6 +171,9 @@ def build(context: TokenizerContext[None]) -> HuggingFaceTokenizer:
         raise UserError.one(str(file), "no such file", f"check the path; {DOWNLOAD}", missing=True)
     try:
         tokenizer = Tokenizer.from_buffer(read_bytes(file, longest=LONGEST_TABLE, inside=given if given.is_dir() else None))
+    except OSError as error:
+        why = f"cannot be read: {error.strerror or error}"
+        raise UserError.one(str(file), why, f"name a file that can be; {DOWNLOAD}") from None
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a file that it cannot parse
         raise UserError.one(
             str(file), f"not a tokenizer.json: {error}", f"name the tokenizer.json of a Hugging Face tokenizer; {DOWNLOAD}"
