@@ -10,12 +10,13 @@ import lzma
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import zstandard
 
-from titan_core.api import DatasetContext, UserError
+from titan_core.api import CorruptRecord, DatasetContext, UserError
 from titan_data.compressed import Damaged, decompress, decompressed
 from titan_data.local_files import check_files
 from titan_data.record_files import open_local
@@ -140,6 +141,24 @@ def test_the_first_record_of_a_compressed_file_is_checked_early(tmp_path: Path, 
     path.write_bytes(b"not an archive")
     (problem,) = check_files(request("json", path))
     assert "cannot be decompressed as" in str(problem)
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_first_line_that_is_too_long_is_a_corrupt_record(tmp_path: Path, ending: str, cache_folder: Path) -> None:
+    path = tmp_path / f"data.jsonl{ending}"
+    lines = b'{"text": "%s"}\n{"text": "b"}\n' % (b"a" * 400)
+    path.write_bytes(PACK[ending](lines) if ending else lines)
+    context = replace(request("json", path), max_record_bytes=100, shuffle="none")
+    (problem,) = check_files(context)
+    assert str(problem).startswith(f"{path}:1: the line takes 413 bytes, more than data.max_record_bytes = 100 allows")
+    assert check_files(replace(context, skip_corrupt=True)) == []
+    shard = open_local(context).shard(0, 1, 0)
+    with pytest.raises(CorruptRecord, match="the line takes 413 bytes"):
+        next(shard)
+    longer = lines.replace(b"aa", b"a" * 5)  # more than eight times as long as a record: the file may have no end
+    path.write_bytes(PACK[ending](longer) if ending else longer)
+    (problem,) = check_files(replace(context, skip_corrupt=True))
+    assert str(problem).startswith(f"{path}:1: the line takes more than 800 bytes, and has no end yet")
 
 
 def test_a_file_is_decompressed_once_for_all_that_need_it_at_the_same_time(

@@ -20,6 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "good.jsonl").write_text("".join(json.dumps(record) + "\n" for record in GOOD))
     (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "long.jsonl").write_text(json.dumps({"text": "a" * 2000}) + "\n")
     (tmp_path / "blank.jsonl").write_text("\n  \n")
     (tmp_path / "deep.jsonl").write_text('{"text": "a", "unused": ' + "[" * 3000 + "]" * 3000 + "}\n")
     (tmp_path / "bad.txt").write_bytes(b"good\n" * 9000 + b"\xff\n")
@@ -42,6 +43,11 @@ MISTAKES = {
     "no field": (
         {"training.dataset": "json", "training.dataset_path": "good.jsonl", "data.text_field": "body"},
         "good.jsonl:1: no field 'body' (fields: text); set data.text_field, or data.format",
+    ),
+    "a long first line": (
+        {"training.dataset": "json", "training.dataset_path": "long.jsonl", "data.max_record_bytes": 1024},
+        "long.jsonl:1: the line takes 2,013 bytes, more than data.max_record_bytes = 1024 allows; set "
+        "data.max_record_bytes = 2013",
     ),
     "nesting": (
         {"training.dataset": "json", "training.dataset_path": "deep.jsonl"},

@@ -198,6 +198,12 @@ BOMBS: dict[str, tuple[str, str, Callable[[Path], object], str]] = {
         "read|max_record",
     ),
     "a line of 16 MB that is all brackets": ("json", "a.jsonl", content(b'{"text": "a", "b": [' + DEEP + b"]}\n"), "read"),
+    "a JSON array with a record of 100 MB that is all brackets": (
+        "json",
+        "a.json",
+        content(b'[{"text": "a"},\n{"text": "b", "more": [' + DEEP * 6 + b"]}]"),
+        LIMIT,
+    ),
     "CSV without an end": ("csv", "a.csv", sparse(), LIMIT),
     "CSV with an endless value": (
         "csv",

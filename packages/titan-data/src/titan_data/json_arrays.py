@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,11 +18,14 @@ from titan_core.toolkit.files import open_file
 from titan_core.toolkit.plain_json import number_flaw, parse_json
 from titan_data.file_documents import FileDocuments
 from titan_data.file_index import FileIndex
-from titan_data.limits import DEFAULT, endless, too_large
+from titan_data.limits import DEFAULT, LOCATED, endless, too_large
 from titan_data.records import Reader
 
 _CHUNK: Final = 1 << 20
 _BETWEEN: Final = " \t\r\n"
+_ENCLOSING: Final = '"[{'
+_OPENING, _CLOSING = ([ord(bracket) for bracket in brackets] for brackets in ("[{", "]}"))
+_ESCAPED: Final = re.compile(r"\\.", re.DOTALL)
 _AT_ONCE: Final = 4096
 """Records whose bounds are yielded together."""
 
@@ -38,7 +42,7 @@ class JsonArrays(FileDocuments):
             limit: bytes of a record.
 
         Raises:
-            UserError: a file is not JSON, or a record is too large.
+            UserError: a file is not JSON, or a record does not end.
         """
         self._files, self._shown, self._read, self._limit = files, shown, read, limit
         names = dict(zip(files, shown, strict=True))
@@ -49,7 +53,7 @@ class JsonArrays(FileDocuments):
         """Return the document in record ``index``.
 
         Raises:
-            CorruptRecord: it has no document, or the file has changed since its records were located.
+            CorruptRecord: it is too large, or has no document, or the file has changed since its records were located.
         """
         number, record = self.locate(index)
         ((file, begin, end),) = self.ranges(number, record, record + 1)
@@ -80,7 +84,7 @@ def _scan(file: Path, shown: Path, limit: int) -> Generator[NDArray[numpy.int64]
     """Yield the first byte and the byte after the last of each record, alternately; return the number of records.
 
     Raises:
-        UserError: the file is not JSON, or a record takes more than ``limit`` bytes.
+        UserError: the file is not JSON, or a record does not end.
     """
     text = _Text(file, shown, limit)
     bounds: list[int] = []
@@ -142,26 +146,62 @@ class _Text:
             UserError: there is none.
         """
         self.ended()
+        begin = self._bytes
         while True:
+            why = ""
             try:
                 _, end = self._json.raw_decode(self._held, self._place)
             except RecursionError:
-                raise self.wrong("its lists and objects are nested too deeply") from None
+                raise self.wrong("its lists and objects are nested too deeply", begin) from None
             except ValueError as error:
+                end, why = len(self._held), number_flaw(error)
                 if self._complete:
-                    raise self.wrong(number_flaw(error)) from None
-                end = len(self._held)
+                    raise self.wrong(why, begin) from None
+            held = len(self._held) - self._place
             if end < len(self._held) or self._complete:
-                begin = self._bytes
                 self._advance(end)
-                return begin, self._bytes
-            if len(self._held) - self._place > self._limit:
-                raise endless(f"{self._shown}, byte {self._bytes}", self._limit, "the record")
-            self._more(max(_CHUNK, len(self._held)))  # parsed again, with twice as much
+            elif held <= self._limit:
+                self._more(min(max(_CHUNK, held), self._limit + 1 - held))  # parsed again, with twice as much
+                continue
+            else:
+                self._skip_unparsed()
+                if why and self._bytes - begin <= self._limit:
+                    raise self.wrong(why, begin)
+            return begin, self._bytes
 
-    def wrong(self, why: str) -> UserError:
-        """Return the error of a file that is not JSON here."""
-        return UserError.one(str(self._shown), f"not JSON at byte {self._bytes}: {why}", "fix the file")
+    def _skip_unparsed(self) -> None:
+        """Skip a value that is too large to be parsed, by its quotes and brackets.
+
+        Raises:
+            UserError: it does not end.
+        """
+        begin, longest = self._bytes, LOCATED * self._limit
+        quotes = depth = 0
+        while self._bytes - begin <= longest and (quotes or depth or self._held[self._place] in _ENCLOSING):
+            text = _ESCAPED.sub("__", self._held[self._place : self._place + _CHUNK]).removesuffix("\\")
+            characters = numpy.frombuffer(text.encode("utf-32-le"), numpy.uint32)
+            inside = (quotes + numpy.cumsum(characters == ord('"'))) % 2
+            steps = numpy.isin(characters, _OPENING).astype(int) - numpy.isin(characters, _CLOSING)
+            depths = depth + numpy.cumsum(steps * (inside == 0))
+            ends = numpy.flatnonzero((inside == 0) & (depths == 0))
+            if len(ends):
+                self._advance(self._place + int(ends[0]) + 1)
+                return
+            if text:
+                quotes, depth = int(inside[-1]), int(depths[-1])
+                self._advance(self._place + len(text))
+            elif self._complete:
+                raise self.wrong("the record does not end", begin)
+            else:
+                self._more(_CHUNK)
+        most = longest if self._bytes - begin > longest else self._limit
+        raise endless(f"{self._shown}, byte {begin}", most, "the record")
+
+    def wrong(self, why: str, at: int | None = None) -> UserError:
+        """Return the error of a file that is not JSON at a byte, or here."""
+        return UserError.one(
+            str(self._shown), f"not JSON at byte {self._bytes if at is None else at}: {why}", "fix the file"
+        )
 
     def _advance(self, place: int) -> None:
         self._bytes += len(self._held[self._place : place].encode())

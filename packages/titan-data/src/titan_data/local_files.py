@@ -13,7 +13,7 @@ from titan_core.toolkit.files import open_file
 from titan_core.toolkit.reading import ALL_SPLITS
 from titan_core.toolkit.text import shorten
 from titan_data.compressed import COMPRESSED, Damaged, damaged, decompress
-from titan_data.limits import endless
+from titan_data.limits import LOCATED, endless, too_large
 from titan_data.records import FIELD_FIX, Reader, check_format, missing_field, parsed_record, text_of
 from titan_data.splits import files_of_split, without_caches
 from titan_data.storage import (
@@ -127,18 +127,34 @@ def begins_lines(line: bytes) -> bool:
 
 def first_line(file: Path, limit: int) -> tuple[int, bytes]:
     """Return the number and content of the first line that is not blank; ``(0, b"")`` if there is none. A file without lines
-    may have one that is longer than ``limit``, of which the beginning is returned.
+    may have one without an end, of which the beginning is returned.
+
+    Args:
+        limit: bytes of a record.
 
     Raises:
-        UserError: the file is compressed, and is damaged before the end of that line; or the line is too long.
+        UserError: the file is compressed, and is damaged before the end of that line; or the line does not end.
     """
+    longest = LOCATED * limit
     try:
-        found = next(((number, line) for number, line in enumerate(_lines(file, limit), 1) if line.strip()), (0, b""))
+        found = next(
+            ((number, line) for number, line in enumerate(_lines(file, limit, longest), 1) if line.strip()), (0, b"")
+        )
     except Damaged as error:
         raise damaged(file, error) from None
-    if len(found[1]) > limit and begins_lines(found[1]):
-        raise endless(f"{file}:{found[0]}", limit, "the line")
+    if len(found[1]) > longest and begins_lines(found[1]):
+        raise endless(f"{file}:{found[0]}", longest, "the line")
     return found
+
+
+def _parsed(line: bytes, place: str, context: DatasetContext[Any]) -> Any:
+    """
+    Raises:
+        CorruptRecord: it is too long, or not JSON.
+    """
+    if len(line) > context.max_record_bytes:
+        raise too_large(place, len(line), context.max_record_bytes, "the line")
+    return parsed_record(line, place)
 
 
 def first_record(context: DatasetContext[Any]) -> tuple[Any, str] | None:
@@ -146,7 +162,7 @@ def first_record(context: DatasetContext[Any]) -> tuple[Any, str] | None:
     or indented objects, whose first one is not looked for.
 
     Raises:
-        CorruptRecord: it is not JSON.
+        CorruptRecord: it is too long, or not JSON.
         UserError: all files are empty.
     """
     for file in find_files(context, ENDINGS["json"]):
@@ -156,7 +172,7 @@ def first_record(context: DatasetContext[Any]) -> tuple[Any, str] | None:
         if not begins_lines(line):
             return None
         place = f"{file}:{number}"
-        return parsed_record(line, place), place
+        return _parsed(line, place, context), place
     raise UserError.one(context.where, EMPTY, EMPTY_FIX)
 
 
@@ -194,9 +210,13 @@ def form_of(context: DatasetContext[Any], forms: Sequence[str], contents: str) -
     return found.pop()
 
 
-def _lines(file: Path, longest: int) -> Iterator[bytes]:
+def _lines(file: Path, limit: int, longest: int) -> Iterator[bytes]:
     """Yield the lines of a file, compressed or not, up to the first that is longer than ``longest``, of which the beginning
-    is the last."""
+    is the last.
+
+    Args:
+        limit: see :func:`~titan_data.compressed.decompress`.
+    """
     if file.suffix not in COMPRESSED:
         with open_file(file) as stream:
             while line := stream.readline(longest + 1):
@@ -205,7 +225,7 @@ def _lines(file: Path, longest: int) -> Iterator[bytes]:
                     return
         return
     rest: list[bytes] = []
-    for piece in decompress(file, longest):
+    for piece in decompress(file, limit):
         *ended, last = piece.split(b"\n")
         for line in ended:
             yield b"".join([*rest, line, b"\n"])
@@ -225,7 +245,7 @@ def _check_json(files: list[Path], context: DatasetContext[Any]) -> Iterator[Pro
         if not begins_lines(line) or context.skip_corrupt:
             return
         try:
-            record = parsed_record(line, f"{file}:{number}")
+            record = _parsed(line, f"{file}:{number}", context)
         except CorruptRecord as error:
             yield Problem(error.place, error.why, error.fix)
             return
