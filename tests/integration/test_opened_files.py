@@ -22,6 +22,7 @@ from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.manifest import read_manifest
 from titan_ckpt.format.stored import NAME, BrokenCheckpoint
 from titan_core.api import UserError
+from titan_core.cli.main import main
 from titan_core.config.load import read_raw
 from titan_core.plugins.discovery import Discovery
 from titan_core.plugins.registry import Components
@@ -153,14 +154,29 @@ def device(file: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("make", [pipe, device])
-def test_pipes_and_devices_are_refused_at_once(make: Callable[[Path], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [(pipe, "is not a regular file, but a pipe: write its contents to a file"), (device, "is not a regular file")],
+)
+def test_pipes_and_devices_are_refused_at_once(make: Callable[[Path], Path], why: str, tmp_path: Path) -> None:
     file = make(tmp_path / "file")
     for read in (open_file, read_bytes, read_text, regular):
-        with pytest.raises(OSError, match="is not a regular file"):
+        with pytest.raises(OSError, match=f"{why}: '"):
             read(file)
-    with pytest.raises(UserError, match="is not a regular file"):
-        read_object(file, "")
+    with pytest.raises(UserError, match=f"cannot be read: {why}; "):
+        read_object(file, "fix it")
+
+
+def test_a_recipe_that_a_shell_substitutes_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """As ``titan train <(sed ... recipe.toml)`` names it."""
+    reading, writing = os.pipe()
+    try:
+        assert main(["train", f"/dev/fd/{reading}"]) == 2
+    finally:
+        os.close(reading)
+        os.close(writing)
+    why = f"/dev/fd/{reading}: cannot be read: is not a regular file, but a pipe: write its contents to a file; "
+    assert why in capsys.readouterr().err
 
 
 def test_a_folder_and_a_missing_file_have_their_own_errors(tmp_path: Path) -> None:

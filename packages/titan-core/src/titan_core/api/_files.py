@@ -43,7 +43,8 @@ def open_file(path: str | Path, *, inside: Path | None = None, buffering: int = 
         if stat.S_ISDIR(kind):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(kind):
-            raise OSError(errno.EINVAL, "is not a regular file", str(path))
+            pipe = ", but a pipe: write its contents to a file" if stat.S_ISFIFO(kind) else ""  # `titan train <(...)`
+            raise OSError(errno.EINVAL, f"is not a regular file{pipe}", str(path))
         return os.fdopen(descriptor, "rb", buffering)
     except BaseException:
         os.close(descriptor)
