@@ -260,6 +260,23 @@ def test_bad_files_are_reported_in_one_line(name: str, tmp_path: Path, capsys: p
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", ["rank-0.json", "rank-0.json.gz"])
+def test_a_trace_that_is_too_long_is_not_called_damaged(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = json.dumps({"traceEvents": [event("aten::mm", 0, 1)]}).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    monkeypatch.setattr("titan_debug.profiling.traces._LONGEST", len(content))
+    assert main(["trace", "summary", str(tmp_path / name)]) == 0
+    monkeypatch.setattr("titan_debug.profiling.traces._LONGEST", len(content) - 1)
+    capsys.readouterr()
+    assert main(["trace", "summary", str(tmp_path / name)]) == 2
+    unpacked = " once it is decompressed" if name.endswith(".gz") else ""
+    why = f"is longer than {len(content) - 1} bytes{unpacked}, the most that Titan reads of a trace"
+    fix = "record fewer steps (profiling.profiler_active) without the stacks of Python (profiling.with_stack), or open it"
+    assert capsys.readouterr().err == f"titan: error: trace '{tmp_path / name}': {why}; {fix} in ui.perfetto.dev\n"
+
+
 def test_a_path_without_traces_is_reported(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "summary", "nowhere"]) == 2
     assert "nowhere: no such file or folder; pass a trace" in capsys.readouterr().err

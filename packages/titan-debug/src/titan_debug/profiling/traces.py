@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import json
 import re
@@ -72,7 +71,7 @@ class TraceEvents:
         """Read the trace in ``path``, gzipped or not.
 
         Raises:
-            UserError: the file cannot be read or is not a trace.
+            UserError: the file cannot be read, is not a trace, or is too long.
         """
         columns = _Columns()
         try:
@@ -150,7 +149,8 @@ def _text(path: Path) -> str:
     """Return the text of a trace, gzipped or not.
 
     Raises:
-        OSError: it cannot be read, or is longer than :data:`_LONGEST`.
+        UserError: it is longer than :data:`_LONGEST`.
+        OSError: it cannot be read.
         EOFError, zlib.error: its compressed data is damaged.
     """
     with open_file(path) as file:
@@ -158,12 +158,21 @@ def _text(path: Path) -> str:
         file.seek(0)
         content = (cast(BinaryIO, gzip.GzipFile(fileobj=file)) if packed else file).read(_LONGEST + 1)
     if len(content) > _LONGEST:
-        raise OSError(errno.EFBIG, f"is longer than {_LONGEST:,} bytes")
+        unpacked = " once it is decompressed" if packed else ""
+        why = f"is longer than {_LONGEST:,} bytes{unpacked}, the most that Titan reads of a trace"
+        raise _unusable(path, why, _SHORTER)
     return content.decode("utf-8", errors="replace")
 
 
-def _unusable(path: Path, why: str) -> UserError:
-    return UserError.one(f"trace {str(path)!r}", why, "pass a complete trace of torch's profiler (.json or .json.gz)")
+_COMPLETE: Final = "pass a complete trace of torch's profiler (.json or .json.gz)"
+_SHORTER: Final = (
+    "record fewer steps (profiling.profiler_active) without the stacks of Python (profiling.with_stack), or open it in "
+    "ui.perfetto.dev"
+)
+
+
+def _unusable(path: Path, why: str, fix: str = _COMPLETE) -> UserError:
+    return UserError.one(f"trace {str(path)!r}", why, fix)
 
 
 def trace_files(path: Path) -> list[Path]:
