@@ -81,9 +81,9 @@ def watch(wanted, number):
 
     original_remove = folder.Folder.remove
 
-    def remove(self, name):
-        original_remove(self, name)
-        if name == manifest.NAME and self.list():
+    def remove(self, *names):
+        original_remove(self, *names)
+        if manifest.NAME in names and self.list():
             kill("pruning")
 
     saving.Saving.save = save

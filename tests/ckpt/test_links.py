@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import shutil
 from pathlib import Path
 
 import pytest
@@ -144,8 +145,12 @@ def test_a_folder_that_no_command_has_left_is_not_removed(in_tmp: Path) -> None:
     assert Path("new.partial/thesis.txt").exists()
     Path(".new.lock").touch()  # of a command that was killed
     with new_folder(Path("new")) as partial:
-        assert not any(partial.iterdir())
-    assert Path("new").is_dir() and not Path("new.partial").exists()
+        assert not (partial / "thesis.txt").exists()
+        shutil.copytree(partial, "copy.partial")  # what a kill leaves if its lock file is removed
+    assert Path("new").is_dir() and not any(Path("new").iterdir()) and not Path("new.partial").exists()
+    with new_folder(Path("copy")):
+        pass
+    assert sorted(os.listdir()) == ["copy", "new"]
 
 
 def test_a_link_that_takes_the_place_of_a_folder_meanwhile(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,32 @@ def test_a_checkpoint_contains_its_tokenizer(here: Path) -> None:
     assert not STEP.exists()
 
 
+def test_names_of_a_tokenizer_s_files(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that its users chose are stored. Any other, and any that only a hostile manifest can have, is refused."""
+    Path("theirs/additional_chat_templates/tool use (2).jinja").write_text("{{ messages }}")
+    shutil.copytree("theirs", "named")
+    run_recipe("llama3_debug", {**RUN, "model.tokenizer_path": "named", "job.dump_folder": "named-run"})
+    step = Path("named-run/checkpoint/step-1")
+    assert "additional_chat_templates/tool use (2).jinja" in manifest(step)["tokenizer"]
+    assert main(["checkpoint", "convert", "named-run", "exported"]) == 0
+    assert Path("exported/additional_chat_templates/tool use (2).jinja").exists()
+    for name in ("../id_rsa", "additional_chat_templates/../../id_rsa", "a/b", "", "..", "a\nb", "a" * 300):
+        change(step, tokenizer={name: "0" * 64})
+        assert main(["checkpoint", "show", "named-run"]) == 2
+        assert "is not the name of a file" in capsys.readouterr().err
+    Path("named/additional_chat_templates/a\x1b[31m.jinja").write_text("{{ messages }}")
+    with pytest.raises(UserError, match="has a name that a checkpoint cannot store; rename it"):
+        run_recipe("llama3_debug", {**RUN, "model.tokenizer_path": "named", "job.dump_folder": "other"})
+
+
+def test_a_vocabulary_alone_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = manifest(STEP)["tokenizer"] | {"vocab.json": hashlib.sha256(SECRET).hexdigest()}
+    (STEP / "tokenizer/vocab.json").write_bytes(SECRET)
+    change(STEP, tokenizer={name: digest for name, digest in files.items() if name != "tokenizer.json"})
+    assert main(["generate", "run", "--prompt", "a"]) == 2
+    assert "Traceback" not in (said := capsys.readouterr().err) and "step-1: has several files of a tokenizer" in said
+
+
 def test_a_checkpoint_at_an_address_has_its_tokenizer(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec
 

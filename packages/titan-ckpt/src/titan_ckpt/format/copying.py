@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from titan_ckpt.format.folder import Folder, write_all
+from titan_ckpt.format.folder import LONGEST, Folder, write_all
 from titan_ckpt.format.manifest import read_manifest
 from titan_ckpt.format.stored import NAME, UNFINISHED, Manifest
 from titan_ckpt.format.tokenizer_files import stored_files, write_files
@@ -31,7 +31,7 @@ def copy_checkpoint(source: Folder, manifest: Manifest, target: Folder) -> None:
     write_files(target, stored_files(source, manifest))
     if target.is_local:
         target.sync()
-    target.write(NAME, source.read(NAME))
+    target.write(NAME, source.read(NAME, max(LONGEST, source.size(NAME) or 0)))  # it has been read before
     target.remove(UNFINISHED)
     read_manifest(target)
 

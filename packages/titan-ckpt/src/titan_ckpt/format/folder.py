@@ -141,14 +141,14 @@ class Folder:
         except FileNotFoundError:
             return None
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, longest: int = LONGEST) -> bytes:
         """Return the contents of the file ``name``.
 
         Raises:
-            OSError: it is no regular file, or longer than :data:`LONGEST`.
+            OSError: it is no regular file, or longer than ``longest``.
         """
         system, path = (self / name).located
-        data = read_bytes(path, longest=LONGEST) if self.is_local else system.cat_file(path)
+        data = read_bytes(path, longest=longest) if self.is_local else system.cat_file(path)
         assert isinstance(data, bytes)
         return data
 

@@ -12,9 +12,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.folder import LONGEST, Folder
 from titan_ckpt.format.manifest_checks import checked_manifest
 from titan_ckpt.format.stored import (
+    DATA_FILE,
     FORMAT,
     NAME,
     UNFINISHED,
@@ -60,7 +61,7 @@ def read_manifest(folder: Folder) -> Manifest:
     """
     try:
         require_no_link(folder, NAME)
-        document = plain_json(folder.read(NAME))
+        document = plain_json(folder.read(NAME, _longest(folder)))
         contents = document["checkpoint"]
         if document["sha256"] != _digest(_canonical(contents)):
             raise BrokenCheckpoint(f"{NAME} is damaged: its checksum does not match")
@@ -79,6 +80,15 @@ def read_manifest(folder: Folder) -> Manifest:
             found = "is missing" if size is None else f"has {size} bytes"
             raise BrokenCheckpoint(f"{name} {found}; it should have {expected} bytes")
     return manifest
+
+
+def _longest(folder: Folder) -> int:
+    """Return the bytes that the manifest may have. It has some 120 for each chunk, so that of a large checkpoint is a small
+    part of its data; one that is not takes memory without need."""
+    if (folder.size(NAME) or 0) <= LONGEST:
+        return LONGEST
+    data = sum(folder.size(name) or 0 for name in folder.list() if DATA_FILE.fullmatch(name))
+    return max(LONGEST, data // 256)
 
 
 def require_no_link(folder: Folder, name: str) -> None:

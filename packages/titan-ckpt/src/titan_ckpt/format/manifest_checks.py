@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import math
-import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, product
 from typing import Annotated, Any, Protocol
@@ -16,6 +15,7 @@ from titan_ckpt.format.stored import (
     DATA_FILE,
     FORMAT,
     MODEL,
+    MOST_FILES,
     NAME,
     OBSERVERS,
     OPTIMIZER,
@@ -23,12 +23,12 @@ from titan_ckpt.format.stored import (
     Chunk,
     Manifest,
     StoredTensor,
+    is_file_name,
     of_replica,
     tensors_in,
 )
 from titan_core.toolkit.text import shorten
 
-_PLAIN_NAME = re.compile(r"(additional_chat_templates/)?[\w-][\w.-]{0,200}")
 _KINDS = tuple(f"{kind}." for kind in (MODEL, OPTIMIZER, OBSERVERS))
 
 
@@ -46,7 +46,7 @@ def _time(text: str) -> str:
 
 
 def _tokenizer_file(name: str) -> str:
-    if not _PLAIN_NAME.fullmatch(name):
+    if not is_file_name(name):
         raise ValueError(f"{shorten(name)!r} is not the name of a file")
     return name
 
@@ -157,7 +157,9 @@ class _Contents(_Strict):
     state: dict[str, Any]
     files: dict[Annotated[str, AfterValidator(_data_file)], Count]
     tensors: dict[str, _Tensor]
-    tokenizer: dict[Annotated[str, AfterValidator(_tokenizer_file)], str] = Field(default_factory=dict, max_length=64)
+    tokenizer: dict[Annotated[str, AfterValidator(_tokenizer_file)], str] = Field(
+        default_factory=dict, max_length=MOST_FILES
+    )
 
 
 def checked_manifest(contents: Any) -> Manifest:

@@ -14,6 +14,8 @@ from titan_core.toolkit.own_files import remove_tree
 
 PARTIAL = ".partial"
 """Suffix of the name of a folder that is not complete."""
+_MARK = ".unfinished"
+"""Name of a file in it, by which a later command knows that it may remove the folder."""
 _STEP = re.compile(r"step-[0-9]+")
 
 
@@ -42,13 +44,15 @@ def new_folder(target: Path) -> Iterator[Path]:
         UserError: the folder cannot be written, or another process is writing it.
     """
     partial, lock = target.with_name(target.name + PARTIAL), FolderLock.beside(target, str(target))
-    if os.path.lexists(partial) and not lock.was_left:
+    if os.path.lexists(partial) and not lock.was_left and not (partial / _MARK).is_file():
         raise UserError.one(str(partial), "is in the way, and not left by an interrupted command", "remove it, or rename it")
     with lock:
         try:
             remove_tree(partial)
             partial.mkdir(parents=True)
+            (partial / _MARK).touch()
             yield partial
+            (partial / _MARK).unlink()
             for path in (*(file for file in partial.rglob("*") if file.is_file()), partial):
                 _sync(path)
             if target.exists():

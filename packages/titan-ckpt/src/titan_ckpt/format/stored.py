@@ -18,8 +18,18 @@ TOKENIZER = "tokenizer"
 """Name of the folder of the tokenizer's files."""
 DATA_FILE = re.compile(r"data-[0-9]{5,}\.bin")
 """Names of the files with the data of tensors."""
+TEMPLATES = "additional_chat_templates"
+"""Folder of further templates, in that of the tokenizer."""
+MOST_FILES = 64
+"""Most files of a tokenizer."""
 MODEL, OPTIMIZER, OBSERVERS = "model", "optimizer", "observers"
 """Prefixes of tensor names."""
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a file of a tokenizer may have this name: no path leads out of the folder, and any file system accepts it."""
+    last = name.removeprefix(f"{TEMPLATES}/")
+    return last not in ("", ".", "..") and not set("/\\\0") & set(last) and len(last.encode()) <= 200 and last.isprintable()
 
 
 def is_own_file(name: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Final
 
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.manifest import require_no_link
-from titan_ckpt.format.stored import TOKENIZER, BrokenCheckpoint, Manifest
+from titan_ckpt.format.stored import MOST_FILES, TEMPLATES, TOKENIZER, BrokenCheckpoint, Manifest, is_file_name
 from titan_core.api import UserError
 from titan_core.toolkit.atomic_write import atomic_write
 from titan_core.toolkit.cache_folder import cache_folder
@@ -22,8 +22,6 @@ BESIDE: Final = (
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 """What transformers reads beside one of :data:`MAIN`."""
-TEMPLATES: Final = "additional_chat_templates"
-"""Folder of further templates, by name."""
 
 
 def files_at(path: Path) -> dict[str, bytes]:
@@ -31,7 +29,8 @@ def files_at(path: Path) -> dict[str, bytes]:
     none if there is no such file. A file with another name may be one of several, and has no others beside it.
 
     Raises:
-        UserError: one cannot be read, or leads out of the folder.
+        UserError: one cannot be read, leads out of the folder, or has a name that a checkpoint cannot store; or they are too
+            many.
     """
     folder = path if path.is_dir() else path.parent
     main = [name for name in MAIN if (folder / name).exists()] if path.is_dir() else [path.name] if path.exists() else []
@@ -39,12 +38,18 @@ def files_at(path: Path) -> dict[str, bytes]:
     beside += [f"{TEMPLATES}/{file.name}" for file in sorted((folder / TEMPLATES).glob("*.jinja"))]
     found: dict[str, bytes] = {}
     for name in [*main, *(beside if set(main) & set(MAIN) else ())]:
+        if not is_file_name(name):
+            raise UserError.one(str(folder / name), "has a name that a checkpoint cannot store", "rename it")
         try:
             inside = None if folder / name == path else folder
             found[name] = read_bytes(folder / name, longest=LONGEST_TABLE, inside=inside)
         except OSError as error:
             fix = "copy the file there if it belongs to the tokenizer, or remove it"
             raise UserError.one(str(folder / name), str(error.strerror or error), fix) from None
+    if len(found) > MOST_FILES:
+        raise UserError.one(
+            str(folder), f"has {len(found)} files of a tokenizer, more than {MOST_FILES}", "remove some templates"
+        )
     return found
 
 
@@ -113,5 +118,8 @@ def local_path(folder: Folder, manifest: Manifest) -> str | None:
         for name, contents in files.items():
             with atomic_write(place / name) as part:
                 part.write_bytes(contents)
-    named = [name for name in files if not is_beside(name)]
-    return str(place if set(named) & set(MAIN) else place / named[0])
+    if set(files) & set(MAIN):
+        return str(place)
+    if len(files) > 1:
+        raise UserError.one(str(folder), f"has several files of a tokenizer and no {MAIN[0]}", "use another checkpoint")
+    return str(place / next(iter(files)))
