@@ -290,9 +290,9 @@ def test_pinned_memory_without_a_gpu_is_refused(in_tmp: Path) -> None:
 def test_a_manifest_may_be_a_small_part_of_its_data(saved: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("titan_ckpt.format.manifest.LONGEST", 100)
     folder = Folder(str(CHECKPOINTS / "step-4"))
-    with pytest.raises(BrokenCheckpoint, match="checkpoint.json cannot be read"):
+    with pytest.raises(BrokenCheckpoint, match=r"checkpoint\.json cannot be read"):
         read_manifest(folder)
     data = CHECKPOINTS / "step-4/data-00000.bin"
     os.truncate(data, 256 * (folder.size("checkpoint.json") or 0))
-    with pytest.raises(BrokenCheckpoint, match="data-00000.bin has"):  # after the manifest was read
+    with pytest.raises(BrokenCheckpoint, match=r"data-00000\.bin has"):  # after the manifest was read
         read_manifest(folder)

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import io
 import os
+import select
 import sys
 import threading
 from collections.abc import Iterator
@@ -32,15 +33,10 @@ class _Descriptor(io.FileIO):
     """One of the two. Once a write has failed, all further ones are discarded, unless they end the command."""
 
     def write(self, data: object) -> int:
-        written: int | None = memoryview(data).nbytes  # type: ignore[arg-type] # typeshed names no type of buffers here
-        try:
-            if self.fileno() in _absent:
-                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-            written = super().write(data)  # type: ignore[arg-type]
-        except OSError as error:
-            give_up(self.fileno(), error)
-        require_output()
-        return written  # type: ignore[return-value] # None if the descriptor does not block and is full
+        with memoryview(data).cast("B") as view:  # type: ignore[arg-type] # typeshed names no type of buffers here
+            write_all(self.fileno(), view)
+            require_output()
+            return view.nbytes
 
 
 @contextlib.contextmanager
@@ -59,6 +55,7 @@ def standard_streams() -> Iterator[None]:
             _absent.add(free)
     os.close(free)
     before = sys.stdout, sys.stderr
+    _flush(*before)
     if sys.stdout is sys.__stdout__:
         sys.stdout = _stream(1, sys.stdout)
     if sys.stderr is sys.__stderr__:
@@ -67,20 +64,25 @@ def standard_streams() -> Iterator[None]:
         yield
     finally:
         _continues = True
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        _flush(sys.stdout, sys.stderr)
         sys.stdout, sys.stderr = before
+
+
+def _flush(*streams: TextIO | None) -> None:
+    for stream in streams:
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, one whose file is gone, or a closed one
+            stream.flush()  # type: ignore[union-attr]
 
 
 def _stream(descriptor: int, given: TextIO | None) -> TextIO:
     raw = _Descriptor(descriptor, "wb", closefd=False)
-    buffered = given is None or not getattr(given, "write_through", False)
+    unbuffered = getattr(given, "write_through", False)
     return io.TextIOWrapper(
-        io.BufferedWriter(raw),
+        raw if unbuffered else io.BufferedWriter(raw),  # as `python -u` has it
         encoding=None if given is None else given.encoding,
         errors="backslashreplace",  # a name with bytes or letters that this locale lacks can be printed
         line_buffering=descriptor == 2 or raw.isatty(),
-        write_through=not buffered,
+        write_through=unbuffered,
     )
 
 
@@ -90,9 +92,26 @@ def continue_without() -> None:
     _continues = True
 
 
-def give_up(descriptor: int, error: OSError) -> None:
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    """Write ``data`` to standard output or standard error, or note that it cannot be written. Safe in any thread.
+
+    It waits while a pipe that does not block is full: a process that shares the pipe may have set that.
+    """
+    try:
+        if descriptor in _absent:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        while data:
+            try:
+                data = data[os.write(descriptor, data) :]
+            except BlockingIOError:
+                select.select((), (descriptor,), ())
+    except OSError as error:
+        _give_up(descriptor, error)
+
+
+def _give_up(descriptor: int, error: OSError) -> None:
     """Note that standard output or standard error cannot be written. From now on it leads nowhere, for libraries of C++ and
-    processes started later as well. Safe in any thread."""
+    processes started later as well."""
     if descriptor in _NAMES and descriptor not in _closed:
         _closed[descriptor] = error
         nowhere = os.open(os.devnull, os.O_WRONLY)

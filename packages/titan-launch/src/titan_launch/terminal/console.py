@@ -10,7 +10,7 @@ import os
 import threading
 from dataclasses import dataclass
 
-from titan_core.toolkit.output import give_up
+from titan_core.toolkit.output import write_all
 from titan_core.toolkit.status import ERASE
 from titan_core.toolkit.status_line import StatusLine
 from titan_core.toolkit.text import printable
@@ -105,8 +105,4 @@ class Stream:
 
     def _write(self, data: bytes) -> None:
         self._console.close_status()
-        try:
-            while data:
-                data = data[os.write(self.descriptor, data) :]
-        except OSError as error:
-            give_up(self.descriptor, error)
+        write_all(self.descriptor, data)
