@@ -146,7 +146,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], Path], Any, str]] = {
         "datatrove",
         bad_datatrove(lambda file: Path(f"{file}.index").write_bytes(b"123")),
         None,
-        "3 bytes, which are no whole",
+        "3 bytes) is not a multiple of 8",
     ),
     "datatrove: short losses": (
         "datatrove",
@@ -189,7 +189,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], Path], Any, str]] = {
         "flat_tokens",
         flat("a.bin", ENDED),
         FlatTokensSection(dtype="uint32", end_token_id=END),
-        "no whole number of uint32",
+        "is not a multiple of uint32",
     ),
     "flat: megatron's": (
         "flat_tokens",

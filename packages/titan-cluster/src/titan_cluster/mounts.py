@@ -1,4 +1,4 @@
-"""What a container on Slurm sees of the machines' file systems: it sees nothing that is not mounted."""
+"""Mounts of a container on Slurm, which sees nothing else of the machines' file systems."""
 
 from __future__ import annotations
 

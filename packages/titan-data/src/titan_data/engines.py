@@ -1,4 +1,4 @@
-"""What writes the parts of a tokenised dataset: processes of this machine, or workers on the machines of a Ray cluster."""
+"""Writes the parts of a tokenised dataset, in processes of this machine or in workers on the machines of a Ray cluster."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Documents that follow one another in files: which file has which, where each is, what is read ahead, and what an order of
-them costs."""
+"""Maps the numbers of documents to byte ranges in files; reads ahead, and computes the cost of an
+order of documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the documents of local files are: found once for each file, and kept in the cache folder.
+"""Index of the documents in local files, made once for each file and kept in the cache folder.
 
 An index belongs to a group of successive files, so that a hundred thousand small files need a few of them; its name is a
 hash of their paths, sizes and times, and of a sample of their contents. Processes that open the same dataset divide the

@@ -1,4 +1,4 @@
-"""How much memory a record may take, and what is decoded together with others: no file of a stranger takes more.
+"""Limits of the memory for a record, and for records that are decoded together: no file of a stranger takes more.
 
 A record has ``data.max_record_bytes``. Python's objects may take fifty times as much as the JSON that describes them, and a
 page, batch or window is held twice while it is decoded: with the default of 16 MiB, none of them needs more than 800 MiB.

@@ -1,4 +1,4 @@
-"""What the order of a dataset costs: bytes and requests for a byte that is used, computed from where its documents are."""
+"""Cost of the order of a dataset: bytes and requests for a byte that is used, computed from the places of its documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large a row of a table is once it consists of Python's values. In Arrow, a thousand values may be one, and a million
+"""Estimates the size of a table's row as Python's values. In Arrow, a thousand values may be one, and a million
 empty ones nothing."""
 
 from __future__ import annotations

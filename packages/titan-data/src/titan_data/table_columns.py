@@ -1,4 +1,4 @@
-"""Which columns of a table a dataset reads, and their types."""
+"""Chooses the columns of a table that a dataset reads, and checks their types."""
 
 from __future__ import annotations
 

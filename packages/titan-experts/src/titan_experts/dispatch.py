@@ -30,7 +30,7 @@ shape as the rows."""
 
 
 class AllToAll:
-    """Sends exactly the rows that there are. The host waits once, for their numbers."""
+    """Sends the routed tokens only. One device sync reads their counts."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._mesh = mesh

@@ -1,4 +1,4 @@
-"""What fault tolerance requires of a job and of a machine, and the addresses of the groups. Free of torch."""
+"""Checks that a job and a machine meet the requirements of fault tolerance; resolves group addresses. Free of torch."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class StateTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
         return f"http://{host}:{self._server.server_address[1]}{_PATH}"
 
     def send_checkpoint(self, dst_ranks: list[int], step: int, state_dict: dict[str, Any], timeout: timedelta) -> None:
-        """Offer a copy of ``state_dict``, until :meth:`disallow_checkpoint`, to whoever asks for ``step``.
+        """Offer a copy of ``state_dict``, until :meth:`disallow_checkpoint`, to anyone who asks for ``step``.
 
         The copy is complete when this returns. Nothing changes the state meanwhile: the manager forms quorums synchronously,
         so that the thread that trains waits for this one.
@@ -91,7 +91,7 @@ class StateTransport(CheckpointTransport[dict[str, Any]]):  # type: ignore[misc]
         """Stop the server. Transfers that have begun are cut off when the process ends."""
         with self._changed:
             self._offered, self._is_over = None, True
-            self._changed.notify_all()  # whoever waits for a step waits in vain
+            self._changed.notify_all()  # wake waiters: the step is no longer served
         self._server.shutdown()
         self._server.server_close()
         if wait:

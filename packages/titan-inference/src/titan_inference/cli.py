@@ -123,7 +123,7 @@ def _encoded(job: AssembledJob, text: str, settings: argparse.Namespace) -> list
         return _encoded_chat(job, text, settings.system)
     ids = encode_prompt(tokenizer, text)
     if not ids:
-        raise UserError.one("--prompt", "the tokenizer makes no token of it", "give a longer prompt")
+        raise UserError.one("--prompt", "encodes to zero tokens", "give a longer prompt")
     return ids
 
 

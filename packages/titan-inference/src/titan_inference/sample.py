@@ -39,14 +39,14 @@ class Sampling:
         """Encode the prompts.
 
         Raises:
-            UserError: the tokenizer makes no token of a prompt, or more than fit.
+            UserError: a prompt encodes to zero tokens, or to more than fit.
         """
         problems: list[Problem] = []
         for number, text in enumerate(self._section.prompts):
             ids = encode_prompt(job.text_tokenizer, text)
             where = job.config.where(f"sample.prompts[{number}]", text)
             if not ids:
-                problems.append(Problem(where, "the tokenizer makes no token of it", "choose a longer prompt"))
+                problems.append(Problem(where, "encodes to zero tokens", "choose a longer prompt"))
             elif len(ids) >= self._seq_len:
                 why = f"it has {len(ids)} tokens, and training.seq_len = {self._seq_len} leaves no room for a continuation"
                 problems.append(Problem(where, why, "shorten the prompt"))

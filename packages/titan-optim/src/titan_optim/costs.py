@@ -1,4 +1,4 @@
-"""What the optimizers and averages of weights cost, for planning. Free of torch."""
+"""Costs of the optimizers and averages of weights, for planning. Free of torch."""
 
 from __future__ import annotations
 

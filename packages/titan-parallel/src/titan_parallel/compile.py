@@ -224,7 +224,7 @@ def write(path: Path, device: str, artifacts: bytes) -> None:
     header = {**_about(device), "sha256": hashlib.sha256(artifacts).hexdigest()}
     part.unlink(missing_ok=True)
     try:
-        # For this user only: whoever can change the file can run code in this job.
+        # For this user only: anyone who can change the file can run code in this job.
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(json.dumps(header).encode() + b"\n" + artifacts)
         part.replace(path)

@@ -1,4 +1,4 @@
-"""What planning a job needs to know of these transforms: values worth trying, and their costs. Imports no torch.
+"""Candidate values and costs of these transforms, for planning a job. Imports no torch.
 
 Costs are rough (:mod:`titan_core.api.parallel.planning`). Memory and idle time of the schedules follow the papers that
 :data:`titan_parallel.pipeline_plan.SCHEDULES` names.

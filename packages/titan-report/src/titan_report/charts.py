@@ -108,7 +108,7 @@ def _rewinds(number: int, run: RunLog) -> Curve | None:
 
 
 def _metrics(runs: Sequence[RunLog]) -> list[Chart]:
-    """Return a chart for each metric called ``GROUP/NAME``, whoever adds it: the objective, experts, a plugin."""
+    """Return a chart for each metric called ``GROUP/NAME``, added by the objective, experts, a plugin."""
     last = [record for run in runs for records in (run.steps, run.validations) for record in records[-1:]]
     keys = dict.fromkeys(key for record in last for key in record if "/" in key and not key.startswith(_COUNTS))
     return [

@@ -1,4 +1,4 @@
-"""What the transforms and the optimizer of a job say of its step (:mod:`titan_core.api.parallel.planning`).
+"""Costs of a step as the job's transforms and optimizer state them (:mod:`titan_core.api.parallel.planning`).
 Free of torch."""
 
 from __future__ import annotations

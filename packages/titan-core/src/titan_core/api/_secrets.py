@@ -80,7 +80,7 @@ def _means_a_secret(before: str, word: str, after: str) -> bool:
     if word == "tokens":
         return before in _BEFORE_SECRETS
     if word in ("url", "urls"):
-        return before in ("webhook", "webhooks")  # whoever has it may post
+        return before in ("webhook", "webhooks")  # anyone who has it may post
     if word.endswith("token"):
         return before not in _PLAIN_TOKENS and after not in _AFTER_TOKEN
     return word in _WORDS

@@ -1,4 +1,4 @@
-"""Who may divide an operator over several CPU threads: the thread that trains, and no other.
+"""Restricts intra-op parallelism to the thread that trains.
 
 On the CPU, torch divides an operator over a team of OpenMP threads, and each thread that calls operators has its own
 team. Once there are more threads in teams than cores, libgomp's threads no longer spin while they wait for work but

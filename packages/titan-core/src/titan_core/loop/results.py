@@ -1,4 +1,4 @@
-"""How a run ends, and what it leaves to its user: weights, and the commands to continue with."""
+"""Results of a run for its user: weights, and the commands to continue with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which stages of a run are trained, one after the other."""
+"""Trains the stages of a run, one after the other."""
 
 from __future__ import annotations
 

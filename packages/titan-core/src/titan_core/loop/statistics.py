@@ -1,4 +1,4 @@
-"""What modules count in a step, summed over all ranks."""
+"""Sums the statistics of modules over all ranks, once a step."""
 
 from __future__ import annotations
 

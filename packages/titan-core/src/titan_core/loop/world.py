@@ -140,7 +140,7 @@ def store_of_job(shared: Store, rank: int, world_size: int, timeout: timedelta) 
     """Return a part of the store for the job that the ranks are joining. The keys of an earlier job of the same processes
     would lead ranks to the addresses of its connections, where nobody answers.
 
-    Rank 0 names the part. A rank cannot tell a new name from that of an earlier job, so each asks with a word of its own.
+    Rank 0 names the part. A rank cannot tell a new name from that of an earlier job, so each rank sends a nonce.
 
     Raises:
         DistStoreError: the other ranks did not come in time. That of rank 0 names those.

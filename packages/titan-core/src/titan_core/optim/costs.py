@@ -1,4 +1,4 @@
-"""What the optimizers of the core cost. Free of torch."""
+"""Costs of the core's optimizers, for planning. Free of torch."""
 
 from __future__ import annotations
 

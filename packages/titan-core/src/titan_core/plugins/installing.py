@@ -1,4 +1,4 @@
-"""How to install a package of Titan: from where this titan-core came, or from the index that ``TITAN_PACKAGE_INDEX`` names.
+"""Says how to install a package of Titan: from where titan-core came, or from the index in ``TITAN_PACKAGE_INDEX``.
 
 Titan is not on the public index. There, ``titan-core`` is another project's package, and anybody may register the other
 names: no error may send its reader to that index.

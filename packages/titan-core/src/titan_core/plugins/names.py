@@ -1,5 +1,5 @@
-"""Other projects' things with Titan's names: the package ``titan-core`` of the public index, whose module and command are
-called ``titan``, and any other ``titan`` command."""
+"""Detects foreign packages and commands named titan: the package ``titan-core`` of the public index, whose module and
+command are called ``titan``, and any other ``titan`` command."""
 
 from __future__ import annotations
 

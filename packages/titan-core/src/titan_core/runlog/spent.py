@@ -1,4 +1,4 @@
-"""What this rank spends its time on: every second, by cause."""
+"""Accounts for this rank's time: every second, by cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process is doing, for people who wait for it. Free of torch, and prints nothing.
+"""The phase of this process, for people who wait for it. Free of torch, and prints nothing.
 
 The code that works only sets values. A :class:`~titan_core.toolkit.status_line.StatusLine` reads them a few times a second.
 """

@@ -1,1 +1,1 @@
-"""Which documents a run has used in which step, from what the run has recorded and its data alone."""
+"""Provenance: the documents of each step, from the records of a run and its data alone."""

@@ -1,4 +1,4 @@
-"""Which fields of a record hold a chat: as the recipe says, or detected from their names.
+"""Finds the fields of a record that hold a chat: as the recipe says, or detected from their names.
 
 The names are those in common use: ``messages`` (OpenAI, ``transformers``), ``conversations`` (ShareGPT), ``instruction``,
 ``input`` and ``output`` (Alpaca), ``instruction``, ``context`` and ``response`` (Dolly), and pairs of a prompt or question

@@ -109,7 +109,9 @@ def _token_file(data: Path) -> IndexedFile:
         raise UserError.one(str(data), why, fix)
     size, of_index = data.stat().st_size, index.stat().st_size
     if of_index % 8:
-        raise UserError.one(str(index), f"has {of_index:,} bytes, which are no whole number of document ends", _COPY)
+        raise UserError.one(
+            str(index), f"its size ({of_index:,} bytes) is not a multiple of 8, the size of a document end", _COPY
+        )
     tokens = 0
     if of_index:
         with open_file(index) as stream:

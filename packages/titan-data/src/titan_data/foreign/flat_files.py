@@ -65,7 +65,7 @@ def read_header(file: Path, dtype: str, dtype_key: str) -> FlatFile:
         raise UserError.one(str(file), why, f'set {dtype_key}, such as "uint16" (nanoGPT) or "uint32"')
     item = numpy.dtype(dtype).itemsize
     if size % item:
-        raise UserError.one(str(file), f"has {size:,} bytes, which are no whole number of {dtype}", f"set {dtype_key}")
+        raise UserError.one(str(file), f"its size ({size:,} bytes) is not a multiple of {dtype}", f"set {dtype_key}")
     return FlatFile(file, numpy.dtype(dtype).newbyteorder("<").str, 0, size // item)
 
 

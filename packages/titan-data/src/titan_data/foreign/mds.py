@@ -112,7 +112,7 @@ def _value(sample: NDArray[Any], column: TokenColumn) -> NDArray[Any]:
         at += 1 + width
     item = numpy.dtype(dtype).itemsize
     if (len(value) - at) % item:
-        raise ValueError(f"its {len(value) - at} bytes are no whole number of {dtype}")
+        raise ValueError(f"its {len(value) - at} bytes are not a multiple of {dtype}")
     return numpy.frombuffer(value, numpy.dtype(dtype).newbyteorder("<"), (len(value) - at) // item, at)
 
 

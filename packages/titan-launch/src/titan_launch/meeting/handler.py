@@ -1,7 +1,7 @@
 """How the machines of a job meet: who has joined, in which round, and who still answers.
 
 They share one record in a torch store, which each changes by compare and swap, and each has one more that it counts up while
-it runs. Torch's own rendezvous pickles this state, so that whoever reaches the port of the store runs code on all machines;
+it runs. Torch's own rendezvous pickles this state, so that anyone who reaches the store runs code on all machines;
 here, records that the job's key did not sign are repaired (see ``signed_store``). No clocks are compared.
 """
 

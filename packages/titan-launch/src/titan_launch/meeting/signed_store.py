@@ -1,4 +1,4 @@
-"""What launchers write to the store of their rendezvous: JSON that only who knows the job's key can write.
+"""HMAC-signed JSON records of launchers in the store of their rendezvous.
 
 Anybody who reaches its port can read and write torch's store. So each record has an HMAC of its name, its value and the ID
 of the job, and nothing that is read there is unpickled. Free of torch.

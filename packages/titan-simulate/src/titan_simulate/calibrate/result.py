@@ -1,4 +1,4 @@
-"""What a calibration measured. Free of torch."""
+"""Results of a calibration. Free of torch."""
 
 from __future__ import annotations
 

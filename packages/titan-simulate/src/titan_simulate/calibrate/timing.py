@@ -1,4 +1,4 @@
-"""Durations that bear repetition: several rounds, of which the median counts and the spread is reported."""
+"""Repeated timings: the median and the spread of several rounds."""
 
 from __future__ import annotations
 

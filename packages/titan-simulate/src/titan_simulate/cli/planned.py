@@ -1,4 +1,4 @@
-"""What ``titan plan`` prints."""
+"""Prints the result of ``titan plan``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What names of operators say. Free of torch."""
+"""Classifies operators by their names. Free of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulation found. Plain values: they can be pickled, compared and written as JSON."""
+"""Results of a simulation, as plain values: they can be pickled, compared and written as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the arguments and results of operators are made of."""
+"""Finds the tensors in the arguments and results of operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an estimate assumes besides the figures of the machine, in words. Free of torch."""
+"""Assumptions of an estimate besides the figures of the machine, as text. Free of torch."""
 
 from __future__ import annotations
 

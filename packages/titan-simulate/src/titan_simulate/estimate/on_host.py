@@ -1,4 +1,4 @@
-"""When each operator of a step runs on a CPU, where the host is the device. Free of torch.
+"""Times of a step's operators on a CPU, where the host is the device. Free of torch.
 
 The host computes one operator after the other, whatever streams a GPU would use. Only collectives that are waited for later
 run beside it.

@@ -1,4 +1,4 @@
-"""How long an operator takes on a machine: the roofline. Free of torch. docs/estimate.md has the equations."""
+"""Roofline time of an operator on a machine. Free of torch. docs/estimate.md has the equations."""
 
 from __future__ import annotations
 

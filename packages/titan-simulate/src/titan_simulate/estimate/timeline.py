@@ -1,4 +1,4 @@
-"""When each operator of a step runs: streams, waits, the host, and what operators take from each other. Free of torch.
+"""Times of a step's operators: streams, waits, the host, and contention between operators. Free of torch.
 
 An operator starts when the one before on its stream has ended, what it waits for has ended, and the host has issued it. The
 host issues nothing while it reads values from the device, so what follows finds the device idle. A collective also waits for

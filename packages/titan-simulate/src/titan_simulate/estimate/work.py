@@ -1,4 +1,4 @@
-"""What a step does, operator by operator: plain values. Free of torch."""
+"""Operators of a step, as plain values. Free of torch."""
 
 from __future__ import annotations
 

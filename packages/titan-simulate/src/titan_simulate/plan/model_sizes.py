@@ -1,4 +1,4 @@
-"""How large the parts of a model are, by how they may be divided. Free of torch."""
+"""Sizes of the parts of a model, by the ways to shard them. Free of torch."""
 
 from __future__ import annotations
 

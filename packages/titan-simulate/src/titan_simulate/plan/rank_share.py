@@ -1,4 +1,4 @@
-"""What a rank of a job holds and computes, which the terms of its memory and of its time share. Free of torch."""
+"""Share of a model and a step that one rank holds and computes, for terms of memory and time. Free of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What planning a job needs to know of a transform or an optimizer: what may be varied, and what it costs. Free of torch.
+"""Candidate values and costs of a transform or an optimizer, for planning a job. Free of torch.
 
 A transform's mesh dimensions and views say which degrees exist. ``Transform.choices`` adds values of other keys that change
 where and how fast a job computes, and ``Transform.costs`` says in terms of the layout what the transform changes about the

@@ -1,4 +1,4 @@
-"""How a step runs forward and backward. The trainer's loop is the same with and without a pipeline."""
+"""Forward and backward pass of a step. The trainer's loop is the same with and without a pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a global batch is divided over ranks and microbatches. Arithmetic only; free of torch."""
+"""Divides a global batch over ranks and microbatches. Arithmetic only; free of torch."""
 
 from __future__ import annotations
 
