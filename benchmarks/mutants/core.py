@@ -18,7 +18,7 @@ DIVIDED, HEAD, AUXILIARY = (
     "tests/core/test_auxiliary_loss.py",
 )
 STATISTIC = "tests/core/test_statistic.py"
-SPENT_PY, SPENT = "core/runlog/spent.py", "tests/core/test_spent.py"
+SPENT_PY, SPENT = "core/runlog/time_by_cause.py", "tests/core/test_time_by_cause.py"
 VOCABULARY = "core/api/training/vocabulary.py"
 VIEWS = "tests/core/test_mesh_views.py"
 GRAD_NORM = "tests/core/test_grad_norm.py"
@@ -31,7 +31,7 @@ OPTIM = "tests/core/test_optim.py"
 VALUES = "tests/core/test_random_values.py"
 TRAINER = "tests/core/test_trainer.py"
 
-STEP, NORM, TRAIN = "core/api/parallel/step.py", "core/loop/grad_norm.py", "core/loop/trainer.py"
+STEP, NORM, TRAIN = "core/api/parallel/step.py", "core/loop/optimizer_step.py", "core/loop/trainer.py"
 LOOKAHEAD, WORLD, GUARD = "core/loop/lookahead.py", "core/api/parallel/world.py", "core/loop/finite_guard.py"
 ADAM, SCHEDULE, GROUPS = "core/optim/adam.py", "core/optim/lr_schedule.py", "core/api/training/optimizer.py"
 ATTENTION, PART = "core/api/model/attention.py", "core/api/parallel/model_part.py"
@@ -86,7 +86,7 @@ MUTANTS = (
            equivalent="is_shard treats strided shards the same on every mesh used here (torch 2.15); see the comment there"),
     Mutant("redistributed-gradient-dropped", NORM, "parameter.grad = gradient = gradient.redistribute(", "gradient = gradient.redistribute(", (GRAD_NORM + "::test_the_norm_of_dtensors_is_that_of_the_whole_gradients",)),
     # -- the loop
-    Mutant("skipped-update-done-anyway", "core/loop/guarded_steps.py", "        if not skip:\n", "        if True:\n", (SKIPPED,)),
+    Mutant("skipped-update-done-anyway", "core/loop/optimizer_step.py", "        if not skip:\n", "        if True:\n", (SKIPPED,)),
     Mutant("the-device-skips-nothing", "core/torch_private.py", "None, skip.float()", "None, 0 * skip.float()", (LATE,)),
     Mutant("the-device-skips-the-good-steps", "core/loop/finite_guard.py", "return ~finite(", "return finite(", (LATE,)),
     Mutant("gradients-kept-after-a-skip", TRAIN, "            state.optimizer.zero_grad()\n", "            if not skipped:\n                state.optimizer.zero_grad()\n", (SKIPPED,)),
@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant("reported-rate-of-the-next-step", TRAIN, "            lr=lr,\n", '            lr=float(state.optimizer.param_groups[0]["lr"]),\n', (ORACLE,)),
     Mutant("reported-rate-of-the-last-group", TRAIN, "        return rates[0]\n", "        return rates[-1]\n", (ORACLE,)),
     Mutant("tokens-of-the-copy-seen", TRAIN, "state.tokens_seen += totals.num_targets", "state.tokens_seen = totals.num_targets", (TRAINER + "::test_a_run_from_start_to_end",)),
-    Mutant("loss-counted-on-every-tp-rank", "core/loop/losses.py", 'self._first = world.is_first_along("weights")', "self._first = True", (MESH + "[TP]",)),
+    Mutant("loss-counted-on-every-tp-rank", "core/loop/losses.py", 'self._first = world.is_first_along("weights")  # the other ranks compute the same losses', "self._first = True", (MESH + "[TP]",)),
     Mutant("metrics-of-recomputed-chunks", "core/api/training/metric.py", "if not torch.is_grad_enabled():", "if True:", ("tests/core/test_metrics.py",)),
     Mutant("values-of-the-next-token", "core/data/batches.py", "numpy.ascontiguousarray(values[:, :-1])", "numpy.ascontiguousarray(values[:, 1:])", ("tests/core/test_extras.py",)),
     Mutant("computed-values-not-compared", "core/model/random_values.py", "if not self._sampled:", "if False:", ("tests/core/test_random_values.py",)),
@@ -145,15 +145,15 @@ MUTANTS = (
     Mutant("statistics-of-shape-inference", "core/api/model/statistic.py", " or is_shape_inference()", "", (STATISTIC,)),
     Mutant("statistics-of-repeated-steps", "core/model/preserved.py", "AuxiliaryLosses(inputs.auxiliary.scale), metrics=None, statistics=None)", "AuxiliaryLosses(inputs.auxiliary.scale), metrics=None)", (STATISTIC,)),
     Mutant("statistics-in-floating-point", "core/api/parallel/microbatch.py", "torch.zeros(sum(sizes), dtype=torch.int64", "torch.zeros(sum(sizes), dtype=torch.float64", (STATISTIC,)),
-    Mutant("statistics-of-one-rank", "core/loop/statistics.py", "            self._world.sum(counted.counts)\n", "            pass\n", (STATISTIC,)),
+    Mutant("statistics-of-one-rank", "core/loop/losses.py", "            self._world.sum(counted.counts)\n", "            pass\n", (STATISTIC,)),
     Mutant("statistics-without-a-gradient", "core/api/model/statistic.py", "    if not carrier.requires_grad:\n", "    if False:\n", (STATISTIC,)),
-    Mutant("statistics-of-different-shapes", "core/loop/statistics.py", "            if name in self._shapes:\n", "            if False:\n", (STATISTIC,)),
+    Mutant("statistics-of-different-shapes", "core/loop/losses.py", "            if name in self._shapes:\n", "            if False:\n", (STATISTIC,)),
     # -- seeds
-    Mutant("one-seed-for-all-ranks", "core/loop/seeds.py", "* 1_000_003 + world.data_rank", "* 1_000_003", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
-    Mutant("a-seed-for-each-rank", "core/loop/seeds.py", "+ world.data_rank", "+ world.rank", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
-    Mutant("seed-ignored", "core/loop/seeds.py", "(training.seed * 1_000_003", "(0 * 1_000_003", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
-    Mutant("python-not-seeded", "core/loop/seeds.py", "    random.seed(seed)\n", "", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
-    Mutant("not-deterministic", "core/loop/seeds.py", "torch.use_deterministic_algorithms(True)", "torch.use_deterministic_algorithms(False)", (PARTS + "::test_numerics_are_set_as_the_config_says",)),
+    Mutant("one-seed-for-all-ranks", "core/loop/process_settings.py", "* 1_000_003 + world.data_rank", "* 1_000_003", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
+    Mutant("a-seed-for-each-rank", "core/loop/process_settings.py", "+ world.data_rank", "+ world.rank", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
+    Mutant("seed-ignored", "core/loop/process_settings.py", "(training.seed * 1_000_003", "(0 * 1_000_003", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
+    Mutant("python-not-seeded", "core/loop/process_settings.py", "    random.seed(seed)\n", "", (PARTS + "::test_seeds_differ_by_seed_and_by_what_a_rank_sees",)),
+    Mutant("not-deterministic", "core/loop/process_settings.py", "torch.use_deterministic_algorithms(True)", "torch.use_deterministic_algorithms(False)", (PARTS + "::test_numerics_are_set_as_the_config_says",)),
     # -- what ranks agree on
     Mutant("targets-counted-per-tp-rank", LOOKAHEAD, 'world.is_first_along("layers", "sequence", "weights")', 'world.is_first_along("layers", "sequence")', (AHEAD + "::test_ranks_that_see_the_same_tokens_count_them_once",)),
     Mutant("targets-counted-per-cp-rank", LOOKAHEAD, 'world.is_first_along("layers", "sequence", "weights")', 'world.is_first_along("layers", "weights")', (AHEAD + "::test_ranks_that_see_the_same_tokens_count_them_once",)),
@@ -263,5 +263,5 @@ MUTANTS = (
     Mutant("tied-matrices-trained-under-their-other-name", "core/api/model/_trained_flops.py", "name in shared or matches(name, frozen)", "matches(name, frozen)", ("tests/core/test_trained_flops.py",)),
     Mutant("tied-outputs-are-no-product", "core/api/model/_trained_flops.py", "**layout.tied}  # name", "}  # name", ("tests/core/test_trained_flops.py",)),
     Mutant("a-token-uses-all-experts", "core/api/model/_trained_flops.py", "shares.get(self._unit(name), 1.0)", "1.0", ("tests/models_qwen3/test_qwen3_moe.py",)),
-    Mutant("a-job-is-freed-by-half", "core/loop/collector.py", "_NESTED = 4", "_NESTED = 1", ("tests/core/test_process_as_before.py",)),
+    Mutant("a-job-is-freed-by-half", "core/loop/gc_settings.py", "_NESTED = 4", "_NESTED = 1", ("tests/core/test_process_as_before.py",)),
 )  # fmt: skip

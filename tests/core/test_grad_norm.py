@@ -13,7 +13,7 @@ from torch import nn
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job
 from harness.one_of_many import ISLANDS, OneOfMany
-from titan_core.loop.grad_norm import clip_gradients, global_norm, local_gradients
+from titan_core.loop.optimizer_step import clip_gradients, global_norm, local_gradients
 from titan_core.loop.world import join_world
 
 

@@ -19,7 +19,7 @@ from harness.distributions import write_distribution
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, run_recipe
 from titan_core.api import UserError, hookimpl
-from titan_core.runlog.jsonl import MetricsFile
+from titan_core.runlog.reporter import MetricsFile
 from titan_core.toolkit import json_lines
 from titan_core.toolkit.json_lines import LineFile, read_lines
 

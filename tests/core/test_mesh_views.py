@@ -17,7 +17,7 @@ from titan_core.api.config.resolved import Override
 from titan_core.api.parallel.mesh import STANDARD_DIMS, sound_views
 from titan_core.config.load import load_config
 from titan_core.job.mesh_plan import plan_mesh
-from titan_core.loop.grad_norm import global_norm, local_gradients
+from titan_core.loop.optimizer_step import global_norm, local_gradients
 from titan_core.loop.world import join_world
 from titan_core.plugins.registry import Components
 

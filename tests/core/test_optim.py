@@ -19,7 +19,7 @@ from harness.small_gpt import LAYOUT, SmallGPT
 from titan_core.api import MeshPlan, ModelPart, OptimizerSection, ParamGroup, UserError, World
 from titan_core.api.config.sections import LRSchedulerSection, ParamGroupSpec
 from titan_core.api.training.optimizer import param_groups, trained_parameters
-from titan_core.loop.grad_norm import clip_gradients, global_norm, local_gradients
+from titan_core.loop.optimizer_step import clip_gradients, global_norm, local_gradients
 from titan_core.model.freeze import require_trained
 from titan_core.model.next_token import NextToken
 from titan_core.optim.adam import build_adam, build_adamw

@@ -16,7 +16,7 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 from harness.gloo_pool import GlooPool
 from harness.objectives import OfTargets
 from titan_core.api import Finding, ModelPart, PendingUpdate, hookimpl
-from titan_core.loop.missing_gradients import MissingGradients
+from titan_core.loop.optimizer_step import MissingGradients
 from titan_core.model.preserved import preserved_module, preserved_state
 from titan_core.plugins.lifecycle import Lifecycle
 

@@ -13,7 +13,7 @@ import torch
 
 from harness.jobs import TINY, run_recipe
 from titan_core.api import hookimpl
-from titan_core.loop.collector import collector_as_before, free_job
+from titan_core.loop.gc_settings import free_job, gc_as_before
 
 SETTINGS: dict[str, object] = {
     **TINY,
@@ -76,11 +76,11 @@ def test_the_state_of_the_process_is_as_before(fails_in: str, in_tmp: Path) -> N
 
 def test_what_was_frozen_before_stays_frozen() -> None:
     try:
-        with collector_as_before():
+        with gc_as_before():
             gc.freeze()
         assert gc.get_freeze_count() == 0
         gc.freeze()
-        with collector_as_before():
+        with gc_as_before():
             gc.disable()
         assert gc.isenabled()
         assert gc.get_freeze_count() > 10_000

@@ -10,7 +10,7 @@ import pytest
 
 from harness.jobs import TINY, make_job, run_recipe
 from titan_core.api import RunEnd, UserError
-from titan_core.runlog.jsonl import MetricsFile
+from titan_core.runlog.reporter import MetricsFile
 from titan_core.runlog.run_directory import RunDirectory
 
 

@@ -23,7 +23,7 @@ from titan_core.api.parallel.microbatch import (
     microbatch_scope,
 )
 from titan_core.api.parallel.step import GradientAccumulation, shape_inference
-from titan_core.loop.statistics import StatisticSums
+from titan_core.loop.losses import StatisticSums
 from titan_core.model.loss_head import attach
 from titan_core.model.next_token import NextToken
 from titan_core.model.preserved import repeat_backward, repeat_forward

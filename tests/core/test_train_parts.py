@@ -20,11 +20,11 @@ from titan_core.api.config.sections import TrainingSection, ValidationSection
 from titan_core.api.parallel.step import GradientAccumulation
 from titan_core.api.training.batch import IGNORE
 from titan_core.data.loader import StepData
-from titan_core.loop.seeds import prepare_numerics
+from titan_core.loop.process_settings import prepare_numerics
 from titan_core.loop.validation import Validation
 from titan_core.model.next_token import NextToken
-from titan_core.runlog import stopwatch
-from titan_core.runlog.stopwatch import Stopwatch
+from titan_core.runlog import time_by_cause
+from titan_core.runlog.time_by_cause import Stopwatch
 from titan_core.toolkit.device import backend_for, choose_device
 
 
@@ -127,7 +127,7 @@ def test_numerics_are_set_as_the_config_says() -> None:
 
 def test_the_stopwatch_adds_up_each_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 2.0, 10.0, 11.0, 20.0, 25.0, 30.0, 30.5])
-    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(time_by_cause.time, "perf_counter", lambda: next(clock))
     watch = Stopwatch(CPU)
     for name in ("a", "b", "a"):
         with watch.measure(name):

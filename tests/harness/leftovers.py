@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from harness.gloo_pool import pool_processes, restore_environment
-from titan_core.loop.collector import collector_as_before
-from titan_core.loop.seeds import numerics_as_before
+from titan_core.loop.gc_settings import gc_as_before
+from titan_core.loop.process_settings import numerics_as_before
 from titan_core.toolkit.status import hide_all
 
 GRACE = 30.0
@@ -68,7 +68,7 @@ def settings_undone() -> Iterator[None]:
     umask = os.umask(0o077)
     os.umask(umask)
     try:
-        with collector_as_before(), numerics_as_before():
+        with gc_as_before(), numerics_as_before():
             yield
     finally:
         if torch.get_num_threads() != number:

@@ -12,7 +12,7 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, run_recipe
 from harness.meshes import CP, DR, PP, TP
 from harness.quick import rows
-from titan_core.loop.collector import free_job
+from titan_core.loop.gc_settings import free_job
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="lists threads in /proc")
 

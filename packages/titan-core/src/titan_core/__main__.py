@@ -24,7 +24,7 @@ def main() -> int:
 
         status = run()
         if "titan_core.loop.world" in sys.modules:  # and there may have been a job
-            from titan_core.loop.collector import free_job
+            from titan_core.loop.gc_settings import free_job
 
             free_job()
         _leave_at_interrupt()

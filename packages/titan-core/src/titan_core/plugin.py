@@ -103,7 +103,7 @@ def titan_metric_loggers() -> list[Observer]:
             may_fail=True,
             name="jsonl",
             summary="metrics.jsonl in the run's directory",
-            build=Ref("titan_core.runlog.jsonl:MetricsFile"),
+            build=Ref("titan_core.runlog.reporter:MetricsFile"),
             active=lambda context: True,
         ),
     ]

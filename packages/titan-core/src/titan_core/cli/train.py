@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from titan_core.api import CommandContext, RunStopped, UserError
 from titan_core.api._shown import printable
 from titan_core.api.plugins.assembled_job import AssembledJob
-from titan_core.loop.collector import collector_as_before
+from titan_core.loop.gc_settings import gc_as_before
 from titan_core.plugins.registry import Components
 from titan_core.runlog.run_directory import early_lock
 from titan_core.toolkit.errors import EXIT_DATA_ENDED, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_PREEMPTED, exit_status
@@ -61,7 +61,7 @@ def run(context: CommandContext) -> int:
         for name in {module.__name__.partition(".")[0] for module, _ in job.registry.modules()}:
             logging.getLogger(name).setLevel(logging.INFO if rank == 0 else logging.ERROR)
 
-        with collector_as_before(), _early_lock(job, rank):
+        with gc_as_before(), _early_lock(job, rank):
             with phase("importing torch"):
                 gc.disable()  # loading modules leaves no garbage
                 first = "torch" not in sys.modules

@@ -46,7 +46,6 @@ from titan_core.job.extras import check_extras
 from titan_core.job.frozen import frozen_config, require_frozen
 from titan_core.job.mesh_plan import plan_mesh
 from titan_core.job.missing_tokenizer import MissingTokenizer
-from titan_core.job.unused_keys import unused_keys
 from titan_core.plugins.providers import provider
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.errors import PluginFailure, nearest
@@ -366,3 +365,16 @@ def check_reduced(job: Job, active: list[Transform]) -> Iterator[Problem]:
             why += "transform in use sums gradients over it, so the ranks' weights would diverge"
             fix = f"set it to 1, or declare MeshUse(sums=({dim.name!r},)) in the transform that sums gradients over it"
             yield job.config.problem(dim.degree_key, why, fix)
+
+
+def unused_keys(config: Config, registry: Components, chosen: LRSchedule) -> list[str]:
+    """Return a note for each key of the section that ``config`` sets, and that only other schedules than ``chosen`` read."""
+    key_of_name = LRSchedule.keys[0]
+    notes = []
+    read = (schedule.config for schedule in registry.all(LRSchedule))
+    for cls in dict.fromkeys(cls for cls in read if cls is not None and cls is not chosen.config and cls in config.sections):
+        for (field, value), (_, default) in zip(config.section(cls), cls(), strict=True):
+            key = f"{cls.section}.{field}"
+            if key != key_of_name and value != default:
+                notes.append(f"{key} has no effect on a schedule with {key_of_name} = {chosen.name!r}")
+    return notes

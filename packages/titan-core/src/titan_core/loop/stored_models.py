@@ -17,7 +17,7 @@ from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.pretrained import find_model
 from titan_core.data.streams import open_sources
 from titan_core.loop.outcome import OutcomeRecorder
-from titan_core.loop.seeds import prepare_numerics
+from titan_core.loop.process_settings import prepare_numerics
 from titan_core.loop.validation import Validation
 from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts

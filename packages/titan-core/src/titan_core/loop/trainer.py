@@ -39,17 +39,13 @@ from titan_core.loop.build import (
     register_transform_observers,
 )
 from titan_core.loop.frozen import with_frozen_model
-from titan_core.loop.grad_norm import clip_gradients, global_norm, local_gradients
-from titan_core.loop.guarded_steps import GuardedSteps
 from titan_core.loop.interruption import Interruption
 from titan_core.loop.lookahead import Lookahead, StepTotals
-from titan_core.loop.losses import LossSums, MetricMeans
-from titan_core.loop.missing_gradients import MissingGradients
+from titan_core.loop.losses import LossSums, MetricMeans, StatisticSums
+from titan_core.loop.optimizer_step import GuardedSteps, MissingGradients, clip_gradients, global_norm, local_gradients
+from titan_core.loop.process_settings import CollectiveTimeouts, prepare_numerics
 from titan_core.loop.results import end_of_run, last_checkpoint, warn_if_unsaved
-from titan_core.loop.seeds import prepare_numerics
-from titan_core.loop.statistics import StatisticSums
 from titan_core.loop.stored_models import load_pretrained
-from titan_core.loop.timeouts import CollectiveTimeouts
 from titan_core.loop.validation import Validation
 from titan_core.model.build import build_parts, build_whole
 from titan_core.model.freeze import require_trained
@@ -61,8 +57,7 @@ from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.runlog.event_log import EventLog
 from titan_core.runlog.reporter import MetricsReporter
 from titan_core.runlog.run_directory import RunDirectory
-from titan_core.runlog.spent import SpentTime
-from titan_core.runlog.stopwatch import Stopwatch
+from titan_core.runlog.time_by_cause import SpentTime, Stopwatch
 from titan_core.toolkit.status import phase
 
 log = logging.getLogger(__name__)

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 
-from titan_core.api import RunEnd, UserError
+import torch
+
+from titan_core.api import Checkpoint, RunEnd, UserError
+from titan_core.api.config.sections import TrainingSection
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.opened import OpenedData
-from titan_core.job.stages import assembled_again
-from titan_core.loop.collector import collector_as_before
+from titan_core.job.stages import assembled_again, job_of_stage
+from titan_core.loop.gc_settings import free_job, gc_as_before
 from titan_core.loop.interruption import Interruption
+from titan_core.loop.process_settings import numerics_as_before
 from titan_core.loop.results import print_next_commands
-from titan_core.loop.seeds import numerics_as_before
-from titan_core.loop.stages import continues, stages_to_train
 from titan_core.loop.trainer import Trainer
 from titan_core.loop.world import join_world
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.runlog.forgiven import register_late_observers
 from titan_core.runlog.other_runs import require_own_run
 from titan_core.runlog.run_directory import RunDirectory, run_lock
-from titan_core.runlog.spent import SpentTime
+from titan_core.runlog.time_by_cause import SpentTime
 from titan_core.toolkit.launching import Began, user_command
 from titan_core.toolkit.status import phase
 
@@ -70,7 +72,7 @@ def _train(job: AssembledJob, observers: Iterable[object], next_commands: bool, 
             lifecycle.register(one.build.load()(one.context(job)), origin=job.registry.origin(one))
     for observer in observers:
         lifecycle.register(observer)
-    with collector_as_before(), numerics_as_before(), ExitStack() as stack:
+    with gc_as_before(), numerics_as_before(), ExitStack() as stack:
         trainer: Trainer | None = None
         try:
             if job.missing:
@@ -112,3 +114,50 @@ def _train(job: AssembledJob, observers: Iterable[object], next_commands: bool, 
             command = None if arguments is None else tuple(arguments)
             print_next_commands(lifecycle.next_commands(job, end, command))
         return end
+
+
+def stages_to_train(job: AssembledJob) -> Iterator[AssembledJob]:
+    """Yield the job of each stage from the one in which the run stands; ``job`` itself if the run has no stages.
+
+    Raises:
+        UserError: the job saves no checkpoints, from which the stages continue.
+    """
+    if not job.stages:
+        yield job
+        return
+    stop = job.section(TrainingSection).stop_at_step
+    last = job.stage_after(min(job.steps, job.steps if stop is None else stop) - 1)
+    for number in range(job.stage_after(_resumes_after(job, last)), last + 1):
+        stage = job_of_stage(job, number)
+        log.info("stage %r: steps %d to %d", job.stages[number].name, stage.first_step + 1, stage.end_step)
+        yield stage
+        with phase("leaving the stage"):
+            free_job()
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+
+
+def continues(job: AssembledJob, end: RunEnd) -> bool:
+    """Whether the next stage follows the one that ``end`` describes."""
+    stop = job.section(TrainingSection).stop_at_step
+    ended = end.interrupted or end.preempted or end.data_ended or end.failed or end.restarts
+    return not ended and end.step == job.end_step < min(job.steps, job.steps if stop is None else stop)
+
+
+def _resumes_after(job: AssembledJob, last: int) -> int:
+    """Return the step after which the run starts.
+
+    Args:
+        last: number of the last stage to train. A run that ends in its first stage needs no checkpoints.
+    """
+    checkpoint = job.checkpoint
+    if checkpoint is None and last == 0:
+        return 0
+    if checkpoint is None:
+        why = "each stage continues from the checkpoint of the one before it, and this job saves none"
+        raise UserError.one(job.config.where("stages"), why, "set checkpoint.enable = true")
+    assert isinstance(checkpoint, Checkpoint)
+    if checkpoint.resumes_after is None:
+        why = "does not say from which step a run resumes (Checkpoint.resumes_after), so its stage is not known"
+        raise UserError.one(f"checkpoint {checkpoint.name!r}", why, "use another checkpoint plugin, or no stages")
+    return checkpoint.resumes_after.load()(checkpoint.context(job))

@@ -23,7 +23,7 @@ from titan_core.api import JobMesh, MeshPlan, Problem, UserError, World
 from titan_core.api.config.sections import CommSection, JobSection, TrainingSection
 from titan_core.api.parallel.world import gather_objects
 from titan_core.api.plugins.assembled_job import AssembledJob
-from titan_core.loop.intraop_threads import only_this_thread_has_a_team
+from titan_core.loop.process_settings import only_this_thread_has_a_team
 from titan_core.toolkit.device import attention_kernels, backend_for, choose_device
 from titan_core.toolkit.launching import LISTENER
 from titan_core.toolkit.open_files import allow_open_files

@@ -15,7 +15,7 @@ from titan_core.api import Finding, Run, RunEnd, World, hookimpl
 from titan_core.api._secrets import redact_text
 from titan_core.api.observe.events import Sample
 from titan_core.runlog.other_runs import recipe_of
-from titan_core.runlog.spent import CAUSES, SpentTime
+from titan_core.runlog.time_by_cause import CAUSES, SpentTime
 from titan_core.toolkit.json_lines import LineFile
 from titan_core.toolkit.launching import Began
 from titan_core.toolkit.processes import pid_namespace
@@ -38,7 +38,7 @@ class EventLog:
       all others, and written by the command that branches;
     * ``rewind``: to ``step``; ``documents``, the number of those that are passed over from there on; written by the command
       that rewinds;
-    * ``spent``: ``seconds`` (by cause, the sum of all ranks since ``began``: :mod:`titan_core.runlog.spent`);
+    * ``spent``: ``seconds`` (by cause, the sum of all ranks since ``began``: :mod:`titan_core.runlog.time_by_cause`);
     * ``checkpoint``: ``path``;
     * ``sample``: ``prompt``, ``text`` (:class:`~titan_core.api.observe.events.Sample`);
     * ``finding``: ``kind``, ``message`` (:class:`~titan_core.api.Finding`);

@@ -1,4 +1,4 @@
-"""Step reports to records of metrics."""
+"""Step reports to records of metrics, and the file ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import logging
 import math
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
-from titan_core.api import Record, Run, RunEnd, StepReport, TrainState, ValidationReport, World, hookimpl
+from titan_core.api import JobContext, Record, Run, RunEnd, StepReport, TrainState, ValidationReport, World, hookimpl
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.runlog.event_log import EventLog
-from titan_core.runlog.spent import SpentTime
-from titan_core.runlog.stopwatch import Stopwatch
+from titan_core.runlog.time_by_cause import SpentTime, Stopwatch
 from titan_core.toolkit.device import memory, synchronize
+from titan_core.toolkit.json_lines import LineFile
+from titan_core.toolkit.runs.files import METRICS
 
 log = logging.getLogger(__name__)
 
@@ -168,3 +170,27 @@ class MetricsReporter:
 def _finite(value: float) -> float | None:
     """Return ``None`` for NaN and infinity, which JSON lacks."""
     return value if math.isfinite(value) else None
+
+
+class MetricsFile:
+    """Appends to the file in the run's directory, so that a resumed run continues it."""
+
+    def __init__(self, context: JobContext[None]) -> None:
+        self._file: LineFile | None = None
+
+    @hookimpl
+    def titan_train_start(self, run: Run) -> None:
+        """Open the file."""
+        self._file = LineFile(Path(run.dump_folder) / METRICS)
+
+    @hookimpl
+    def titan_metrics(self, record: Record) -> None:
+        """Append a line."""
+        assert self._file is not None
+        self._file.append(record)
+
+    @hookimpl
+    def titan_train_end(self, end: RunEnd) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()

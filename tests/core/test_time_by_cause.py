@@ -16,7 +16,7 @@ import pytest
 from harness.jobs import TINY, run_recipe
 from titan_core.api import RunEnd, World
 from titan_core.runlog.event_log import EventLog
-from titan_core.runlog.spent import SpentTime
+from titan_core.runlog.time_by_cause import SpentTime
 from titan_core.toolkit.json_lines import read_lines
 from titan_core.toolkit.launching import BEGAN, Began, began
 from titan_core.toolkit.processes import process_began
@@ -26,8 +26,8 @@ from titan_core.toolkit.processes import process_began
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Set the clocks of :class:`SpentTime`: seconds since an attempt that began at 1000."""
     now = [0.0]
-    monkeypatch.setattr("titan_core.runlog.spent.time.perf_counter", lambda: 500 + now[0])
-    monkeypatch.setattr("titan_core.runlog.spent.time.time", lambda: 1000 + now[0])
+    monkeypatch.setattr("titan_core.runlog.time_by_cause.time.perf_counter", lambda: 500 + now[0])
+    monkeypatch.setattr("titan_core.runlog.time_by_cause.time.time", lambda: 1000 + now[0])
     return now
 
 

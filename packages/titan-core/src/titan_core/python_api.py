@@ -1,4 +1,4 @@
-"""The Python door: for scripts and notebooks, what ``titan train`` and its neighbours do. Errors are exceptions, and a call
+"""The Python API: for scripts and notebooks, what ``titan train`` and its neighbours do. Errors are exceptions, and a call
 leaves its process as it was.
 
 Imported when :mod:`titan_core` is first asked for one of these names. Imports no torch before a job trains.
@@ -19,7 +19,7 @@ from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config import load
 from titan_core.config.overrides import TypedOverride
 from titan_core.job.elastic import load_job
-from titan_core.loop.collector import free_job
+from titan_core.loop.gc_settings import free_job
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.launching import place_in_environment
 from titan_core.toolkit.random_state import same_generators

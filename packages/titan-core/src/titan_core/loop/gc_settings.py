@@ -11,7 +11,7 @@ _NESTED = 4
 
 
 @contextmanager
-def collector_as_before() -> Iterator[None]:
+def gc_as_before() -> Iterator[None]:
     """Undo, however the block ends, what it did to the collector: nothing that it froze stays frozen.
 
     Python can only unfreeze everything. Objects that were frozen before stay so if the block froze none.

@@ -1,4 +1,4 @@
-"""The Python door (``docs/python.md``): its snippets, its errors, and what a call leaves behind."""
+"""The Python API (``docs/python.md``): its snippets, its errors, and what a call leaves behind."""
 
 from __future__ import annotations
 
