@@ -103,7 +103,7 @@ MUTANTS = (
     Mutant("one-random-number-for-all-calls", "core/model/random_values.py", "calls += 1", "pass", ("tests/core/test_random_values.py",)),
     Mutant("documents-of-one-rank", "core/api/training/batch.py", "return sums if self.sequence_group is None else", "return sums if True else", ("tests/parallel/test_document_objectives.py",)),
     Mutant("gradient-of-one-ranks-documents", "core/api/training/batch.py", "dist.all_reduce(total, group=ctx.group)", "pass", ("tests/parallel/test_document_objectives.py",)),
-    Mutant("frozen-chunks-joined-anyhow", "core/loop/frozen.py", "if done == positions:", "if done:", ("tests/core/test_frozen.py",)),
+    Mutant("frozen-chunks-joined-anyhow", "core/loop/reference_model.py", "if done == positions:", "if done:", ("tests/core/test_reference_model.py",)),
     Mutant("copy-not-made-before-update", TRAIN, "self.checkpoints.before_update()", "pass", ("tests/ckpt/test_saving.py",)),
     Mutant("stop-at-step-ignored", TRAIN, "self.training.steps if stop is None else min(self.training.steps, stop)", "self.training.steps", ("tests/ckpt/test_saving.py",)),
     Mutant("microbatches-not-divided", STEP, "/ inputs.target_weight", "/ microbatch.batch.target_weights().sum()", (ORACLE,)),

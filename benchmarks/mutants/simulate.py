@@ -56,7 +56,7 @@ MUTANTS = (
     Mutant("jobs-use-more-than-they-reserve", NEED, "return self.allocated + self.idle", "return self.idle", (RESERVED,)),
     Mutant("the-smaller-model-counts", NEED, "most, idle, retries = max(least, float(found.allocated))", "most, idle, retries = min(least, float(found.allocated))", (RESERVED,)),
     Mutant("frozen-parameters-have-state", "simulate/estimate/job_memory.py", "int(state * trained)", "int(state * parameters)", ("tests/simulate/test_job_memory.py",)),
-    Mutant("frozen-parameters-have-gradients", "simulate/estimate/job_memory.py", "LeastState(parameters + frozen, trained,", "LeastState(parameters + frozen, parameters,", ("tests/simulate/test_job_memory.py",)),
+    Mutant("frozen-parameters-have-gradients", "simulate/estimate/job_memory.py", "LeastState(parameters + reference, trained,", "LeastState(parameters + reference, parameters,", ("tests/simulate/test_job_memory.py",)),
     Mutant("shared-parameters-not-frozen", "simulate/estimate/frozen.py", "if name in tied or matches", "if matches", ("tests/simulate/test_job_memory.py",)),
     Mutant("frozen-blocks-extended-like-others", "simulate/estimate/estimate.py", "kinds.append([fixed, *mixers,", "kinds.append([*mixers,", ("tests/integration/test_estimate.py::test_a_few_blocks_give_the_memory_of_all",)),
     Mutant("stages-with-other-rates-simulated-again", "simulate/estimate/stages.py", '"optimizer.lr", ', "", ("tests/integration/test_estimated_stages.py",)),

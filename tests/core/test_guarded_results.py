@@ -73,7 +73,7 @@ NONSENSE: list[tuple[str, Any, str]] = [
     ("Optimizer.costs", OptimizerCosts(state_bytes=-1.0, traffic=0.0), "returned state_bytes = -1.0"),
     ("Optimizer.build", Bare(), "must return a Optimizer"),
     ("Objective.build", end, "must return a ObjectiveFunction"),
-    ("Objective.frozen", {"training.seed": 1}, r"must return a mapping from keys of \[model\]"),
+    ("Objective.reference", {"training.seed": 1}, r"must return a mapping from keys of \[model\]"),
     ("Objective.build", with_value(Loss, metrics="accuracy"), "metrics is 'accuracy'; it must be a tuple of names"),
     ("LRSchedule.build", 0.1, "must return a LRScheduler"),
     ("Observer.build", Bare, "returned the class Bare; it must return an instance"),

@@ -103,7 +103,7 @@ def test_a_teacher_that_is_missing_or_too_short_is_refused(teacher: str) -> None
     with pytest.raises(UserError, match="nowhere"):
         make_job("llama3_debug", {**job, "distillation.teacher": "nowhere"}, 1)
     long = {**job, "distillation.teacher": teacher, "training.seq_len": 3000, "model.args.max_seq_len": 4096}
-    with pytest.raises(UserError, match="the frozen model of objective 'distillation': accepts at most 2,048 tokens"):
+    with pytest.raises(UserError, match="the reference model of objective 'distillation': accepts at most 2,048 tokens"):
         make_job("llama3_debug", long, 1)
 
 

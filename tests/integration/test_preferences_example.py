@@ -124,7 +124,7 @@ def test_its_documents_have_no_losses(gloo: GlooPool, site: str, tmp_path: Path)
     write_pairs(tmp_path)
     ((status, errors),) = gloo.run(1, errors_of_losses, site, str(tmp_path))
     assert status == 2 and len(errors) == 1
-    assert 'objective.name = "dpo": compares with a frozen model' in errors[0] and errors[0].endswith("; drop --loss")
+    assert 'objective.name = "dpo": compares with a reference model' in errors[0] and errors[0].endswith("; drop --loss")
 
 
 @pytest.fixture

@@ -28,9 +28,9 @@ def test_one_device_holds_every_parameter_and_adam_two_values_more() -> None:
     assert found.block_inputs == layout.num_blocks * batch.local_size * batch.seq_len * layout.dim * 4
 
 
-def test_a_frozen_model_has_weights_only() -> None:
+def test_a_reference_model_has_weights_only() -> None:
     job = make_job("tiny", {})
-    alone, both = least_state(job), least_state(replace(job, frozen=job))
+    alone, both = least_state(job), least_state(replace(job, reference=job))
     assert both.parameters == 2 * alone.parameters
     assert (both.gradients, both.optimizer_state) == (alone.gradients, alone.optimizer_state)
 

@@ -18,7 +18,7 @@ class Distillation(ObjectiveFunction):
     def __init__(self, context: TrainingContext[DistillationSection]) -> None:
         self._temperature, self._share = context.section.temperature, context.section.share
 
-    def of_frozen(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Mapping[str, Tensor]:
+    def of_reference(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Mapping[str, Tensor]:
         """Return the teacher's logits: this rank's columns."""
         return {"teacher": logits}
 

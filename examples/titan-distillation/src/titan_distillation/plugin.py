@@ -18,7 +18,7 @@ def titan_objectives() -> list[Objective]:
             config=DistillationSection,
             build=Ref("titan_distillation.objective:Distillation"),
             check=Ref("titan_distillation.plugin:check"),
-            frozen=Ref("titan_distillation.plugin:teacher"),
+            reference=Ref("titan_distillation.plugin:teacher"),
         )
     ]
 

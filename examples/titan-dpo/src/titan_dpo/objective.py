@@ -20,7 +20,7 @@ class DPO(ObjectiveFunction):
     def __init__(self, context: TrainingContext[DPOSection]) -> None:
         self._beta = context.section.beta
 
-    def of_frozen(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Mapping[str, Tensor]:
+    def of_reference(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Mapping[str, Tensor]:
         """Return the log-likelihoods of the targets under the reference policy."""
         return {"reference": vocabulary.log_likelihood(logits, batch.targets)[0]}
 

@@ -19,7 +19,7 @@ def titan_objectives() -> list[Objective]:
             config=DPOSection,
             build=Ref("titan_dpo.objective:DPO"),
             extras=("preference",),
-            frozen=Ref("titan_dpo.plugin:reference"),
+            reference=Ref("titan_dpo.plugin:reference"),
         )
     ]
 

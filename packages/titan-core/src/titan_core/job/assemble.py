@@ -43,9 +43,9 @@ from titan_core.config.stages import merged
 from titan_core.job.batch_plan import plan_batch
 from titan_core.job.data_plan import MIXTURE, SETS, pick_datasets, pick_validation, plan_stream, tokenizer_context
 from titan_core.job.extras import check_extras
-from titan_core.job.frozen import frozen_config, require_frozen
 from titan_core.job.mesh_plan import plan_mesh
 from titan_core.job.missing_tokenizer import MissingTokenizer
+from titan_core.job.reference_model import reference_config, require_reference
 from titan_core.plugins.providers import provider
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.errors import PluginFailure, nearest
@@ -164,21 +164,21 @@ def assemble(
         ),
         missing=tuple(missing),
     )
-    return assembled if objective.frozen is None or not trains else _with_frozen(assembled, objective, registry)
+    return assembled if objective.reference is None or not trains else _with_reference(assembled, objective, registry)
 
 
-def _with_frozen(job: AssembledJob, objective: Objective, registry: Components) -> AssembledJob:
-    """Return ``job`` with the frozen model that its objective compares with.
+def _with_reference(job: AssembledJob, objective: Objective, registry: Components) -> AssembledJob:
+    """Return ``job`` with the reference model that its objective compares with.
 
     Raises:
         UserError: there is no such model, or the job cannot divide it.
     """
-    assert objective.frozen is not None
-    config = frozen_config(job.config, objective.frozen.load()(objective.context(job)), registry)
+    assert objective.reference is not None
+    config = reference_config(job.config, objective.reference.load()(objective.context(job)), registry)
     family, args = pick_model(config, registry)
-    frozen = replace(job, config=config, family=family, model_args=args, model=define_model(family, args))
-    note = f"objective {objective.name!r} compares with a frozen model ({frozen.name}), which each step computes too"
-    return replace(require_frozen(job, frozen), notes=(*job.notes, note))
+    reference = replace(job, config=config, family=family, model_args=args, model=define_model(family, args))
+    note = f"objective {objective.name!r} compares with a reference model ({reference.name}), which each step computes too"
+    return replace(require_reference(job, reference), notes=(*job.notes, note))
 
 
 def _pick(config: Config, registry: Components, kind: type[C]) -> C:

@@ -70,8 +70,8 @@ def validate(loaded: LoadedModel) -> ValidationReport:
     """See :meth:`titan_core.api.checkpoint.stored_model.StoredModels.validate`."""
     job = loaded.job
     assert job.validation is not None, "the job has no validation data"
-    if job.objective.frozen is not None:
-        why = "compares with a frozen model, which only training builds"
+    if job.objective.reference is not None:
+        why = "compares with a reference model, which only training builds"
         raise UserError(job.config.problem("objective.name", why, 'set objective.name = "next_token"'))
     sources = open_sources(job.validation)
     run, stop = GradientAccumulation(loaded.part), SharedRequest()

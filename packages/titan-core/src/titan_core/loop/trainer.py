@@ -38,12 +38,12 @@ from titan_core.loop.build import (
     build_step_runner,
     register_transform_observers,
 )
-from titan_core.loop.frozen import with_frozen_model
 from titan_core.loop.interruption import Interruption
 from titan_core.loop.lookahead import Lookahead, StepTotals
 from titan_core.loop.losses import LossSums, MetricMeans, StatisticSums
 from titan_core.loop.optimizer_step import GuardedSteps, MissingGradients, clip_gradients, global_norm, local_gradients
 from titan_core.loop.process_settings import CollectiveTimeouts, prepare_numerics
+from titan_core.loop.reference_model import with_reference_model
 from titan_core.loop.results import end_of_run, last_checkpoint, warn_if_unsaved
 from titan_core.loop.stored_models import load_pretrained
 from titan_core.loop.validation import Validation
@@ -94,7 +94,7 @@ class Trainer:
             self.size = size_of(whole, job)
             parts = build_parts(job, world.mesh, world.device, whole, world)
         self.run_alone = build_step_runner(job, world, parts)
-        self.run_step = with_frozen_model(job, world, self.run_alone, parts)
+        self.run_step = with_reference_model(job, world, self.run_alone, parts)
         register_transform_observers(job, world, parts, lifecycle)
         named = [pair for part in parts for pair in part.named_parameters()]
         self.parameters = [parameter for _, parameter in named]

@@ -313,8 +313,8 @@ def _part(copy: nn.Module, job: AssembledJob, small: Job, mesh: JobMesh, device:
 
 def _replaced(objective: Objective) -> bool:
     """Whether the trial computes the loss of the next token in place of that of ``objective``, which needs values that only
-    its dataset, or a frozen model, has. The gradients of any loss show whether the model is divided correctly."""
-    return bool(objective.extras) or objective.frozen is not None
+    its dataset, or a reference model, has. The gradients of any loss show whether the model is divided correctly."""
+    return bool(objective.extras) or objective.reference is not None
 
 
 def _apply(transform: Transform, context: Any, part: ModelPart) -> Sequence[ModelPart]:

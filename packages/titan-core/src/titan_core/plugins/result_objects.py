@@ -103,7 +103,7 @@ OBJECTS: Final[dict[str, dict[str, Check | None]]] = {
         "restore": instance_of(bool), "after_step": None, "newest": _newest, "before_update": None, "close": None,
     },
     _OBJECTIVE: {
-        "__call__": scalar, "of_frozen": tensors, "metrics": _metric_names,
+        "__call__": scalar, "of_reference": tensors, "metrics": _metric_names,
     },
     "titan_core.api.parallel.step:StepRunner": {"__call__": scalar, "evaluate": scalar},
     "torch.optim:Optimizer": dict.fromkeys(("step", "zero_grad", "state_dict", "load_state_dict")),

@@ -161,7 +161,7 @@ RETURNS: Final[dict[str, Check]] = {
     "Optimizer.build": object_of("torch.optim:Optimizer", "titan_core.api.training.optimizer:SkipsOnDevice"),
     "Objective.build": an_objective,
     "Objective.check": _problems,
-    "Objective.frozen": _model_keys,
+    "Objective.reference": _model_keys,
     "LRSchedule.build": object_of("torch.optim.lr_scheduler:LRScheduler"),
     "LRSchedule.check": _problems,
     "Checkpoint.build": object_of("titan_core.api.checkpoint.store:CheckpointStore"),

@@ -65,8 +65,8 @@ def losses_of_step(context: CommandContext, run: RecordedRun, step: int, note: N
             cannot compute its model; or see :func:`~titan_data.books.documents.rows_of_steps`.
     """
     job = run.segment_of(step).job
-    if job.objective.frozen is not None:
-        raise _no_token_loss(job, "compares with a frozen model, which only training builds")
+    if job.objective.reference is not None:
+        raise _no_token_loss(job, "compares with a reference model, which only training builds")
     saved = run.checkpoint_before(step)
     if saved is None or saved.checkpoint is None:
         why = f"the run has no checkpoint of a step before {step}, so the weights are not known"

@@ -85,9 +85,9 @@ def load_nothing(context: object) -> None:
 
 
 def with_simulated_weights(job: AssembledJob) -> AssembledJob:
-    """Return ``job`` without the weights that it, or its frozen model, starts from, which may be on another machine."""
-    if job.frozen is not None:
-        job = replace(job, frozen=with_simulated_weights(job.frozen))
+    """Return ``job`` without the weights that it, or its reference model, starts from, which may be on another machine."""
+    if job.reference is not None:
+        job = replace(job, reference=with_simulated_weights(job.reference))
     path = job.config.section(ModelSection).from_pretrained
     if path is None:
         return job

@@ -49,13 +49,13 @@ class LeastState:
 def least_state(job: AssembledJob) -> LeastState:
     """Return the least memory of the state of ``job``."""
     parameters = FP32 * math.ceil(job.model.num_params / holders(job))
-    frozen = 0 if job.frozen is None else FP32 * math.ceil(job.frozen.model.num_params / holders(job))
+    reference = 0 if job.reference is None else FP32 * math.ceil(job.reference.model.num_params / holders(job))
     trained = FP32 * math.ceil((job.model.num_params - sum(frozen_parameters(job).values())) / holders(job))
     costs = costs_of_optimizer(job.optimizer, job)
     state = 0.0  # of an element, if that is unknown
     if costs is not None:
         state = min(costs.state_bytes, costs.state_bytes if costs.matrix_state_bytes is None else costs.matrix_state_bytes)
-    return LeastState(parameters + frozen, trained, int(state * trained) // FP32, _block_inputs(job))
+    return LeastState(parameters + reference, trained, int(state * trained) // FP32, _block_inputs(job))
 
 
 def holders(job: Job) -> int:

@@ -59,8 +59,8 @@ class AssembledJob(Job):
     checkpoint: Component | None
     """An instance of :class:`~titan_core.api.Checkpoint`."""
     observers: tuple[Observer, ...]
-    frozen: AssembledJob | None = None
-    """The same job with the model that the objective compares with (:attr:`titan_core.api.Objective.frozen`)."""
+    reference: AssembledJob | None = None
+    """The same job with the model that the objective compares with (:attr:`titan_core.api.Objective.reference`)."""
     notes: tuple[str, ...] = ()
     """What a user should know about the job although nothing is wrong, one line each; includes :attr:`missing`."""
     stages: tuple[RunStage, ...] = ()
@@ -75,12 +75,12 @@ class AssembledJob(Job):
 
     @property
     def flops_per_token(self) -> float:
-        """See :attr:`~titan_core.api.Job.flops_per_token`. The frozen model runs forward only, which is a third; frozen
+        """See :attr:`~titan_core.api.Job.flops_per_token`. The reference model runs forward only, which is a third; frozen
         parameters have fewer too, and to count them imports torch."""
-        frozen, length = self.frozen, self.batch.seq_len
-        of_frozen = 0.0 if frozen is None else frozen.model.flops_per_token(frozen.batch.seq_len) / 3.0
+        reference, length = self.reference, self.batch.seq_len
+        of_reference = 0.0 if reference is None else reference.model.flops_per_token(reference.batch.seq_len) / 3.0
         trained = self.trained_flops
-        return (self.model.flops_per_token(length) if trained is None else trained.per_token(length)) + of_frozen
+        return (self.model.flops_per_token(length) if trained is None else trained.per_token(length)) + of_reference
 
     @cached_property
     def trained_flops(self) -> TrainedFlops | None:

@@ -55,11 +55,12 @@ class Objective(Component):
     """Returns the reasons why the job cannot run, before anything is built. Must not import torch."""
     extras: tuple[str, ...] = ()
     """Names of the extra tensors of a batch (:class:`~titan_core.api.Extra`) that it needs."""
-    frozen: Ref[Callable[[JobContext[Any]], Mapping[str, Any]]] | None = None
+    reference: Ref[Callable[[JobContext[Any]], Mapping[str, Any]]] | None = None
     """For objectives that compare the model with one that is not trained, such as a reference policy or a teacher: returns
-    the keys of ``[model]`` that describe the frozen model, such as ``{"model.from_pretrained": path}``. No keys: the model
-    that the run starts from. It is divided like the trained model, takes no part in updates and checkpoints, and computes
-    :meth:`~titan_core.api.ObjectiveFunction.of_frozen` before each step and evaluation. Must not import torch."""
+    the keys of ``[model]`` that describe the reference model, such as ``{"model.from_pretrained": path}``. No keys: the
+    model that the run starts from. It is divided like the trained model, takes no part in updates and checkpoints, and
+    computes :meth:`~titan_core.api.ObjectiveFunction.of_reference` before each step and evaluation. Must not import
+    torch."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,11 +44,11 @@ class ObjectiveFunction(ABC):
             vocabulary: the columns that the logits have.
         """
 
-    def of_frozen(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Mapping[str, Tensor]:
-        """Return what is needed of the frozen model's logits (:attr:`titan_core.api.Objective.frozen`), by name: tensors
-        ``[batch, seq, ...]``. The batch of :meth:`__call__` has them as :class:`~titan_core.api.Extra` tensors.
+    def of_reference(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Mapping[str, Tensor]:
+        """Return what is needed of the reference model's logits (:attr:`titan_core.api.Objective.reference`), by name:
+        tensors ``[batch, seq, ...]``. The batch of :meth:`__call__` has them as :class:`~titan_core.api.Extra` tensors.
 
         They are kept for all microbatches of a step: log-likelihoods are smaller than logits. The arguments are those of
         :meth:`__call__`; called for chunks of positions, without gradients.
         """
-        raise NotImplementedError  # called only for an objective that declares a frozen model
+        raise NotImplementedError  # called only for an objective that declares a reference model

@@ -29,28 +29,28 @@ from titan_core.loop.build import build_step_runner
 from titan_core.loop.stored_models import load_pretrained
 from titan_core.model.build import build_parts
 
-_PREFIX = "frozen/"
-"""Begins the names of the frozen model's results while the batch transforms of the trained model are still to come: they
-have been divided already, as the frozen model's batches were."""
+_PREFIX = "reference/"
+"""Begins the names of the reference model's results while the batch transforms of the trained model are still to come: they
+have been divided already, as the reference model's batches were."""
 
 
-def with_frozen_model(job: AssembledJob, world: World, runner: StepRunner, parts: Sequence[ModelPart]) -> StepRunner:
-    """Return a runner that adds to each batch what the job's frozen model computes, and then calls ``runner``; ``runner``
+def with_reference_model(job: AssembledJob, world: World, runner: StepRunner, parts: Sequence[ModelPart]) -> StepRunner:
+    """Return a runner that adds to each batch what the job's reference model computes, and then calls ``runner``; ``runner``
     itself if the job has none."""
-    if job.frozen is None:
+    if job.reference is None:
         return runner
     parts[0].batch_transforms += (_reveal,)  # after those that divide the batch
-    return WithFrozenModel(job.frozen, world, runner, parts[0])
+    return WithReferenceModel(job.reference, world, runner, parts[0])
 
 
-class WithFrozenModel:
-    """A step runner that computes the frozen model first: for each microbatch, so that memory holds the results of one, or
-    for all of those that a pipeline computes together."""
+class WithReferenceModel:
+    """A step runner that computes the reference model first: for each microbatch, so that memory holds the results of one,
+    or for all of those that a pipeline computes together."""
 
     def __init__(self, job: AssembledJob, world: World, runner: StepRunner, trained: ModelPart) -> None:
         """
         Args:
-            job: that of the frozen model.
+            job: that of the reference model.
             trained: the part of the trained model that transforms its batches.
         """
         self._runner, self._trained = runner, trained
@@ -61,7 +61,7 @@ class WithFrozenModel:
             part.module.requires_grad_(False).eval()
             part.objective = _Recorder((*part.wrapped_objectives, part.objective)[0], job)
             self._recorders.append(part.objective)
-        self._frozen = build_step_runner(job, world, self._parts)
+        self._reference = build_step_runner(job, world, self._parts)
 
     def __call__(self, inputs: StepInput) -> Tensor:
         """See :class:`~titan_core.api.StepRunner`."""
@@ -78,8 +78,8 @@ class WithFrozenModel:
         return [replace(inputs, batches=[batch]) for batch in inputs.batches]
 
     def _completed(self, inputs: StepInput) -> StepInput:
-        """Return ``inputs`` with the results of the frozen model, on the ranks that compute the loss."""
-        self._frozen.evaluate(replace(inputs, auxiliary=None, metrics=None, statistics=None))
+        """Return ``inputs`` with the results of the reference model, on the ranks that compute the loss."""
+        self._reference.evaluate(replace(inputs, auxiliary=None, metrics=None, statistics=None))
         for part in self._parts:
             for finish in part.after_evaluation:
                 finish()
@@ -94,7 +94,7 @@ class WithFrozenModel:
 
 
 class _Recorder(ObjectiveFunction):
-    """Keeps what an objective needs of the frozen model's logits. Its own loss is 0."""
+    """Keeps what an objective needs of the reference model's logits. Its own loss is 0."""
 
     def __init__(self, objective: ObjectiveFunction, job: AssembledJob) -> None:
         self._objective, self._origin = objective, job.objective.build.origin
@@ -103,11 +103,11 @@ class _Recorder(ObjectiveFunction):
 
     def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
         """See :class:`~titan_core.api.ObjectiveFunction`."""
-        found = self._objective.of_frozen(logits, batch, vocabulary)
+        found = self._objective.of_reference(logits, batch, vocabulary)
         for name, tensor in found.items():
             if tensor.shape[:2] != batch.tokens.shape:
                 form = f"{name!r} of shape {list(tensor.shape)} for tokens of shape {list(batch.tokens.shape)}"
-                why = f"of_frozen returned {form}; it must be [batch, seq, ...]"
+                why = f"of_reference returned {form}; it must be [batch, seq, ...]"
                 if self._origin is not None:
                     raise self._origin.failure(why)
                 raise UserError.one("the objective", why, "fix its plugin")

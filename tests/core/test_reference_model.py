@@ -1,4 +1,4 @@
-"""A frozen model computes with weights of its own for each batch, and takes no part in the run."""
+"""A reference model computes with weights of its own for each batch, and takes no part in the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from titan_core.api import Batch, Objective, ObjectiveFunction, Ref, UserError, 
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.loader import data_loader
 from titan_core.data.opened import OpenedData
-from titan_core.job.frozen import frozen_config, require_frozen
+from titan_core.job.reference_model import reference_config, require_reference
 
 BRIEF: dict[str, object] = {
     "training.dataset": "letters",
@@ -32,13 +32,13 @@ BRIEF: dict[str, object] = {
 
 
 class Distance(ObjectiveFunction):
-    """The squared distance of the logits from those of the frozen model."""
+    """The squared distance of the logits from those of the reference model."""
 
     metrics = ("frozen",)
 
     def __init__(self, context: Any) -> None: ...
 
-    def of_frozen(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Mapping[str, Tensor]:
+    def of_reference(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Mapping[str, Tensor]:
         assert not torch.is_grad_enabled()
         return {"logits": logits}
 
@@ -49,16 +49,16 @@ class Distance(ObjectiveFunction):
 
 
 class Short(Distance):
-    def of_frozen(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Mapping[str, Tensor]:
+    def of_reference(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Mapping[str, Tensor]:
         return {"logits": logits[:, 1:]}
 
 
 def job_with(kind: str) -> AssembledJob:
-    """Return a job whose frozen model has the weights of another seed."""
+    """Return a job whose reference model has the weights of another seed."""
     job = small_gpt.job_of(small_gpt.definition(), BRIEF, 1)
     build: Any = Ref(f"{__name__}:{kind}")
-    job = replace(job, objective=Objective(name="distance", summary="", build=build, frozen=Ref("harness:unused")))
-    return replace(job, frozen=replace(job, config=job.config.changed({"training.seed": 5})))
+    job = replace(job, objective=Objective(name="distance", summary="", build=build, reference=Ref("harness:unused")))
+    return replace(job, reference=replace(job, config=job.config.changed({"training.seed": 5})))
 
 
 def weights_of(seed: int) -> dict[str, Tensor]:
@@ -82,7 +82,7 @@ class Repeats:
         self.losses.append(float(update.repeat_forward()))
 
 
-def test_the_results_of_the_frozen_model_reach_the_objective(in_tmp: Path) -> None:
+def test_the_results_of_the_reference_model_reach_the_objective(in_tmp: Path) -> None:
     job, observer = job_with("Distance"), Repeats()
     record = run_job(job, weights=True, observers=[observer])
     ours, theirs = SmallGPT(), SmallGPT()
@@ -105,29 +105,29 @@ def test_the_results_of_the_frozen_model_reach_the_objective(in_tmp: Path) -> No
 
 def test_results_that_are_not_per_position_are_refused(in_tmp: Path) -> None:
     with pytest.raises(
-        UserError, match=r"of_frozen returned 'logits' of shape \[2, \d, 288\] for tokens of shape \[2, \d\]"
+        UserError, match=r"of_reference returned 'logits' of shape \[2, \d, 288\] for tokens of shape \[2, \d\]"
     ):
         run_job(job_with("Short"))
 
 
-def test_a_frozen_model_with_another_vocabulary_is_refused() -> None:
+def test_a_reference_model_with_another_vocabulary_is_refused() -> None:
     job = small_gpt.job_of(small_gpt.definition(), BRIEF, 1)
     other = replace(job, model=replace(job.model, layout=replace(LAYOUT, vocab_size=300, max_seq_len=8)))
     with pytest.raises(UserError) as caught:
-        require_frozen(job, other)
+        require_reference(job, other)
     assert [problem.why for problem in caught.value.problems] == [
         "has a vocabulary of 300 tokens, and the trained model one of 288",
         "accepts at most 8 tokens, and training.seq_len is 16",
     ]
 
 
-def test_the_keys_of_a_frozen_model_replace_those_of_the_trained_one() -> None:
+def test_the_keys_of_a_reference_model_replace_those_of_the_trained_one() -> None:
     job = make_job("tiny", {**TINY, "model.tokenizer": "byte"}, 1)
-    assert frozen_config(job.config, {}, job.registry).value("model.args") == job.config.value("model.args")  # type: ignore[arg-type]
-    other = frozen_config(job.config, {"model.name": "noisy", "model.flavor": "tiny"}, job.registry)  # type: ignore[arg-type]
+    assert reference_config(job.config, {}, job.registry).value("model.args") == job.config.value("model.args")  # type: ignore[arg-type]
+    other = reference_config(job.config, {"model.name": "noisy", "model.flavor": "tiny"}, job.registry)  # type: ignore[arg-type]
     assert (other.value("model.name"), other.value("model.args"), other.value("model.tokenizer")) == ("noisy", {}, "byte")
     with pytest.raises(UserError, match=r"model\.colour"):
-        frozen_config(job.config, {"model.colour": "red"}, job.registry)  # type: ignore[arg-type]
+        reference_config(job.config, {"model.colour": "red"}, job.registry)  # type: ignore[arg-type]
 
 
 class Ordered(Distance):
@@ -135,9 +135,9 @@ class Ordered(Distance):
 
     order: ClassVar[list[str]] = []
 
-    def of_frozen(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Mapping[str, Tensor]:
+    def of_reference(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Mapping[str, Tensor]:
         self.order.append("frozen")
-        return super().of_frozen(logits, batch, vocabulary)
+        return super().of_reference(logits, batch, vocabulary)
 
     def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
         self.order.append("trained")
@@ -155,7 +155,7 @@ def test_results_are_computed_microbatch_by_microbatch(in_tmp: Path) -> None:
 
 def test_its_forward_pass_and_its_weights_are_counted() -> None:
     job = job_with("Distance")
-    assert job.frozen is not None
-    alone = replace(job, frozen=None)
+    assert job.reference is not None
+    alone = replace(job, reference=None)
     assert job.flops_per_token == pytest.approx(alone.flops_per_token * 4 / 3)
     assert alone.flops_per_token == job.model.flops_per_token(job.batch.seq_len)

@@ -18,8 +18,8 @@ _KEPT = ("tokenizer", "tokenizer_path")
 """Keys of ``[model]`` that both models share. The others describe the trained model only."""
 
 
-def frozen_config(config: Config, changes: Mapping[str, Any], registry: Components) -> Config:
-    """Return the config of the frozen model: that of the job with ``changes``. Any of them replaces the trained model.
+def reference_config(config: Config, changes: Mapping[str, Any], registry: Components) -> Config:
+    """Return the config of the reference model: that of the job with ``changes``. Any of them replaces the trained model.
 
     Raises:
         UserError: the changes are invalid.
@@ -33,26 +33,26 @@ def frozen_config(config: Config, changes: Mapping[str, Any], registry: Componen
     return config.changed({"optimizer.param_groups": None, "training.freeze": []})
 
 
-def require_frozen(job: AssembledJob, frozen: AssembledJob) -> AssembledJob:
-    """Return ``job`` with its ``frozen`` model.
+def require_reference(job: AssembledJob, reference: AssembledJob) -> AssembledJob:
+    """Return ``job`` with its ``reference`` model.
 
     Raises:
-        UserError: a transform of the job refuses the frozen model, or the vocabularies differ.
+        UserError: a transform of the job refuses the reference model, or the vocabularies differ.
     """
     problems: list[Problem] = []
-    where, fix = f"the frozen model of objective {job.objective.name!r}", "choose another model"
-    mine, theirs = job.model.layout, frozen.model.layout
+    where, fix = f"the reference model of objective {job.objective.name!r}", "choose another model"
+    mine, theirs = job.model.layout, reference.model.layout
     if mine.vocab_size != theirs.vocab_size:
         why = f"has a vocabulary of {theirs.vocab_size:,} tokens, and the trained model one of {mine.vocab_size:,}"
         problems.append(Problem(where, why, fix))
     if job.batch.seq_len > theirs.max_seq_len:
         why = f"accepts at most {theirs.max_seq_len:,} tokens, and training.seq_len is {job.batch.seq_len:,}"
         problems.append(Problem(where, why, fix))
-    of_model = Job(frozen.config, frozen.mesh, frozen.batch, frozen.model, frozen.trains)
+    of_model = Job(reference.config, reference.mesh, reference.batch, reference.model, reference.trains)
     for transform in job.transforms:
         if transform.check is not None:
             found = transform.check.load()(transform.context(of_model))
             problems += [replace(problem, where=f"{where}: {problem.where}") for problem in found]
     if problems:
         raise UserError(*problems)
-    return replace(job, frozen=frozen)
+    return replace(job, reference=reference)
