@@ -1,4 +1,4 @@
-"""Mistakes in the Llama models and their formats."""
+"""Mistakes in the Llama models, in the library of their blocks, and in their formats."""
 
 # ruff: noqa: E501 (a table: one mistake per line)
 
@@ -12,20 +12,20 @@ LLAMA, FORMATS, ROPE, TOKENIZER = (
     "tests/models_llama/test_rope.py",
     "tests/models_llama/test_tokenizer.py",
 )
-CONFIG, SCALING = "models-llama/config.py", "models-llama/rope.py"
-LAYOUT, MODEL, TABLE, HF, HF_CONFIG = (
-    f"core/toolkit/{name}.py" for name in ("decoder_layout", "decoder", "rotary", "hf_decoder", "hf_config")
+CONFIG, WHOLE = "models-llama/config.py", "models-llama/model.py"
+LAYOUT, BLOCK, TABLE, HF, HF_CONFIG = (
+    f"nn/{name}.py" for name in ("decoder_layout", "decoder", "rotary", "hf_decoder", "hf_config")
 )
 
 MUTANTS = (
-    Mutant("gate-and-up-swapped", MODEL, "F.silu(self.w1(x)) * self.w3(x)", "F.silu(self.w3(x)) * self.w1(x)", (LLAMA, FORMATS)),
-    Mutant("norm-of-the-wrong-input", MODEL, "return h + self.feed_forward(self.ffn_norm(h))", "return h + self.feed_forward(self.ffn_norm(x))", (LLAMA, FORMATS)),
-    Mutant("values-rotated", MODEL, "self.rotate(k, rope), v, documents", "self.rotate(k, rope), self.rotate(v, rope), documents", (LLAMA, FORMATS)),
-    Mutant("documents-not-masked", MODEL, "self.rotate(k, rope), v, documents)", "self.rotate(k, rope), v)", (LLAMA,)),
-    Mutant("positions-ignored", MODEL, "self.rope[: h.shape[1]] if positions is None else self.rope[positions]", "self.rope[: h.shape[1]]", (LLAMA,)),
-    Mutant("norm-with-the-default-eps", MODEL, "self.norm = nn.RMSNorm(args.dim, eps=args.norm_eps)", "self.norm = nn.RMSNorm(args.dim)", (LLAMA, FORMATS)),
-    Mutant("wavelengths-of-a-radian", SCALING, "wavelengths = 2 * math.pi / frequencies", "wavelengths = 1 / frequencies", (ROPE,)),
-    Mutant("blend-upside-down", SCALING, "(1.0 - kept) * frequencies / scaling.factor + kept * frequencies", "kept * frequencies / scaling.factor + (1.0 - kept) * frequencies", (ROPE,)),
+    Mutant("gate-and-up-swapped", BLOCK, "F.silu(self.w1(x)) * self.w3(x)", "F.silu(self.w3(x)) * self.w1(x)", (LLAMA, FORMATS)),
+    Mutant("norm-of-the-wrong-input", BLOCK, "return h + self.feed_forward(self.ffn_norm(h))", "return h + self.feed_forward(self.ffn_norm(x))", (LLAMA, FORMATS)),
+    Mutant("values-rotated", BLOCK, "self.rotate(k, rope), v, documents", "self.rotate(k, rope), self.rotate(v, rope), documents", (LLAMA, FORMATS)),
+    Mutant("documents-not-masked", BLOCK, "self.rotate(k, rope), v, documents)", "self.rotate(k, rope), v)", (LLAMA,)),
+    Mutant("positions-ignored", WHOLE, "self.rope[: h.shape[1]] if positions is None else self.rope[positions]", "self.rope[: h.shape[1]]", (LLAMA,)),
+    Mutant("norm-with-the-default-eps", WHOLE, "self.norm = nn.RMSNorm(args.dim, eps=args.norm_eps)", "self.norm = nn.RMSNorm(args.dim)", (LLAMA, FORMATS)),
+    Mutant("wavelengths-of-a-radian", WHOLE, "wavelengths = 2 * math.pi / frequencies", "wavelengths = 1 / frequencies", (ROPE,)),
+    Mutant("blend-upside-down", WHOLE, "(1.0 - kept) * frequencies / scaling.factor + kept * frequencies", "kept * frequencies / scaling.factor + (1.0 - kept) * frequencies", (ROPE,)),
     Mutant("rotation-backwards", TABLE, "x * cos - y * sin, x * sin + y * cos", "x * cos + y * sin, y * cos - x * sin", (ROPE, LLAMA)),
     Mutant("rope-in-low-precision", TABLE, "x.float().unflatten", "x.unflatten", (ROPE,),
            equivalent="the table is in fp32, and a product with it is too"),

@@ -8,12 +8,12 @@ from benchmarks.mutants.mutant import Mutant
 
 QWEN3, FORMATS = "tests/models_qwen3/test_qwen3.py", "tests/models_qwen3/test_formats.py"
 CONFIG, FORMAT, LAYOUT = (f"models-qwen3/{name}.py" for name in ("config", "formats", "layout"))
-DECODER, ROTARY = "core/toolkit/decoder.py", "core/toolkit/rotary.py"
+BLOCK, ROTARY = "nn/decoder.py", "nn/rotary.py"
 MOE, MOE_FORMATS = "tests/models_qwen3/test_qwen3_moe.py", "tests/models_qwen3/test_moe_formats.py"
 MOE_CONFIG, MOE_MODEL, MOE_LAYOUT, MOE_FORMAT = (
     f"models-qwen3/moe_{name}.py" for name in ("config", "model", "layout", "formats")
 )
-MTP, MTP_MODEL = (f"models-qwen3/{name}.py" for name in ("mtp", "mtp_model"))
+MTP, MTP_MODEL = (f"models-qwen3/{name}.py" for name in ("mtp", "model"))
 MTP_TESTS, MTP_MESHES = (
     "tests/models_qwen3/test_multi_token_prediction.py",
     "tests/integration/test_multi_token_prediction.py",
@@ -47,9 +47,9 @@ MUTANTS = (
     Mutant("qwen3-moe-every-second-layer", MOE_FORMAT, "if step != 1:", "if False:", (MOE_FORMATS,)),
     Mutant("qwen3-moe-any-dense-layers", MOE_FORMAT, "if dense != list(range(len(dense))):", "if False:", (MOE_FORMATS,)),
     Mutant("qwen3-moe-deepseek-exported", MOE_FORMAT, "if ours[name] != value:", "if False:", (MOE_FORMATS,)),
-    Mutant("qwen3-keys-not-normed", DECODER, "q, k = self.q_norm(q), self.k_norm(k)", "q = self.q_norm(q)", (QWEN3,)),
-    Mutant("qwen3-norms-swapped", DECODER, "q, k = self.q_norm(q), self.k_norm(k)", "q, k = self.k_norm(q), self.q_norm(k)", (QWEN3,)),
-    Mutant("qwen3-heads-as-wide-as-the-model", DECODER, "q_dim, kv_dim = args.n_heads * args.head_dim,", "q_dim, kv_dim = args.dim,", (QWEN3,)),
+    Mutant("qwen3-keys-not-normed", BLOCK, "q, k = self.q_norm(q), self.k_norm(k)", "q = self.q_norm(q)", (QWEN3,)),
+    Mutant("qwen3-norms-swapped", BLOCK, "q, k = self.q_norm(q), self.k_norm(k)", "q, k = self.k_norm(q), self.q_norm(k)", (QWEN3,)),
+    Mutant("qwen3-heads-as-wide-as-the-model", BLOCK, "q_dim, kv_dim = args.n_heads * args.head_dim,", "q_dim, kv_dim = args.dim,", (QWEN3,)),
     Mutant("qwen3-pairs-of-neighbours", MTP_MODEL, "GroupedQueryAttention(args, rotate_halves,", "GroupedQueryAttention(args, lambda x, rope: rotate_halves(x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2), rope),", (QWEN3,)),
     Mutant("qwen3-halves-swapped", ROTARY, "torch.cat(_rotated(first, second, rope), dim=-1)", "torch.cat(_rotated(second, first, rope), dim=-1)", (QWEN3,)),
     Mutant("qwen3-norms-not-counted", CONFIG, " + 2 * self.head_dim\n", "\n", (QWEN3,)),

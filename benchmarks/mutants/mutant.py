@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 PACKAGES = (
-    "core", "models-llama", "models-qwen3", "models-hf", "optim",
+    "core", "nn", "models-llama", "models-qwen3", "models-hf", "optim",
     "parallel", "float8", "experts", "ckpt", "debug", "data", "inference", "launch", "cluster", "ft", "report",
     "simulate", "completion",
 )  # fmt: skip
@@ -22,6 +22,7 @@ _ACROSS = {
         "tests/integration/test_resume_on_meshes.py", "tests/integration/test_changed_jobs.py",
         "tests/integration/test_dropout_and_buffers.py", "tests/integration/test_fuzz.py",
     ),
+    "nn": ("tests/models_llama", "tests/models_qwen3"),
     "parallel": ("tests/integration/test_oracle.py", "tests/integration/test_switches.py"),
     "optim": ("tests/integration/test_muon.py",),
 }  # fmt: skip

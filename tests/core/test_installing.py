@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +45,32 @@ def test_no_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     assert how_to_install("titan-x").startswith(UNKNOWN)
 
 
-def test_paths_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    core = tmp_path / "it's $HOME; here/titan_core-0.1.0-py3-none-any.whl"
-    core.parent.mkdir()
-    other = core.with_name("titan_x-0.2.0-py3-none-any.whl")
-    for wheel in (core, other):
-        wheel.touch()
+def wheel(folder: Path, name: str, *requires: str) -> Path:
+    path = folder / f"{name}-0.2.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        lines = [f"Name: {name}", *(f"Requires-Dist: {one}" for one in requires)]
+        archive.writestr(f"{name}-0.2.0.dist-info/METADATA", "\n".join(lines))
+    return path
+
+
+def test_paths_are_quoted_and_libraries_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "it's $HOME; here"
+    folder.mkdir()
+    core = wheel(folder, "titan_core", "torch>=2.11")
     recorded(monkeypatch, tmp_path / "info", json.dumps({"url": core.as_uri()}))
-    quoted = [str(path).replace("'", "'\"'\"'") for path in (core, other)]
-    assert how_to_install("titan-x") == f"install titan-x (`uv pip install '{quoted[0]}' '{quoted[1]}'`)"
+    paths = [core, wheel(folder, "titan_x", "titan-core<0.2,>=0.1", "titan-y<0.2,>=0.1", "torch>=2.11")]
+    assert how_to_install("titan-x").startswith(UNKNOWN), "an installer would look the library up in an index"
+    paths.append(wheel(folder, "titan_y"))
+    quoted = " ".join("'" + str(path).replace("'", "'\"'\"'") + "'" for path in paths)
+    assert how_to_install("titan-x") == f"install titan-x (`uv pip install {quoted}`)"
+
+
+@pytest.mark.parametrize("content", [b"", b"PK"])
+def test_a_wheel_that_cannot_be_read(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = wheel(tmp_path, "titan_core")
+    (tmp_path / "titan_x-0.2.0-py3-none-any.whl").write_bytes(content)
+    recorded(monkeypatch, tmp_path / "info", json.dumps({"url": core.as_uri()}))
+    assert how_to_install("titan-x").startswith(UNKNOWN)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from ci.workspace import packages
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "packages/titan-core"
-PLUGINS = sorted(path.parent for path in (ROOT / "packages").glob("*/pyproject.toml") if path.parent != CORE)
-MODULES = {path.name.replace("-", "_") for path in PLUGINS}
+OTHERS = sorted(package.folder for package in packages().values() if package.folder != CORE)
+PLUGINS = {package.module for package in packages().values() if package.plugins and package.folder != CORE}
+LIBRARIES = {package.module for package in packages().values() if not package.plugins}
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.toml"))
 
 
@@ -35,7 +36,7 @@ def test_a_third_party_imports_names_of_the_contract_from_its_one_path(package: 
     assert {(file, name) for file, name in of_the_core(package) if name not in promised} == set()
 
 
-@pytest.mark.parametrize("package", PLUGINS, ids=lambda path: path.name)
+@pytest.mark.parametrize("package", OTHERS, ids=lambda path: path.name)
 def test_a_package_of_ours_imports_the_contract_and_the_toolkit_and_nothing_else_of_the_core(package: Path) -> None:
     promised = {f"titan_core.api.{name}" for name in importable_names()}
     found = {(file, name) for file, name in of_the_core(package) if not name.startswith("titan_core.toolkit.")}
@@ -86,29 +87,30 @@ def test_an_unknown_name_is_an_error() -> None:
         exec("from titan_core.api import Nothing")
 
 
-@pytest.mark.parametrize("package", [CORE, *PLUGINS], ids=lambda path: path.name)
+@pytest.mark.parametrize("package", [CORE, *OTHERS], ids=lambda path: path.name)
 def test_no_package_imports_or_requires_a_plugin(package: Path) -> None:
-    """Packages share code through the contract. A library beside the plugins would be a second contract."""
-    others = MODULES - {package.name.replace("-", "_")}
+    """Packages share code through the contract and through libraries, which register nothing. The core needs neither."""
+    own = package.name.replace("-", "_")
+    refused = (PLUGINS if own in PLUGINS else PLUGINS | LIBRARIES) - {own}
     files = list((package / "src").rglob("*.py"))
     assert files
-    assert {(file.name, name) for file in files for name in imported(file) if name.split(".")[0] in others} == set()
+    assert {(file.name, name) for file in files for name in imported(file) if name.split(".")[0] in refused} == set()
     project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     required = [project["dependencies"], *project.get("optional-dependencies", {}).values()]
-    assert {one for group in required for one in group if re.split(r"[^\w-]", one)[0].replace("-", "_") in others} == set()
+    names = {re.split(r"[^\w-]", one)[0].replace("-", "_") for group in required for one in group}
+    assert names & refused == set()
 
 
 def test_the_rules_of_import_linter_and_mypy_cover_all_packages() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     linter = settings["importlinter"]
-    lists = [contract.get("modules") or contract.get("source_modules") for contract in linter["contracts"]]
-    lists += [contract.get("forbidden_modules") for contract in linter["contracts"]]
-    plugins = [set(one) for one in lists if one and MODULES & set(one)]
-    assert len(plugins) == 3
-    assert all(one == MODULES for one in plugins)
-    assert set(linter["root_packages"]) == MODULES | {"titan_core"}
-    assert set(settings["mypy"]["packages"]) == MODULES | {"titan_core", "ci"}
-    assert {Path(path).parent.name.replace("-", "_") for path in settings["mypy"]["mypy_path"]} == MODULES | {"titan_core"}
+    _, ours, order = linter["contracts"]
+    assert set(ours["source_modules"]) == PLUGINS | LIBRARIES
+    assert [set(layer.split(" | ")) for layer in order["layers"]] == [PLUGINS, LIBRARIES, {"titan_core"}]
+    everything = PLUGINS | LIBRARIES | {"titan_core"}
+    assert set(linter["root_packages"]) == everything
+    assert set(settings["mypy"]["packages"]) == everything | {"ci"}
+    assert {Path(path).parent.name.replace("-", "_") for path in settings["mypy"]["mypy_path"]} == everything
 
 
 def test_the_contract_imports_nothing_else_of_the_core() -> None:
@@ -153,7 +155,7 @@ def test_no_class_shares_its_name_with_one_of_the_contract() -> None:
     assert {name for name, files in shared.items() if any(CORE in file.parents for file in files)} == set()
 
 
-@pytest.mark.parametrize("package", [CORE, *PLUGINS], ids=lambda path: path.name)
+@pytest.mark.parametrize("package", [CORE, *OTHERS], ids=lambda path: path.name)
 def test_private_torch_api_is_used_in_one_module_of_a_package(package: Path) -> None:
     """A torch upgrade then changes one file per package. (ruff's SLF001 enforces the same for attributes of objects.)"""
     files = [file for file in (package / "src").rglob("*.py") if file.name != "torch_private.py"]
@@ -161,7 +163,7 @@ def test_private_torch_api_is_used_in_one_module_of_a_package(package: Path) -> 
     assert {(file.name, name) for file in files for name in private_names(file)} == set()
 
 
-@pytest.mark.parametrize("package", [CORE, *PLUGINS], ids=lambda path: path.name)
+@pytest.mark.parametrize("package", [CORE, *OTHERS], ids=lambda path: path.name)
 def test_who_uses_private_names_of_torch_bounds_it_from_above(package: Path) -> None:
     project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     bounds = [one for one in project["dependencies"] if re.match(r"torch\b", one)]

@@ -42,7 +42,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clone") / "dist"
-    build_wheels([packages()[name] for name in (CORE, MODEL, "titan-float8")], folder)
+    build_wheels([packages()[name] for name in (CORE, "titan-nn", MODEL, "titan-float8")], folder)
     return folder
 
 
@@ -90,10 +90,8 @@ def test_the_commands_to_install_take_wheels_alone(shell: Shell, public: Package
     shell(command, wheels.parent)
     assert "torch" in public.asked
     assert titan_names(public) == set()
-    assert installed(tmp_path / "venv") == {
-        CORE: packages()[CORE].project["version"],
-        MODEL: packages()[MODEL].project["version"],
-    }
+    versions = {name: packages()[name].project["version"] for name in (CORE, "titan-nn", MODEL)}
+    assert installed(tmp_path / "venv") == versions
 
 
 class Recorded(importlib_metadata.PathDistribution):

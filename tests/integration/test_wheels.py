@@ -43,7 +43,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the core, a model, titan-completion and their dependencies, from a folder with one wheel more."""
     folder = tmp_path_factory.mktemp("environment")
     needed = with_dependencies(MODEL)
-    assert {one.name for one in needed} == {"titan-core", MODEL}
+    assert {one.name for one in needed} == {"titan-core", "titan-nn", MODEL}
     built = build_wheels([*needed, packages()[COMPLETION], packages()["titan-launch"]], folder / "wheels")
     wheels = {name: wheel for name, wheel in built.items() if name != "titan-launch"}
     python = folder / "venv/bin/python"
@@ -108,7 +108,7 @@ def test_no_dependency_of_other_packages_is_installed(environment: Path) -> None
     output = subprocess.run([str(environment / "python"), "-c", LISTING], capture_output=True, text=True, check=True).stdout
     installed = json.loads(output)
     assert OTHERS.isdisjoint(installed)
-    assert installed.keys().isdisjoint(packages().keys() - {"titan-core", MODEL, COMPLETION})
+    assert installed.keys().isdisjoint(packages().keys() - {"titan-core", "titan-nn", MODEL, COMPLETION})
     torchs: set[str] = set()
     waiting = ["torch"]
     while waiting:

@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from harness.rope_spellings import KINDS, SIZES, read_and_written
 from titan_models_llama.config import FLAVORS, LlamaArgs, RopeScaling
 from titan_models_llama.formats import hf_args, hf_config
-from titan_models_llama.rope import rope_table
+from titan_models_llama.model import rope_table
 
 CHUNK = 1 << 14
 

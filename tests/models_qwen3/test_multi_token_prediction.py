@@ -23,7 +23,6 @@ from titan_models_qwen3.model import Qwen3
 from titan_models_qwen3.moe_config import FLAVORS as MOE_FLAVORS, Qwen3MoEArgs
 from titan_models_qwen3.moe_model import Qwen3MoE
 from titan_models_qwen3.mtp import MultiTokenPrediction, with_later_tokens
-from titan_models_qwen3.mtp_model import PredictingDecoder
 
 SIZES: dict[str, Any] = {
     "dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 12, "ffn_dim": 48, "vocab_size": 50,
@@ -40,11 +39,11 @@ def layout_of(args: Qwen3Args) -> ModelLayout:
     return moe_layout.layout(args) if isinstance(args, Qwen3MoEArgs) else dense.layout(args)
 
 
-def model_of(args: Qwen3Args) -> PredictingDecoder:
+def model_of(args: Qwen3Args) -> Qwen3:
     return Qwen3MoE(args) if isinstance(args, Qwen3MoEArgs) else Qwen3(args)
 
 
-def made(args: Qwen3Args) -> PredictingDecoder:
+def made(args: Qwen3Args) -> Qwen3:
     """Return a model whose norms are not the identity."""
     model = model_of(args)
     materialise(ModelPart(model, layout_of(args), NextToken()), torch.device("cpu"), seed=0)
@@ -138,7 +137,7 @@ def losses_of_document(w: dict[str, Tensor], ids: Tensor, weights: Tensor, depth
     return found
 
 
-def expected_losses(model: PredictingDecoder, ids: Tensor, weights: Tensor, documents: tuple[int, ...]) -> list[Tensor]:
+def expected_losses(model: Qwen3, ids: Tensor, weights: Tensor, documents: tuple[int, ...]) -> list[Tensor]:
     """Return the loss of the next token, and of each depth, summed over all documents."""
     w = dict(model.named_parameters())
     totals = [torch.zeros(()) for _ in range(1 + model.depths)]
@@ -256,7 +255,7 @@ def test_a_model_that_is_not_trained_predicts_the_next_token_only() -> None:
         torch.testing.assert_close(model(batch.tokens), logits[:2], rtol=1e-5, atol=1e-6)
 
 
-def written(model: PredictingDecoder, args: Qwen3Args, folder: Path) -> dict[str, Tensor]:
+def written(model: Qwen3, args: Qwen3Args, folder: Path) -> dict[str, Tensor]:
     """Return the tensors of a file by their names there."""
     parameters, found = dict(model.named_parameters(remove_duplicate=False)), {}
     declared = moe_formats.hf_tensors(args) if isinstance(args, Qwen3MoEArgs) else formats.hf_tensors(args)

@@ -7,10 +7,10 @@ from typing import Any
 
 from titan_core.api import ForeignTensor, UserError
 from titan_core.toolkit.errors import close_names
-from titan_core.toolkit.hf_config import within_vocabulary
 from titan_core.toolkit.text import shorten, show
 from titan_models_hf.cache import facts_of
 from titan_models_hf.config import HFArgs, require_bounded
+from titan_nn.hf_config import within_vocabulary
 
 _WITHOUT_EFFECT = {
     "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "add_cross_attention", "architectures",

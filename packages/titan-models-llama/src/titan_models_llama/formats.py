@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from titan_core.api import ForeignTensor
-from titan_core.toolkit import hf_decoder
-from titan_core.toolkit.hf_config import (
+from titan_core.toolkit.text import shorten, show
+from titan_models_llama.config import FLAVORS, LlamaArgs, RopeScaling
+from titan_nn import hf_decoder
+from titan_nn.hf_config import (
     WITHOUT_EFFECT,
     count,
     flag,
@@ -19,8 +21,6 @@ from titan_core.toolkit.hf_config import (
     rope_parameters,
     unused_notes,
 )
-from titan_core.toolkit.text import shorten, show
-from titan_models_llama.config import FLAVORS, LlamaArgs, RopeScaling
 
 
 def hf_tensors(args: LlamaArgs) -> list[ForeignTensor]:

@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from titan_core.api import ModelDefinition, ModelLayout
-from titan_core.toolkit.decoder_layout import decoder_layout
 from titan_models_llama.config import LlamaArgs
+from titan_nn.decoder_layout import decoder_layout
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,6 +35,6 @@ def _build(args: LlamaArgs) -> nn.Module:
 
 
 def _rope(args: LlamaArgs) -> Tensor:
-    from titan_models_llama.rope import rope_table
+    from titan_models_llama.model import rope_table
 
     return rope_table(args)

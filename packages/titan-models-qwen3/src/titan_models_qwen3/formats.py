@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from titan_core.api import ForeignTensor
-from titan_core.toolkit import hf_decoder
-from titan_core.toolkit.hf_config import (
+from titan_core.toolkit.text import show
+from titan_models_qwen3.config import Qwen3Args
+from titan_models_qwen3.layout import all_blocks
+from titan_nn import hf_decoder
+from titan_nn.hf_config import (
     WITHOUT_EFFECT,
     count,
     flag,
@@ -16,9 +19,6 @@ from titan_core.toolkit.hf_config import (
     rope_parameters,
     unused_notes,
 )
-from titan_core.toolkit.text import show
-from titan_models_qwen3.config import Qwen3Args
-from titan_models_qwen3.layout import all_blocks
 
 OF_A_LAYER = {
     **hf_decoder.OF_A_LAYER,

@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from titan_core.api import Constant, InitialValue, ModelDefinition, ModelLayout, Replicate
-from titan_core.toolkit.decoder_layout import decoder_layout
 from titan_models_qwen3.config import Qwen3Args
 from titan_models_qwen3.mtp_config import TOKENS
+from titan_nn.decoder_layout import decoder_layout
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from titan_core.api import ForeignTensor, UserError
-from titan_core.toolkit import hf_decoder
-from titan_core.toolkit.hf_config import count, flag, require_known, unused_notes
 from titan_core.toolkit.text import show
 from titan_models_qwen3.formats import (
     ATTENTION,
@@ -20,6 +18,8 @@ from titan_models_qwen3.formats import (
     require_type,
 )
 from titan_models_qwen3.moe_config import Qwen3MoEArgs
+from titan_nn import hf_decoder
+from titan_nn.hf_config import count, flag, require_known, unused_notes
 
 _EXPERTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _SIZES = (

@@ -19,9 +19,9 @@ from titan_core.api import (
     Rule,
     TruncatedNormal,
 )
-from titan_core.toolkit.decoder_layout import initial_values
 from titan_models_qwen3.layout import USUAL_LENGTH, all_blocks, layout as dense_layout, mtp_values
 from titan_models_qwen3.moe_config import Qwen3MoEArgs
+from titan_nn.decoder_layout import initial_values
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

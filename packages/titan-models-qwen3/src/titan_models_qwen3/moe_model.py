@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from titan_core.api import BesideExperts, ExpertChoice, GroupedLinear, combine, mask_rows, permute_to_experts
-from titan_core.toolkit.decoder import FeedForward
+from titan_models_qwen3.model import Qwen3
 from titan_models_qwen3.moe_config import Qwen3MoEArgs
-from titan_models_qwen3.mtp_model import PredictingDecoder
+from titan_nn.decoder import FeedForward
 
 
 class TokenRouter(nn.Module):
@@ -95,7 +95,7 @@ class MixtureOfExperts(nn.Module):
         return combine(outputs, weights, places).view_as(x) + shared
 
 
-class Qwen3MoE(PredictingDecoder):
+class Qwen3MoE(Qwen3):
     """Token ids to logits."""
 
     def __init__(self, args: Qwen3MoEArgs) -> None:

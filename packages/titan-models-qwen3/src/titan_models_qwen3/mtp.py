@@ -20,8 +20,8 @@ from titan_core.api import (
     add_metric,
 )
 from titan_core.toolkit.models import IGNORE
+from titan_models_qwen3.model import Qwen3
 from titan_models_qwen3.mtp_config import TARGETS, TOKENS, WEIGHTS, MTPKeys
-from titan_models_qwen3.mtp_model import PredictingDecoder
 
 
 def apply(part: ModelPart, context: TrainingContext[MTPKeys]) -> ModelPart:
@@ -30,7 +30,7 @@ def apply(part: ModelPart, context: TrainingContext[MTPKeys]) -> ModelPart:
     Raises:
         UserError: the objective is no sum over positions, or sequences are too short.
     """
-    assert isinstance(part.module, PredictingDecoder)  # whose layout names these inputs
+    assert isinstance(part.module, Qwen3)  # whose layout names these inputs
     depths, seq_len = part.module.depths, context.job.batch.seq_len
     if depths >= seq_len:
         why = f"is {depths}, and sequences of {seq_len} tokens (training.seq_len) have no token so far ahead"

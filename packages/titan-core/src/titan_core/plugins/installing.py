@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
+import zipfile
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from titan_core.api._secrets import redact_text
-from titan_core.plugins.names import ours
+from titan_core.plugins.names import PACKAGE, ours
 
 INDEX = "TITAN_PACKAGE_INDEX"
 """Environment variable: URL of a package index that has Titan's packages and what they depend on."""
@@ -64,10 +66,27 @@ def _source() -> Path | None:
 
 def _beside(package: str, core: Path) -> list[str] | None:
     """Return the command that installs ``package`` from beside ``core``: its folder in a workspace, or its wheel. It names
-    the wheel of titan-core too, for which an installer would otherwise look in an index."""
+    the wheels of titan-core and of Titan's libraries too, for which an installer would otherwise look in an index."""
     if (core.parent / package / "pyproject.toml").is_file():
         return ["uv", "pip", "install", "--editable", str(core.parent / package)]  # a workspace member, as titan-core is
-    wheels = (
-        sorted(core.parent.glob(f"{package.replace('-', '_')}-*.whl")) if core.suffix == ".whl" and core.is_file() else []
-    )
-    return ["uv", "pip", "install", str(core), str(wheels[-1])] if wheels else None
+    if core.suffix != ".whl" or not core.is_file():
+        return None
+    try:
+        wheel = _wheel(package, core.parent)
+        needed = [_wheel(name, core.parent) for name in _libraries(wheel)]
+    except (OSError, LookupError, zipfile.BadZipFile):
+        return None
+    return ["uv", "pip", "install", *map(str, (core, wheel, *needed))]
+
+
+def _wheel(package: str, folder: Path) -> Path:
+    return sorted(folder.glob(f"{package.replace('-', '_')}-*.whl"))[-1]
+
+
+def _libraries(wheel: Path) -> list[str]:
+    """Return Titan's packages that ``wheel`` requires besides titan-core."""
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")][:1] or [""]
+        with archive.open(metadata) as file:  # KeyError, a LookupError, if there is none
+            text = file.read(1 << 20).decode(errors="replace")
+    return re.findall(rf"(?m)^Requires-Dist: (?!{PACKAGE}\b)(titan-[a-z0-9-]+)", text)

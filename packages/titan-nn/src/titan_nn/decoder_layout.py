@@ -1,4 +1,4 @@
-"""The layout of :class:`titan_core.toolkit.decoder.Decoder`, which transforms read instead of the model class. Imports no
+"""The layout of :class:`titan_nn.decoder.Decoder`, which transforms read instead of the model class. Imports no
 torch."""
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def decoder_layout(args: DecoderArgs, rope: Callable[[], Tensor]) -> ModelLayout
 
     Args:
         args: sizes of the model.
-        rope: computes the table of :func:`~titan_core.toolkit.rotary.rotary_table`.
+        rope: computes the table of :func:`~titan_nn.rotary.rotary_table`.
     """
     return ModelLayout(
         num_blocks=args.n_layers,

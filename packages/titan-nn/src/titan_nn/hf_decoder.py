@@ -1,4 +1,4 @@
-"""The files of model hubs for :class:`titan_core.toolkit.decoder.Decoder`: names of tensors, and what ``config.json`` says
+"""The files of model hubs for :class:`titan_nn.decoder.Decoder`: names of tensors, and what ``config.json`` says
 of the sizes. Imports no torch."""
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from titan_core.api import ForeignTensor
-from titan_core.toolkit.decoder_layout import DecoderArgs
-from titan_core.toolkit.hf_config import count, flag, number
+from titan_nn.decoder_layout import DecoderArgs
+from titan_nn.hf_config import count, flag, number
 
 OF_A_LAYER = {
     "attention.wq": "self_attn.q_proj",

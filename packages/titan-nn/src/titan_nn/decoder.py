@@ -1,22 +1,21 @@
-"""The modules of pre-norm decoders with rotary positions, grouped queries and SwiGLU (arXiv 2407.21783, section 3.2),
+"""The blocks of pre-norm decoders with rotary positions, grouped queries and SwiGLU (arXiv 2407.21783, section 3.2),
 written for one device, without parallelism.
 
-Shape suffixes in comments: B batch, S sequence, D width, H query heads, K key/value heads, E head width, V vocabulary.
+Shape suffixes in comments: B batch, S sequence, D width, H query heads, K key/value heads, E head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from titan_core.api import CausalAttention
-from titan_core.toolkit.decoder_layout import DecoderArgs
+from titan_nn.decoder_layout import DecoderArgs
 
 Rotation = Callable[[Tensor, Tensor], Tensor]
-"""One of :mod:`titan_core.toolkit.rotary`."""
+"""One of :mod:`titan_nn.rotary`."""
 
 
 class GroupedQueryAttention(nn.Module):
@@ -42,7 +41,7 @@ class GroupedQueryAttention(nn.Module):
         self.mixer = CausalAttention()
 
     def forward(self, x: Tensor, rope: Tensor, documents: Tensor | None = None) -> Tensor:
-        """``x`` is B S D, ``documents`` B S; for ``rope`` see :func:`~titan_core.toolkit.rotary.rotate_neighbours`."""
+        """``x`` is B S D, ``documents`` B S; for ``rope`` see :func:`~titan_nn.rotary.rotate_neighbours`."""
         batch, seq, _ = x.shape
         # -1: tensor parallelism may leave only some of the heads in a projection.
         q, k, v = (
@@ -83,28 +82,3 @@ class DecoderBlock(nn.Module):
         """B S D to B S D."""
         h = x + self.attention(self.attention_norm(x), rope, documents)
         return h + self.feed_forward(self.ffn_norm(h))
-
-
-class Decoder(nn.Module):
-    """Token ids to logits."""
-
-    rope: Tensor
-
-    def __init__(self, args: DecoderArgs, blocks: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self.tok_embeddings = nn.Embedding(args.vocab_size, args.dim)
-        self.layers = nn.ModuleDict({str(index): block for index, block in enumerate(blocks)})
-        self.norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
-        self.output = nn.Linear(args.dim, args.vocab_size, bias=False)
-        if args.tie_embeddings:
-            self.output.weight = self.tok_embeddings.weight
-        # Cosines and sines by position. The layout computes the values, so checkpoints do not contain them.
-        self.register_buffer("rope", torch.empty(args.max_seq_len, 2, args.head_dim // 2), persistent=False)
-
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        """``tokens``, ``positions`` (default ``0 .. S - 1``) and ``documents`` (default: one) are B S, logits B S V."""
-        h = self.tok_embeddings(tokens)
-        rope = self.rope[: h.shape[1]] if positions is None else self.rope[positions]
-        for layer in self.layers.values():
-            h = layer(h, rope, documents)
-        return self.output(self.norm(h))
