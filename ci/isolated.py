@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from ci.bounds import unreachable
-from ci.workspace import CORE, ROOT, Package, declared, test_groups, with_dependencies
+from ci.workspace import ROOT, Package, declared, packages, test_groups, with_dependencies
 
 Resolution = Literal["locked", "lowest-direct"]
 
@@ -109,7 +109,7 @@ def _lowest(chosen: Sequence[Package], interpreter: Path) -> str:
     """Return the pins of an installation that has the lowest versions that ``chosen`` and their tests declare."""
     return _uv(
         "pip", "compile", "--python", str(interpreter), "--resolution", "lowest-direct", "--all-extras", *_groups(chosen),
-        "--no-annotate", "--no-header", "--no-emit-package", CORE,
+        "--no-annotate", "--no-header", *(f"--no-emit-package={name}" for name in packages()),
         *(str(package.folder / "pyproject.toml") for package in chosen),
     )  # fmt: skip
 
