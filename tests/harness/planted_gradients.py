@@ -337,8 +337,8 @@ PLANTS = [
     Plant("logits gathered twice", GATHERED, r"'output.weight' receives 2 times", patch=logits_of_other_columns),
     # -- rules that do not fit what a region computes
     Plant("queries, keys and values in one layer", TP, r"module 'blocks.0.attention', before it calls 'blocks.0.attention.norm', computes another result.*receives", Fused, FUSED),
-    Plant("a dimension that is not divided", TP, r"raised \w+Error", OwnParameters, replace(OWN, rules={**OWN.rules, "blocks.*.mlp.down": Shard(2)})),
-    Plant("a whole parameter of divided features", TP, r"raised RuntimeError", OwnParameters, replace(OWN, rules={**OWN.rules, "blocks.*.mlp.down": Replicate()})),
+    Plant("a dimension that is not divided", TP, r"cannot compute with a rank.s share", OwnParameters, replace(OWN, rules={**OWN.rules, "blocks.*.mlp.down": Shard(2)})),
+    Plant("a whole parameter of divided features", TP, r"cannot compute with a rank.s share", OwnParameters, replace(OWN, rules={**OWN.rules, "blocks.*.mlp.down": Replicate()})),
     Plant("sums of what is whole", NO_SP, r"module 'blocks.0.attention' computes another result", OwnParameters, replace(OWN, sums=("blocks.*.mlp", "blocks.*.attention"))),
     # -- context parallelism
     Plant("a mixer that keeps its addend", CP, r"backward pass of module 'blocks.0.mean' .*'embedding.token.weight' receives another gradient", WithMeans, with_means("own_addend")),

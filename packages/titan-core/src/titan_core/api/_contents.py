@@ -46,7 +46,7 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "parallel.world": "World",
         "parallel.model_part": "ModelPart",
         "parallel.slot": "Slot",
-        "parallel.model_trial": "ModelTrial ModuleCall Around Shares",
+        "parallel.model_trial": "ModelTrial ModuleCall Around",
         "parallel.step": "StepRunner StepInput StepAbandoned",
         "parallel.microbatch": "Microbatch current_microbatch",
     },

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from titan_core.api import ModelPart, Replicate, matches
+from titan_core.api.parallel.model_part import PrunedModule
 from titan_core.api.parallel.step import is_shape_inference
 from titan_core.model.materialise import local_box
 
@@ -68,7 +69,7 @@ class Recorder:
     def __enter__(self) -> Recorder:
         for root in self._modules:
             for name, module in root.named_modules():
-                if name:
+                if name and not isinstance(module, PrunedModule):  # passes on another stage's hidden states
                     self._handles.append(module.register_forward_pre_hook(partial(self._enter, name)))
                     self._handles.append(module.register_forward_hook(partial(self._leave, name)))
         return self
