@@ -179,7 +179,7 @@ ON_RANKS = [
     ),
     Damage("a mixer that is not named", CP, r"module 'blocks\.1\.attention\.mixer' computes", lambda: Mixed(nn.Identity), replace(LAYOUT, mixers={"blocks.0.attention.mixer": MIXER})),
     # -- tensor parallelism
-    Damage("embeddings apart, TP", TP, "the forward of the model, before it calls|a trial of its forward", PositionsApart, replace(APART, rules={**APART.rules, "w?e.weight": Replicate()})),
+    Damage("embeddings apart, TP", TP, "the forward of the model raised RuntimeError: The size of tensor", PositionsApart, replace(APART, rules={**APART.rules, "w?e.weight": Replicate()})),
     Damage("a running sum, TP", TP, r"module 'blocks\.1\.extra' computes", lambda: Mixed(lambda: Of(lambda x: x.cumsum(1)))),
     Damage("a norm that shifts, TP", TP, r"module 'blocks\.0\.norms\.0' computes", WithShiftedNorm),
     Damage("a shift between, TP", TP, r"the forward of the model, before it calls 'blocks\.0',", lambda: Between(embedded=shifted)),

@@ -200,20 +200,26 @@ def _pieces(whole: Tensor, found: Tensor) -> Iterator[Tensor]:
 
 def share_that_fails(error: Exception, parts: Sequence[ModelPart]) -> str | None:
     """Return which module with parameters raised ``error``, what it was called with, and the rules of its parameters and of
-    the whole ones in its region; ``None``: no module with parameters did."""
+    the whole ones in its region. If no module with parameters did, name the innermost module whose code raised it; ``None``:
+    none did."""
     modules = {id(module): (name, module, part) for part in parts for name, module in part.module.named_modules()}
     found: tuple[str, nn.Module, ModelPart] | None = None
+    inside, raised = list[str](), False
     called_with: list[int] | None = None
     traceback = error.__traceback__
     while traceback is not None:
         variables = traceback.tb_frame.f_locals
         place = modules.get(id(variables.get("self")))
+        if place is not None:
+            inside = [place[0]] if place[0] else []
+            raised = True
         if place is not None and next(place[1].parameters(recurse=False), None) is not None:
             found = place
             called_with = next((list(value.shape) for value in variables.values() if isinstance(value, Tensor)), None)
         traceback = traceback.tb_next
     if found is None:
-        return None
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return f"the forward of {_shown(inside)} raised {text}" if raised else None
     name, module, part = found
     layout = part.layout
     own = []
