@@ -26,8 +26,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from benchmarks.control_plane.exchange import seeded_generators
 from benchmarks.control_plane.table import Cost, Row
 from titan_ckpt.format.catalogue import entry
-from titan_ckpt.format.collector import paused_collector
 from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.manifest import paused_gc
 from titan_ckpt.format.reader import Reader
 from titan_ckpt.format.stored import NAME, Chunk, chunk_digest
 from titan_ckpt.format.writer import Writer
@@ -191,7 +191,7 @@ def checkpoint(ranks: int, tensors: int, collector: bool = False) -> tuple[list[
     """
     state = _states(ranks)
     with ExitStack() as stack:
-        stack.enter_context(nullcontext() if collector else paused_collector())
+        stack.enter_context(nullcontext() if collector else paused_gc())
         folder = Folder(stack.enter_context(tempfile.TemporaryDirectory())) / "step-1"
         first, last = _Wire(0, ranks), _Wire(ranks - 1, ranks)
         for wire in (first, last):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.control_plane.table import Cost, Row
-from titan_ckpt.contents import rng
+from titan_ckpt.contents.state import generator_states
 from titan_core.api import UserError, World
 from titan_core.api.observe.shared_request import SharedRequests
 from titan_core.api.parallel import world as worlds
@@ -155,7 +155,7 @@ def seeded_generators(ranks: int) -> list[dict[str, Any]]:
     for rank in range(ranks):
         torch.manual_seed(rank)
         random.seed(rank)
-        found.append(rng.collect(torch.device("cpu")))
+        found.append(generator_states(torch.device("cpu")))
     torch.set_rng_state(kept[0])
     random.setstate(kept[1])
     return found

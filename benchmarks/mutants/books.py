@@ -51,7 +51,7 @@ MUTANTS = (
     Mutant("files-by-a-part-of-their-name", "data/places.py", "PurePath(file).parts[-len(parts) :] == parts", "file.endswith(name)", (PLACES,)),
     Mutant("one-of-two-files", "data/places.py", "if len(ending) == 1 else None", "if ending else None", (PLACES,)),
     Mutant("blank-lines-uncounted", "data/json_lines.py", "return document + 1 + self._blank_before(file, document)", "return document + 1", (STEP,)),
-    Mutant("positions-of-later-steps", "ckpt/data_positions.py", "if one <= step", "if one <= step + 1", (STEP,)),
+    Mutant("positions-of-later-steps", "ckpt/resume/position.py", "if one <= step", "if one <= step + 1", (STEP,)),
     Mutant("losses-of-inputs", LOSSES, "slice(max(first - 1 - begin, 0), min(max(end - 1 - begin, 0), positions))", "slice(max(first - begin, 0), min(max(end - begin, 0), positions))", (BY_HAND,)),
     Mutant("losses-of-the-first-chunk", LOSSES, "begin, positions = 0 if batch.columns is None else int(batch.columns[0, 0])", "begin, positions = 0", (BY_HAND,)),
     Mutant("losses-of-one-sequence", LOSSES, "self._of_rows.get(row, ())", "self._of_rows.get(index, ())", (OF_TRAINING,)),

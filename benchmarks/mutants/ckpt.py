@@ -18,7 +18,7 @@ LIES = f"{REFUSALS}::test_contradictions_are_refused"
 
 MERGE = "tests/ckpt/test_merge.py"
 
-BRANCH, COPY, BRANCH_TESTS = "ckpt/commands/branch.py", "ckpt/format/copying.py", ("tests/ckpt/test_branch.py",)
+BRANCH, BRANCH_TESTS = "ckpt/commands/branch.py", ("tests/ckpt/test_branch.py",)
 ON_PHASES = ("tests/integration/test_branched_phases.py",)
 STAGED = ("tests/integration/test_branched_stages.py",)
 
@@ -54,9 +54,9 @@ MUTANTS = (
     Mutant("branch-of-weights", BRANCH, "    if found.manifest.model_only:", "    if False:", BRANCH_TESTS),
     Mutant("branch-among-other-checkpoints", BRANCH, "    if checkpoints.list():", "    if False:", BRANCH_TESTS),
     Mutant("branch-overrides-ignored", BRANCH, "if key in config.overridden]\n", "if False]\n", BRANCH_TESTS),
-    Mutant("branch-copies-what-can-be-linked", COPY, "        os.link(old / name, new / name)\n", "        return False\n", BRANCH_TESTS),
-    Mutant("branch-copies-a-block", COPY, "while block := old.read(_BLOCK):", "if block := old.read(100):", BRANCH_TESTS),
-    Mutant("branch-copy-unfinished", COPY, "    target.remove(UNFINISHED)\n", "", BRANCH_TESTS),
+    Mutant("branch-copies-what-can-be-linked", BRANCH, "        os.link(old / name, new / name)\n", "        return False\n", BRANCH_TESTS),
+    Mutant("branch-copies-a-block", BRANCH, "while block := old.read(_BLOCK):", "if block := old.read(100):", BRANCH_TESTS),
+    Mutant("branch-copy-unfinished", BRANCH, "    target.remove(UNFINISHED)\n", "", BRANCH_TESTS),
     Mutant("rates-of-the-old-batch", "ckpt/resume/comparing.py", '"training.global_batch_size", "training.seq_len",\n', "\n", ON_PHASES),
     Mutant("merge-of-the-oldest", "ckpt/commands/merge.py", "complete[: arguments.last]", "complete[-arguments.last :]", (MERGE,)),
     Mutant("merge-counts-one-too-many", "ckpt/commands/merge.py", "total.div_(len(chosen))", "total.div_(len(chosen) + 1)", (MERGE,)),
@@ -71,10 +71,10 @@ MUTANTS = (
     Mutant("copies-written-before-they-are-complete", "ckpt/save/staging.py", "            self._copied.synchronize()\n", "            pass\n", ("tests/ckpt/test_staging.py",)),
     Mutant("failed-copy-blocks-training", "ckpt/save/staging.py", "        finally:\n            self._requested.set()\n", "        finally:\n            pass\n        self._requested.set()\n", ("tests/ckpt/test_staging.py",)),
     Mutant("staging-of-another-dtype", "ckpt/save/staging.py", " or copy.dtype != local.dtype:", ":", (SAVING,)),
-    Mutant("python-generator-not-restored", "ckpt/contents/rng.py", "random.setstate((version, tuple(words), gauss))", "pass", (PARTS,)),
-    Mutant("torch-generator-not-restored", "ckpt/contents/rng.py", "torch.set_rng_state(_tensor(cpu))", "pass", (PARTS,)),
+    Mutant("python-generator-not-restored", "ckpt/contents/state.py", "random.setstate((version, tuple(words), gauss))", "pass", (PARTS,)),
+    Mutant("torch-generator-not-restored", "ckpt/contents/state.py", "torch.set_rng_state(_tensor_of(cpu))", "pass", (PARTS,)),
     Mutant("generators-of-the-first-rank", "ckpt/contents/state.py", 'saved["generators"][dist.get_rank()]', 'saved["generators"][0]', (PARTS,)),
-    Mutant("schedule-not-restored", "ckpt/contents/schedule_state.py", "scheduler.load_state_dict(_merged(present, kept))", "scheduler.load_state_dict(present)", (PARTS,)),
+    Mutant("schedule-not-restored", "ckpt/contents/state.py", "scheduler.load_state_dict(_merged(present, kept))", "scheduler.load_state_dict(present)", (PARTS,)),
     Mutant("rates-of-groups-not-restored", "ckpt/torch_private.py", '[group["lr"] for group in scheduler.optimizer.param_groups]', '[0.0 for group in scheduler.optimizer.param_groups]', ("tests/ckpt/test_checkpoint_parts.py",)),
     Mutant("data-not-restored", "ckpt/contents/state.py", 'state.loader.load_state_dict(saved["loader"], allowed)', "pass", (SAVING,)),
     Mutant("step-not-restored", "ckpt/contents/state.py", 'state.step = saved["step"]', "state.step = state.step", (SAVING,)),
@@ -115,8 +115,8 @@ MUTANTS = (
     Mutant("missing-state-taken-for-unfrozen", "ckpt/resume/comparing.py", 'change.key == "training.freeze"', "True", ("tests/integration/test_changed_jobs.py", "tests/ckpt/test_optimizer_state.py")),
     Mutant("unfrozen-groups-at-the-first-rate", RESTORE, "for name in wanted) if wanted else others[:1]", "for name in wanted)", ("tests/integration/test_freeze.py::test_a_group_that_is_no_longer_frozen_has_the_rate_of_the_schedule",)),
     Mutant("frozen-parameters-not-counted", "ckpt/resume/loading.py", "if not tensor.requires_grad and name in saved]", "if name in saved]", FROZEN),
-    Mutant("exports-stay-when-a-run-goes-back", "ckpt/save/aside.py", "context.section.export is not None and", "False and", ("tests/ckpt/test_exports.py",)),
-    Mutant("what-is-set-aside-has-another-number", "ckpt/save/aside.py", "(path.name for path in exported.iterdir())", "()", ("tests/ckpt/test_exports.py",)),
-    Mutant("exports-of-no-run-set-aside", "ckpt/save/aside.py", "context.section.export is not None and", "", ("tests/ckpt/test_exports.py",)),
+    Mutant("exports-stay-when-a-run-goes-back", "ckpt/save/retention.py", "context.section.export is not None and", "False and", ("tests/ckpt/test_exports.py",)),
+    Mutant("what-is-set-aside-has-another-number", "ckpt/save/retention.py", "(path.name for path in exported.iterdir())", "()", ("tests/ckpt/test_exports.py",)),
+    Mutant("exports-of-no-run-set-aside", "ckpt/save/retention.py", "context.section.export is not None and", "", ("tests/ckpt/test_exports.py",)),
     Mutant("exports-of-checkpoints-set-aside-count", "ckpt/save/exports.py", "if not running.checkpoint.list():", "if False:", ("tests/ckpt/test_exports.py",)),
 )  # fmt: skip

@@ -33,7 +33,7 @@ MUTANTS = (
     Mutant("documents-in-use-are-passed-over", "core/data/tokens.py", "if not self._next_document(again=True):", "if not self._next_document():", (REWIND + "::test_a_document_in_use_stays",)),
     Mutant("begun-documents-are-passed-over", "data/books/rewind.py", "return sorted(used - begun), sorted(used & begun)", "return sorted(used), []", (REWIND,)),
     Mutant("exclusions-are-forgotten", STREAMS, '            f"dataset.{number}.excluded": sorted(spec.excluded.get(dataset.name, ())) or None,\n', "", (REWIND + "::test_an_exclusion_that_is_forgotten_is_refused",)),
-    Mutant("later-checkpoints-stay", "ckpt/save/aside.py", "if one > step", "if one > step + 10**6", (REWIND,)),
+    Mutant("later-checkpoints-stay", "ckpt/save/retention.py", "if one > step", "if one > step + 10**6", (REWIND,)),
     Mutant("scores-counted-for-each-rank", "inference/answers_in_training.py", "            objective.sums.zero_()", "            pass", (TASKS + "::test_scores_on_a_mesh[TP 2 x PP 2]",)),
     Mutant("scores-of-the-next-target", "inference/answers_in_training.py", "targets[index, begin:end] = row[begin + 1 :]", "targets[index, begin:end] = row[begin:-1]", (TASKS,)),
 )  # fmt: skip

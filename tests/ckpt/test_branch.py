@@ -13,8 +13,8 @@ import pytest
 
 from harness.jobs import RunRecord, run_recipe
 from harness.resuming import run_in
+from titan_ckpt.commands.branch import copy_checkpoint
 from titan_ckpt.format.catalogue import entry
-from titan_ckpt.format.copying import copy_checkpoint
 from titan_ckpt.format.folder import Folder
 from titan_core.cli.main import main
 from titan_core.toolkit.folder_lock import FolderLock

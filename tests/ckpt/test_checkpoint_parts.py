@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from harness.one_of_many import OneOfMany
-from titan_ckpt.contents import rng, state
-from titan_ckpt.contents.schedule_state import restore_schedule, schedule_state
+from titan_ckpt.contents import state
+from titan_ckpt.contents.state import generator_states, restore_generators, restore_schedule, schedule_state
 from titan_ckpt.format.catalogue import steps_in
 from titan_ckpt.format.chunks import bytes_of
 from titan_ckpt.format.folder import Folder
@@ -39,10 +39,10 @@ def test_random_generators_are_restored(used: bool) -> None:
     if used:
         random.gauss(0.0, 1.0)  # generates two values; the second is part of the state
         torch.rand(1)
-    kept = rng.collect(torch.device("cpu"))
+    kept = generator_states(torch.device("cpu"))
     drawn = random.gauss(0.0, 1.0), random.random(), torch.rand(3), torch.randn(2)
     random.seed(1), torch.manual_seed(1)
-    rng.apply(kept, torch.device("cpu"))
+    restore_generators(kept, torch.device("cpu"))
     again = random.gauss(0.0, 1.0), random.random(), torch.rand(3), torch.randn(2)
     assert again[:2] == drawn[:2]
     assert torch.equal(again[2], drawn[2])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.jobs import run_recipe
-from titan_ckpt.format.collector import paused_collector
+from titan_ckpt.format.manifest import paused_gc
 from titan_ckpt.resume import loading, restoring
 from titan_ckpt.save import saving
 
@@ -28,7 +28,7 @@ def restored() -> Iterator[None]:
 @pytest.mark.parametrize("enabled", [True, False])
 def test_the_collector_is_left_as_it_was(enabled: bool) -> None:
     (gc.enable if enabled else gc.disable)()
-    with suppress(OSError), paused_collector():
+    with suppress(OSError), paused_gc():
         assert not gc.isenabled()
         raise OSError("the disk is full")
     assert gc.isenabled() is enabled

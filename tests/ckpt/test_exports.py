@@ -22,10 +22,9 @@ from titan_ckpt.config import CheckpointSection
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.new_folder import new_folder
 from titan_ckpt.save import export_process, exports
-from titan_ckpt.save.aside import set_aside
 from titan_ckpt.save.export_process import ExportProcess
 from titan_ckpt.save.exports import Exports
-from titan_ckpt.save.retention import Retention
+from titan_ckpt.save.retention import Retention, set_aside
 from titan_core.api import UserError
 from titan_core.toolkit.processes import is_alive, python
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from harness import PATIENCE
 from harness.jobs import make_job
 from titan_ckpt.config import CheckpointSection
-from titan_ckpt.contents import rng
+from titan_ckpt.contents.state import generator_states, restore_generators
 from titan_ckpt.contents.tensors import model_tensors
 from titan_ckpt.format import writer
 from titan_ckpt.format.folder import Folder
@@ -73,10 +73,10 @@ def test_random_generators_continue_after_restoring(drawn_before: int) -> None:
     random.seed(2**63 + 5)
     for _ in range(drawn_before):
         random.gauss(0, 1), torch.rand(1)
-    assert (len(json.dumps(rng.collect(CPU))) < 100) == (not drawn_before)
-    states = json.loads(json.dumps(rng.collect(CPU)))
+    assert (len(json.dumps(generator_states(CPU))) < 100) == (not drawn_before)
+    states = json.loads(json.dumps(generator_states(CPU)))
     drawn = [(random.random(), random.gauss(0, 1), torch.rand(3).tolist()) for _ in range(2)]
-    rng.apply(states, CPU)
+    restore_generators(states, CPU)
     assert [(random.random(), random.gauss(0, 1), torch.rand(3).tolist()) for _ in range(2)] == drawn
 
 
@@ -90,12 +90,12 @@ def test_random_generators_continue_after_restoring(drawn_before: int) -> None:
     ids=lambda states: str(states)[:40],
 )  # fmt: skip
 def test_damaged_generators_are_refused(states: dict[str, Any]) -> None:
-    before = rng.collect(CPU)
+    before = generator_states(CPU)
     try:
         with pytest.raises(ValueError, match="the state of a random generator is damaged"):
-            rng.apply(states, CPU)
+            restore_generators(states, CPU)
     finally:
-        rng.apply(before, CPU)
+        restore_generators(before, CPU)
 
 
 def test_staged_copies_do_not_change_with_the_originals() -> None:

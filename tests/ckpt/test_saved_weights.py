@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from harness.jobs import TINY, make_job
-from titan_ckpt.commands.resume_command import with_overrides
 from titan_ckpt.plugin import titan_next_commands
+from titan_ckpt.resume.position import with_overrides
 from titan_core.api import RunEnd, hookimpl
 from titan_core.cli.main import main
 from titan_core.loop.training import train

@@ -25,9 +25,9 @@ def titan_checkpoints() -> list[Checkpoint]:
             build=Ref("titan_ckpt.store:Store"),
             check=Ref("titan_ckpt.config:check"),
             find_model=Ref("titan_ckpt.stored_model:find"),
-            set_aside=Ref("titan_ckpt.save.aside:set_aside"),
-            resumes_after=Ref("titan_ckpt.resume.newest:resumes_after"),
-            find_position=Ref("titan_ckpt.data_positions:find_position"),
+            set_aside=Ref("titan_ckpt.save.retention:set_aside"),
+            resumes_after=Ref("titan_ckpt.resume.position:resumes_after"),
+            find_position=Ref("titan_ckpt.resume.position:find_position"),
         )
     ]
 
@@ -91,6 +91,6 @@ def titan_commands() -> list[Command]:
 
 @hookimpl(trylast=True)
 def titan_next_commands(job: AssembledJob, end: RunEnd, command: tuple[str, ...] | None) -> list[NextCommand]:
-    from titan_ckpt.commands.resume_command import resume_commands
+    from titan_ckpt.resume.position import resume_commands
 
     return resume_commands(job, end, command)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from titan_ckpt.config import CheckpointSection
+from titan_ckpt.contents.optimizer_state import try_optimizer
 from titan_ckpt.contents.plain_values import Unsaveable
-from titan_ckpt.contents.schedule_state import schedule_state
+from titan_ckpt.contents.state import schedule_state
 from titan_ckpt.contents.tensors import model_tensors
 from titan_ckpt.format.catalogue import checkpoint_folder, step_folder
 from titan_ckpt.resume.restoring import restore
-from titan_ckpt.save.optimizer_trial import try_optimizer
 from titan_ckpt.save.saving import Saving, unsaveable
 from titan_core.api import CheckpointContext, UserError
 from titan_core.toolkit.own_files import require_inside

@@ -8,17 +8,14 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Final
 
-from pydantic import BaseModel, ValidationError
-
 from titan_ckpt.foreign.config import CONFIG_OF, hf_about, kind_of, model_for, read_config, require_shards
 from titan_ckpt.foreign.hf_export import tokenizer_in
 from titan_ckpt.format.catalogue import pick
 from titan_ckpt.format.folder import Folder
-from titan_ckpt.format.manifest import read_manifest
+from titan_ckpt.format.manifest import model_of, read_manifest
 from titan_ckpt.format.stored import Manifest
 from titan_ckpt.format.tokenizer_files import MAIN, local_path
 from titan_core.api import (
-    Model,
     ModelHub,
     Problem,
     Recipe,
@@ -31,7 +28,7 @@ from titan_core.api import (
 )
 from titan_core.toolkit.errors import nearest_path
 from titan_core.toolkit.sections import LARGEST
-from titan_core.toolkit.text import shorten, show, show_mistakes
+from titan_core.toolkit.text import shorten, show
 
 NAME_ON_HUB: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -90,22 +87,6 @@ def _notes(form: WeightFormat, config: Mapping[str, Any]) -> Sequence[str]:
         shown = shorten(stored) if isinstance(stored, str) else show(stored)
         notes.append(f"{CONFIG_OF[form.files]}: the weights are stored in {shown}; training keeps them in float32")
     return notes
-
-
-def model_of(manifest: Manifest, registry: Registry) -> tuple[Model, BaseModel]:
-    """Return the model of a checkpoint.
-
-    Raises:
-        UserError: its plugin is not installed, or no longer accepts its arguments.
-    """
-    name = manifest.about.get("model_name", "")
-    model = registry.get(Model, name)
-    cls = type(next(iter(model.flavors.values())))
-    try:
-        return model, cls.model_validate(manifest.about["model_args"], strict=True)
-    except ValidationError as error:
-        why = f"the installed version of model {name!r} does not accept its arguments: {show_mistakes(error)}"
-        raise UserError.one("checkpoint", why, "update the plugin") from None
 
 
 def _end_ids(about: Mapping[str, Any], where: object) -> tuple[int, ...]:

@@ -15,10 +15,11 @@ import tomli_w
 
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.format.catalogue import checkpoint_folder, entries, entry, step_folder, steps_in
-from titan_ckpt.format.copying import copy_checkpoint
-from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.folder import LONGEST, Folder, write_all
+from titan_ckpt.format.manifest import read_manifest
 from titan_ckpt.format.new_folder import new_folder, require_new
-from titan_ckpt.format.stored import BrokenCheckpoint, Manifest
+from titan_ckpt.format.stored import NAME, UNFINISHED, BrokenCheckpoint, Manifest
+from titan_ckpt.format.tokenizer_files import stored_files, write_files
 from titan_ckpt.resume.config_changes import config_changes
 from titan_core.api import CommandContext, Config, Problem, UserError
 from titan_core.toolkit.arguments import integer
@@ -40,6 +41,7 @@ _OWN: Mapping[str, object] = {
     "checkpoint.exclude_from_loading": "[]",
 }
 """Settings of every branch: it begins with its copy of the checkpoint, and resumes from its own."""
+_BLOCK = 16 * 2**20
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -161,3 +163,47 @@ def _new_checkpoints(config: Config, partial: Path) -> Folder:
         fix = "add --checkpoint.folder checkpoint, for one in the branch's directory, or name a new one"
         raise UserError(config.problem("checkpoint.folder", why, fix))
     return checkpoints
+
+
+def copy_checkpoint(source: Folder, manifest: Manifest, target: Folder) -> None:
+    """Copy the checkpoint in ``source`` to the new folder ``target``. Its files never change, so files on one file system
+    become hard links, which take no space. The manifest comes last, as when a checkpoint is saved.
+
+    Args:
+        manifest: that of ``source``.
+
+    Raises:
+        OSError: a file cannot be read or written.
+        BrokenCheckpoint: the copy is not whole, because files of ``source`` were changed or removed meanwhile.
+    """
+    target.make()
+    target.write(UNFINISHED, b"")
+    for name in manifest.files:
+        if not _linked(source, target, name):
+            _copy(source, target, name)
+    write_files(target, stored_files(source, manifest))
+    if target.is_local:
+        target.sync()
+    target.write(NAME, source.read(NAME, max(LONGEST, source.size(NAME) or 0)))  # it has been read before
+    target.remove(UNFINISHED)
+    read_manifest(target)
+
+
+def _linked(source: Folder, target: Folder, name: str) -> bool:
+    """Make a hard link, and return whether both folders are on one file system that has them."""
+    old, new = source.local_path, target.local_path
+    if old is None or new is None:
+        return False
+    try:
+        os.link(old / name, new / name)
+    except FileNotFoundError:
+        raise
+    except OSError:  # other file systems, and those without links, differ in the error
+        return False
+    return True
+
+
+def _copy(source: Folder, target: Folder, name: str) -> None:
+    with source.open(name) as old, target.create(name) as new:
+        while block := old.read(_BLOCK):
+            write_all(new, memoryview(block))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from titan_ckpt.format.catalogue import Entry, checkpoints_at, entries, find_checkpoints, pick, step_folder, steps_in
 from titan_ckpt.format.manifest import verify_data
 from titan_ckpt.format.stored import BrokenCheckpoint, Manifest
 from titan_ckpt.format.tokenizer_files import stored_files
+from titan_ckpt.progress import progress
 from titan_ckpt.save.retention import remove
 from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.arguments import integer, json_argument
@@ -243,27 +241,3 @@ def _age(created: str) -> str:
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(0, seconds):.0f} s"
-
-
-class Advance(Protocol):
-    """Advances a progress bar."""
-
-    def __call__(self, amount: int) -> None:
-        """Advance by ``amount``."""
-        ...
-
-
-@contextmanager
-def progress(title: str, total: int, quiet: bool, of_bytes: bool = False) -> Iterator[Advance]:
-    """Show a progress bar on stderr if that is a terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda amount: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    done = DownloadColumn() if of_bytes else MofNCompleteColumn()
-    columns = (TextColumn("{task.description}"), BarColumn(), done, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda amount: bar.advance(task, amount)

@@ -13,14 +13,14 @@ from typing import Any
 
 from torch import Tensor
 
-from titan_ckpt.commands.cli import progress
 from titan_ckpt.format.catalogue import Entry, entries, find_checkpoints, pick
 from titan_ckpt.format.chunks import read_whole, require_equal_weights
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.new_folder import new_folder, require_new
 from titan_ckpt.format.stored import MODEL, OBSERVERS, Manifest
 from titan_ckpt.format.tokenizer_files import files_of
-from titan_ckpt.format.weights_writer import written_weights
+from titan_ckpt.format.writer import written_weights
+from titan_ckpt.progress import progress
 from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.text import say
 

@@ -10,18 +10,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from titan_ckpt.config import CheckpointSection
 from titan_ckpt.contents.plain_values import Unsaveable, encode
-from titan_ckpt.contents.replicas import digests_of
-from titan_ckpt.contents.tensors import replica_prefix, require_saveable
+from titan_ckpt.contents.tensors import digests_of, replica_prefix, require_saveable
 from titan_ckpt.format.stored import OPTIMIZER
-from titan_core.api import ModelPart, World
+from titan_core.api import CheckpointContext, ModelPart, OptimizerSection, ParameterRole, ParamGroup, TrainedParameter, World
+from titan_core.toolkit.models import param_groups, trained_parameters
 
 OWN = f"{OPTIMIZER}.<own>"
 """Prefix of the names of state that belongs to no parameter."""
@@ -150,3 +152,35 @@ class _CollectTensors:
         self.into.tensors[name] = tensor.detach()
         host = owner is not None and tensor.device.type == "cpu" != owner.device.type
         return {"$stored": name, "like": like, "divided": isinstance(tensor, DTensor), "host": host}
+
+
+def try_optimizer(context: CheckpointContext[CheckpointSection]) -> None:
+    """Take one step with a second optimizer of the same kind, on copies of a few small parameters. The run's own optimizer
+    is not used, because a step may have effects that cannot be undone.
+
+    Raises:
+        Unsaveable: the optimizer's state cannot be saved.
+    """
+    job, world = context.job, context.world
+    section = job.config.section(OptimizerSection)
+    groups: list[ParamGroup] = []
+    copies: dict[nn.Parameter, str] = {}
+    for group in param_groups(trained_parameters(context.state.parts), section):
+        # The optimizer may keep different state for each role and number of dimensions.
+        smallest: dict[tuple[ParameterRole, int], TrainedParameter] = {}
+        for parameter in group.parameters:
+            kind = parameter.role, parameter.tensor.dim()
+            known = smallest.get(kind)
+            if known is None or parameter.tensor.numel() < known.tensor.numel():
+                smallest[kind] = parameter
+        trial = [
+            replace(parameter, tensor=nn.Parameter(parameter.tensor.detach().clone())) for parameter in smallest.values()
+        ]
+        copies |= {parameter.tensor: parameter.name for parameter in trial}
+        groups.append(replace(group, parameters=trial))
+    optimizer = job.optimizer.build.load()(job.optimizer.optimizer_context(job, world.mesh, world.device, groups))
+    built = group_values(optimizer)
+    for copy in copies:
+        copy.grad = torch.full_like(copy, 1e-3)
+    optimizer.step()
+    state_of(copies, optimizer, built)

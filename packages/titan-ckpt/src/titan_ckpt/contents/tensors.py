@@ -4,16 +4,25 @@ diverging replicas but the first begin with ``replica-N.``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from titan_ckpt.contents.plain_values import Unsaveable
-from titan_ckpt.format.dtypes import ITEM_BYTES, dtype_name
+from titan_ckpt.format.chunks import bytes_of
+from titan_ckpt.format.dtypes import ITEM_BYTES, dtype_name, overflows
 from titan_ckpt.format.stored import MODEL, OBSERVERS, of_replica
-from titan_core.api import CheckpointEvents, ModelPart, World
+from titan_core.api import CheckpointEvents, ModelPart, Problem, UserError, World, matches
+from titan_core.toolkit.jobs import AssembledJob
+
+log = logging.getLogger(__name__)
+MAKE_EQUAL = "all-reduce it where it is updated, or exclude a buffer from checkpoints with persistent=False"
 
 
 def model_tensors(parts: Sequence[ModelPart]) -> dict[str, Tensor]:
@@ -72,3 +81,76 @@ def require_saveable(tensor: Tensor, name: str) -> None:
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's shard of ``tensor``."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def require_equal_on_ranks(tensors: Mapping[str, Tensor], world: World) -> None:
+    """Require tensors, except DTensors, to be equal on all ranks that have a tensor of the same name. Collective.
+
+    Raises:
+        Unsaveable: a tensor differs; on every rank. The message names it.
+    """
+    if world.size == 1:
+        return
+    digests = digests_of({name: tensor for name, tensor in tensors.items() if not isinstance(tensor, DTensor)})
+    text = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+    if len(set(world.gather(text))) == 1:
+        return  # the usual case, unless pipeline stages hold different tensors; avoids gathering all digests
+    first: dict[str, tuple[int, Any]] = {}
+    for rank, of_rank in enumerate(world.gather(digests)):
+        for name, digest in of_rank.items():
+            other, known = first.setdefault(name, (rank, digest))
+            if known != digest:
+                raise Unsaveable(name, f"differs between ranks {other} and {rank}")
+
+
+def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return a digest of each tensor. Scalars are read together, because each read from a GPU synchronises."""
+    values: dict[str, Any] = {}
+    scalars: dict[tuple[torch.device, torch.dtype], list[str]] = {}
+    for name, tensor in tensors.items():
+        if tensor.dim() == 0:
+            scalars.setdefault((tensor.device, tensor.dtype), []).append(name)
+        else:
+            values[name] = hashlib.sha256(bytes_of(tensor)).hexdigest()
+    for names in scalars.values():
+        together = torch.stack([tensors[name] for name in names]).tolist()
+        values |= {name: repr(value) for name, value in zip(names, together, strict=True)}
+    return values
+
+
+def in_export_dtype(tensors: Mapping[str, Tensor], dtype: str, world: World) -> dict[str, Tensor]:
+    """Return ``tensors`` in ``checkpoint.export_dtype``, or unchanged if a value would overflow. To be called on all ranks.
+
+    Args:
+        dtype: name of the dtype.
+    """
+    wanted: torch.dtype = getattr(torch, dtype)
+    exported = {name: tensor.to(wanted) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    overflowing = [
+        name
+        for name, tensor in exported.items()
+        if tensor.is_floating_point() and overflows(local(tensors[name]), local(tensor))
+    ]
+    on_all_ranks = sorted({name for names in world.gather(overflowing) for name in names})
+    if not on_all_ranks:
+        return exported
+    log.error(
+        "%s has values too large for checkpoint.export_dtype = %r: the weights are saved in their own dtype",
+        on_all_ranks[0],
+        dtype,
+    )
+    return dict(tensors)
+
+
+def require_patterns_match(job: AssembledJob, patterns: Sequence[str], names: Iterable[str], place: str) -> None:
+    """Require each of ``patterns`` to match one of ``names``, the names of tensors in ``place`` or in the job.
+
+    Raises:
+        UserError: a pattern matches nothing.
+    """
+    known = list(names)
+    unmatched = [pattern for pattern in patterns if not any(matches(name, [pattern]) for name in known)]
+    if unmatched:
+        fix = f"use names such as {known[0]!r}" if known else "remove the pattern: there are no tensors"
+        why, key = f"matches nothing in {place} or in this job", "checkpoint.exclude_from_loading"
+        raise UserError(*(Problem(job.config.where(key, pattern), why, fix) for pattern in unmatched))

@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from titan_ckpt.commands.cli import progress
 from titan_ckpt.foreign.arrangement import by_name, their_shapes, write
 from titan_ckpt.foreign.checks import declared_tensors
 from titan_ckpt.foreign.config import HF_INDEX, formats_of, preferred
@@ -36,9 +35,10 @@ from titan_ckpt.foreign.hf_export import (
 from titan_ckpt.format.catalogue import Entry, pick
 from titan_ckpt.format.chunks import read_whole, require_equal_weights
 from titan_ckpt.format.dtypes import FLOATS, dtype_name, to_dtype
+from titan_ckpt.format.manifest import model_of
 from titan_ckpt.format.stored import MODEL, Manifest, StoredTensor
 from titan_ckpt.format.tokenizer_files import MAIN, files_of, local_path
-from titan_ckpt.stored_model import model_of
+from titan_ckpt.progress import progress
 from titan_core.api import ForeignTensor, Model, Registry, UserError, WeightFormat
 from titan_core.toolkit.atomic_write import atomic_write
 from titan_core.toolkit.text import say

@@ -11,7 +11,6 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor, nn
 
-from titan_ckpt.commands.cli import progress
 from titan_ckpt.foreign.arrangement import read
 from titan_ckpt.foreign.checks import (
     as_named_in,
@@ -24,7 +23,8 @@ from titan_ckpt.foreign.dcp_files import DcpFiles
 from titan_ckpt.foreign.files import ForeignFiles, open_files
 from titan_ckpt.format.dtypes import dtype_name, to_dtype
 from titan_ckpt.format.folder import Folder
-from titan_ckpt.format.weights_writer import written_weights
+from titan_ckpt.format.writer import written_weights
+from titan_ckpt.progress import progress
 from titan_core.api import ForeignTensor, Model, Registry, UserError
 
 

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from titan_ckpt.contents.tensors import model_tensors
+from titan_ckpt.contents.tensors import model_tensors, require_patterns_match
 from titan_ckpt.foreign.arrangement import read
 from titan_ckpt.foreign.checks import as_named_in, declared_tensors, require_equal_copies, require_weights
 from titan_ckpt.foreign.config import CONFIG_OF, DOWNLOAD_AGAIN, accepting, formats_of, kind_of, read_config
@@ -25,7 +25,6 @@ from titan_ckpt.foreign.files import ForeignFiles, open_files
 from titan_ckpt.format.dtypes import dtype_name
 from titan_ckpt.format.reader import PlainReader
 from titan_ckpt.format.stored import MODEL
-from titan_ckpt.resume.excluding import require_patterns_match
 from titan_core.api import ForeignTensor, ModelPart, UserError, World, matches
 from titan_core.toolkit.jobs import AssembledJob
 

@@ -7,10 +7,14 @@ manifest is written last, once all data is durable: a folder with a manifest is 
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from titan_ckpt.format.folder import LONGEST, Folder
 from titan_ckpt.format.manifest_checks import checked_manifest
@@ -26,7 +30,9 @@ from titan_ckpt.format.stored import (
     StoredTensor,
     chunk_digest,
 )
+from titan_core.api import Model, Registry, UserError
 from titan_core.toolkit.plain_json import plain_json
+from titan_core.toolkit.text import show_mistakes
 
 
 def write_manifest(folder: Folder, manifest: Manifest) -> None:
@@ -135,3 +141,35 @@ def _canonical(contents: Any) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def model_of(manifest: Manifest, registry: Registry) -> tuple[Model, BaseModel]:
+    """Return the model of a checkpoint.
+
+    Raises:
+        UserError: its plugin is not installed, or no longer accepts its arguments.
+    """
+    name = manifest.about.get("model_name", "")
+    model = registry.get(Model, name)
+    cls = type(next(iter(model.flavors.values())))
+    try:
+        return model, cls.model_validate(manifest.about["model_args"], strict=True)
+    except ValidationError as error:
+        why = f"the installed version of model {name!r} does not accept its arguments: {show_mistakes(error)}"
+        raise UserError.one("checkpoint", why, "update the plugin") from None
+
+
+@contextmanager
+def paused_gc() -> Iterator[None]:
+    """Keep Python's own collections off. Plans and manifests of many ranks are millions of objects, and each collection
+    visits all of them.
+
+    For the main thread alone: the switch is the process's, and a thread would set it at a moment that suits nobody else.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -14,8 +14,8 @@ from torch import Tensor
 from titan_ckpt.format.dtypes import converts_exactly, dtype_name
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.stored import MODEL, OBSERVERS, Manifest
-from titan_ckpt.resume.config_changes import ConfigChange, config_changes
-from titan_core.api import Problem, RefusedChange, UserError, World, matches
+from titan_ckpt.resume.config_changes import ConfigChange, config_changes, decisive_keys
+from titan_core.api import ChatTokenizer, Problem, RefusedChange, TextTokenizer, UserError, World, matches
 from titan_core.toolkit.jobs import AssembledJob, refused_changes
 from titan_core.toolkit.sections import TrainingSection
 from titan_core.toolkit.text import show
@@ -219,3 +219,26 @@ def require_same_tensors(
 def first_few(problems: Sequence[str]) -> str:
     """Return the first three problems, and the number of the others, for an error message."""
     return "; ".join(problems[:3]) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
+
+
+def about_run(job: AssembledJob, world: World) -> dict[str, Any]:
+    """Return the entries of :attr:`titan_ckpt.format.stored.Manifest.about` that are the same at each step."""
+    return {
+        "model": job.name,
+        "model_name": job.model_name,
+        **resolved(job),
+        "decisive": decisive_keys(job.config),
+        "tokenizer": token_ids(job.text_tokenizer),
+        "mesh": {name: degree for name, degree in world.plan.degrees.items() if degree > 1},
+        "world_size": world.size,
+        "diverging_replicas": world.plan.diverging_replicas,
+        "torch": torch.__version__,
+        **job.identity(),
+    }
+
+
+def token_ids(tokenizer: TextTokenizer) -> dict[str, list[int]]:
+    """Return the ids that ``tokenizer`` puts at the ``begin`` and ``end`` of a document, both empty if that is unclear, and
+    at the end of the assistant's turn in a chat (``turn_end``)."""
+    turn_end = [int(token) for token in tokenizer.turn_end_ids] if isinstance(tokenizer, ChatTokenizer) else []
+    return {"begin": tokenizer.begin_ids, "end": tokenizer.end_ids, "turn_end": turn_end}

@@ -16,14 +16,13 @@ from titan_ckpt.config import CheckpointSection
 from titan_ckpt.contents import state as plain
 from titan_ckpt.contents.optimizer_state import OWN, parameter_names
 from titan_ckpt.contents.plain_values import Unsaveable, damaged
-from titan_ckpt.contents.tensors import model_tensors, observer_tensors, with_replica_prefix
+from titan_ckpt.contents.tensors import model_tensors, observer_tensors, require_patterns_match, with_replica_prefix
 from titan_ckpt.format.catalogue import Entry
 from titan_ckpt.format.chunks import require_equal_weights
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.reader import Reader
 from titan_ckpt.format.stored import OPTIMIZER, BrokenCheckpoint, Manifest
 from titan_ckpt.resume.comparing import Changes, first_few, require_same_model, require_same_tensors, require_same_training
-from titan_ckpt.resume.excluding import require_patterns_match
 from titan_ckpt.resume.optimizer_restore import (
     OptimizerPlan,
     apply_restore,
@@ -243,7 +242,7 @@ def _require_patterns_match(
     tensors: Mapping[str, Tensor],
     excluded: list[str],
 ) -> None:
-    """Call :func:`~titan_ckpt.resume.excluding.require_patterns_match` with the names in the checkpoint and in the job.
+    """Call :func:`~titan_ckpt.contents.tensors.require_patterns_match` with the names in the checkpoint and in the job.
 
     Raises:
         UserError: a pattern matches nothing; on every rank.

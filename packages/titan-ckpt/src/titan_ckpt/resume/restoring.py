@@ -13,10 +13,10 @@ from titan_ckpt.config import CheckpointSection
 from titan_ckpt.foreign.config import hf_about, kind_of
 from titan_ckpt.foreign.load import load_foreign
 from titan_ckpt.format.catalogue import Entry, entry, pick, step_folder, steps_in
-from titan_ckpt.format.collector import paused_collector
 from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.manifest import paused_gc
 from titan_ckpt.resume.loading import Attempt, load_checkpoint
-from titan_ckpt.resume.newest import restarted
+from titan_ckpt.resume.position import restarted
 from titan_core.api import CheckpointContext, Problem, UserError
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Restored:
     """Entries for ``about`` of the run's own checkpoints that describe the origin of its initial weights."""
 
 
-@paused_collector()
+@paused_gc()
 def restore(
     context: CheckpointContext[CheckpointSection],
     folder: Folder,

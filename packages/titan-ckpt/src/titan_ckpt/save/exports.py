@@ -19,9 +19,8 @@ from titan_ckpt.foreign.hf_export import export_config
 from titan_ckpt.format.dtypes import dtype_name
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.new_folder import PARTIAL
-from titan_ckpt.save.export_folder import STEP, export_folder, exported_steps, target
 from titan_ckpt.save.export_process import ExportProcess
-from titan_ckpt.save.retention import to_remove
+from titan_ckpt.save.retention import STEP, export_folder, exported_steps, target, to_remove
 from titan_core.api import CheckpointContext, Problem, UserError
 from titan_core.toolkit.own_files import remove_tree, require_inside
 from titan_core.toolkit.status import phase

@@ -1,16 +1,24 @@
-"""Removing checkpoints. A removal that is interrupted leaves nothing that could pass for a checkpoint."""
+"""Removing checkpoints, and setting checkpoints and exports aside. A removal that is interrupted leaves nothing that could
+pass for a checkpoint. Does not import torch."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Final
 
-from titan_ckpt.format.catalogue import entry, step_folder, steps_in
+from titan_ckpt.config import CheckpointSection
+from titan_ckpt.format.catalogue import checkpoint_folder, entry, step_folder, steps_in
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.stored import NAME, UNFINISHED, is_own_file
+from titan_core.api import JobContext
 from titan_core.toolkit.text import shorten
 
 log = logging.getLogger(__name__)
+STEP = re.compile(r"step-(0|[1-9][0-9]*)")
+_ASIDE: Final = re.compile(r"aside-([0-9]+)-step-[0-9]+")
 
 
 class Retention:
@@ -99,3 +107,42 @@ def remove(folder: Folder, step: int) -> None:
         log.warning("%s is not empty: Titan has not written %s", checkpoint, shorten(", ".join(others)))
     else:
         checkpoint.remove_all()
+
+
+def export_folder(context: JobContext[CheckpointSection]) -> Path:
+    """Return the folder of the exports of the job's checkpoints."""
+    return (Path(context.job.dump_folder) / context.section.export_folder).resolve()
+
+
+def target(folder: Path, step: int) -> Path:
+    """Return where the export of ``step`` is."""
+    return folder / f"step-{step}"
+
+
+def exported_steps(folder: Path) -> list[int]:
+    """Return the steps of the exports in ``folder``, newest first. What is set aside is none of them."""
+    return sorted((int(match[1]) for path in folder.iterdir() if (match := STEP.fullmatch(path.name))), reverse=True)
+
+
+def set_aside(context: JobContext[CheckpointSection], step: int) -> list[str]:
+    """Rename the checkpoints of steps after ``step``, and their exports, to ``aside-N-step-M``, where N is the first number
+    that is free, and return their new paths. The newest goes first: if this is interrupted, the run stands at another of its
+    steps."""
+    folder, exports = checkpoint_folder(context.job.dump_folder, context.section.folder), export_folder(context)
+    exported = exports if context.section.export is not None and exports.is_dir() else None
+    names = [*folder.list(), *(() if exported is None else (path.name for path in exported.iterdir()))]
+    number, moved = _last(names) + 1, []
+    for later in (one for one in steps_in(folder) if one > step):
+        name = f"aside-{number}-step-{later}"
+        step_folder(folder, later).rename(name)
+        moved.append(str(folder / name))
+    # Also those whose checkpoints are not kept any more.
+    for later in () if exported is None else (one for one in exported_steps(exported) if step < one):
+        place = exports / f"aside-{number}-step-{later}"
+        target(exports, later).rename(place)
+        moved.append(str(place))
+    return moved
+
+
+def _last(names: Iterable[str]) -> int:
+    return max((int(match[1]) for name in names if (match := _ASIDE.fullmatch(name))), default=0)

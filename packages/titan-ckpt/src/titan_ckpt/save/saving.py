@@ -20,15 +20,21 @@ from titan_ckpt.config import CheckpointSection
 from titan_ckpt.contents import state as plain
 from titan_ckpt.contents.optimizer_state import OptimizerState, group_values, parameter_names, state_of
 from titan_ckpt.contents.plain_values import Unsaveable
-from titan_ckpt.contents.replicas import MAKE_EQUAL, require_equal_on_ranks
-from titan_ckpt.contents.tensors import buffer_names, model_tensors, observer_tensors, with_replica_prefix
+from titan_ckpt.contents.tensors import (
+    MAKE_EQUAL,
+    buffer_names,
+    in_export_dtype,
+    model_tensors,
+    observer_tensors,
+    require_equal_on_ranks,
+    with_replica_prefix,
+)
 from titan_ckpt.format.catalogue import step_folder
-from titan_ckpt.format.collector import paused_collector
 from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.manifest import paused_gc
 from titan_ckpt.format.tokenizer_files import MAIN, files_at
 from titan_ckpt.format.writer import Writer
-from titan_ckpt.save.about import about_run
-from titan_ckpt.save.converting import in_export_dtype
+from titan_ckpt.resume.comparing import about_run
 from titan_ckpt.save.retention import Retention, make_room
 from titan_ckpt.save.staging import Snapshot, Staging
 from titan_core.api import CheckpointContext, UserError
@@ -140,7 +146,7 @@ class Saving:
         writer = Writer(folder, self._world.rank, step, self.about(), values, self._tokenizer)
         if not self._asynchronous or last:
             try:
-                with paused_collector():  # a save in the background runs while training has switched collections off
+                with paused_gc():  # a save in the background runs while training has switched collections off
                     save(with_replica_prefix(tensors, self._world), storage_writer=writer)
             except CheckpointException as error:
                 self._failed(step, error, last)
