@@ -68,20 +68,30 @@ def imported(file: Path, references: bool = True) -> Iterator[str]:
             yield node.value.partition(":")[0]
 
 
-def import_cycle(package: str) -> list[str]:
-    """Return the modules of an import cycle within ``package``, imports in functions included; empty if there is none."""
+def import_cycle(package: str, folders: bool = False) -> list[str]:
+    """Return the modules of an import cycle within ``package``, imports in functions included; empty if there is none.
+
+    Args:
+        folders: whether to return a cycle of its folders and of the modules beside them instead.
+    """
     source = packages()[package].folder / "src"
     files = {".".join(file.relative_to(source).with_suffix("").parts): file for file in source_files(package)}
-    graph = {
-        name: {known for one in imported(file) for known in (one, one.rpartition(".")[0]) if known in files} - {name}
-        for name, file in files.items()
-        if not name.endswith("plugin")  # its references name code that is loaded later
-    }
+    graph: dict[str, set[str]] = {}
+    for name, file in files.items():
+        if name.endswith("plugin"):
+            continue  # its references name code that is loaded later
+        found = {known for one in imported(file) for known in (one, one.rpartition(".")[0]) if known in files}
+        node = _folder(name) if folders else name
+        graph.setdefault(node, set()).update({_folder(one) if folders else one for one in found} - {node})
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         return list(error.args[1])
     return []
+
+
+def _folder(module: str) -> str:
+    return ".".join(module.split(".")[:2])
 
 
 def private_names(file: Path) -> Iterator[str]:
@@ -164,10 +174,11 @@ def _print_sizes(rooms: bool) -> None:
     private -= operators
     operators |= {name for file in files for name in named_operators(file)}
     print(f"private names of torch: {len(most_specific(private))}, and {len(operators)} of its operators")
-    cycles = {package: cycle for package in packages() if (cycle := import_cycle(package))}
-    for package, cycle in cycles.items():
-        print(f"import cycle in {package}: {' -> '.join(cycle)}")
-    print(f"packages with import cycles: {len(cycles)}")
+    for folders, of in ((False, "modules"), (True, "folders")):
+        cycles = {package: cycle for package in packages() if (cycle := import_cycle(package, folders))}
+        for package, cycle in cycles.items():
+            print(f"cycle of {of} in {package}: {' -> '.join(cycle)}")
+        print(f"packages with cycles of {of}: {len(cycles)}")
 
 
 _TRACED = """

@@ -125,6 +125,7 @@ def test_the_contract_imports_nothing_else_of_the_core() -> None:
 def test_no_package_has_an_import_cycle(package: str) -> None:
     """Imports inside functions and under ``TYPE_CHECKING`` count too."""
     assert import_cycle(package) == []
+    assert import_cycle(package, folders=True) == []
 
 
 def test_sections_are_found_by_class() -> None:
