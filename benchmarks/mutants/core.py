@@ -39,7 +39,7 @@ VARIANTS = "tests/core/test_attention_options.py"
 FREEZE, FREEZE_TESTS = "core/model/freeze.py", "tests/integration/test_freeze.py"
 MASK, BLOCKS = "core/api/model/attention_mask.py", "tests/core/test_attention_mask.py"
 
-MOVED, EXPERTS = "core/api/model/experts.py", "tests/core/test_experts.py"
+MOVED, EXPERTS = "nn/experts.py", "tests/nn/test_experts.py"
 
 MUTANTS = (
     Mutant("spent-inner-causes-count-twice", SPENT_PY, "        self._since = now\n        before", "        before", (SPENT,)),

@@ -15,7 +15,7 @@ LOSSES = "tests/experts/test_router_losses.py"
 MESHES = "tests/integration/test_third_party_meshes.py"
 VIEWED = "tests/parallel/test_region_collectives.py::test_gradients_of_parameters_that_a_view_has_divided_among_the_ranks_are_not_summed"
 REGION = MESHES + "::test_experts_within_a_region_are_not_divided_among_ranks_with_the_same_positions"
-MOVED = "core/api/model/experts.py"
+MOVED = "nn/experts.py"
 SENDING, DIVIDING, CHECK, FSDP = "experts/dispatch.py", "experts/divide.py", "experts/config.py", "parallel/fsdp.py"
 TRIAL = "experts/check_model.py"
 

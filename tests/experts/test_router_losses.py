@@ -15,16 +15,8 @@ from torch import Tensor, nn
 from harness.jobs import make_job, run_job
 from harness.model_trials import require
 from harness.small_gpt import DIM, LAYOUT, SmallGPT, definition
-from titan_core.api import (
-    Batch,
-    ExpertChoice,
-    ModelDefinition,
-    Replicate,
-    Router,
-    UserError,
-    current_microbatch,
-    hookimpl,
-)
+from titan_core.api import Batch, ModelDefinition, Replicate, Router, UserError, current_microbatch, hookimpl
+from titan_nn.experts import ExpertChoice
 
 EXPERTS, PER_TOKEN, WEIGHT = 4, 2, 0.5
 ROUTED = replace(

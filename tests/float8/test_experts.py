@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from harness.jobs import make_job
-from titan_core.api import Column, Experts, GroupedLinear, ModelLayout, ModelPart, Replicate, Router, Shard, UserError
+from titan_core.api import Column, Experts, ModelLayout, ModelPart, Replicate, Router, Shard, UserError
 from titan_core.model.next_token import NextToken
 from titan_float8 import checks, float8, hardware, mx
 from titan_float8.config import Float8Section, MXSection
 from titan_float8.float8 import Float8GroupedLinear
 from titan_float8.grouped import LowPrecisionGroupedLinear
 from titan_float8.mx import MXGroupedLinear
+from titan_nn.experts import GroupedLinear
 
 WHOLE = Experts()
 

@@ -15,7 +15,8 @@ from harness import small_gpt
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job, run_job
 from harness.small_gpt import DIM, LAYOUT, SmallGPT
-from titan_core.api import Experts, GroupedLinear, Normal, Shard, combine, permute_to_experts
+from titan_core.api import Experts, Normal, Shard
+from titan_nn.experts import GroupedLinear, combine, permute_to_experts
 
 TP = "parallelism.tensor_parallel_degree"
 EXPERTS, SIDE = 2, 64

@@ -117,7 +117,7 @@ def test_an_error_names_the_wheel_beside_that_of_titan_core(
     shell(command_in(how_to_install("titan-float8")))
     assert "torchao" in public.asked
     assert titan_names(public) == set()
-    assert installed(tmp_path / "venv").keys() == {CORE, "titan-float8"}
+    assert installed(tmp_path / "venv").keys() == {CORE, "titan-nn", "titan-float8"}
     assert "install the wheel of titan-parallel from where" in how_to_install("titan-parallel")  # it was not built
 
 
@@ -168,7 +168,7 @@ def test_other_commands_would_ask_the_index(shell: Shell, public: PackageIndex, 
     shell("uv pip install titan-float8")
     assert installed(tmp_path / "venv") == {"titan-float8": "99.0"}
     shell("uv pip install dist/titan_float8-*.whl", wheels.parent)
-    assert titan_names(public) == {CORE, "titan-float8"}
+    assert titan_names(public) == {CORE, "titan-nn", "titan-float8"}
     assert installed(tmp_path / "venv")[CORE] == "0.1.99", "the stranger's"
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from harness.hf_families import config_of
-from titan_core.api import GroupedLinear
 from titan_models_hf import transformers_private as library
 from titan_models_hf.config import HFArgs
 from titan_models_hf.experts import compute_by_library, compute_by_rows
+from titan_nn.experts import GroupedLinear
 
 EXPERTS, PER_TOKEN, TOKENS, DIM = 4, 2, 20, 64
 KINDS: dict[str, dict[str, Any]] = {

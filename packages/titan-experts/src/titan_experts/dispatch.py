@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from titan_core.toolkit.models import inverse, move_rows
 from titan_experts.torch_private import start_all_to_all, wait
+from titan_nn.experts import inverse, move_rows
 
 Compute = Callable[[Tensor, Tensor], Tensor]
 """(rows sorted by this rank's experts, number of rows of each) -> outputs of the same shape."""

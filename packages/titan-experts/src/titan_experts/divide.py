@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 
-from titan_core.api import BesideExperts, Experts, ModelLayout, ModelPart, TrainingContext
+from titan_core.api import Experts, ModelLayout, ModelPart, TrainingContext
 from titan_experts.config import DISPATCH, VIEW, ExpertParallelKeys, folded, most_share
 from titan_experts.dispatch import AllToAll, Dispatch, Padded
 from titan_experts.torch_private import registered_parameters, substituted_parameters
+from titan_nn.experts import BesideExperts
 
 FREE_ROWS = 1024
 """Rows for which there is always room: the choices of few tokens differ most, such as those of the trial before training."""
@@ -45,7 +46,7 @@ class DuringExchange(BesideExperts):
     def forward(
         self, experts: nn.Module, rows: Tensor, counts: Tensor, other: Callable[[], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """See :class:`titan_core.api.BesideExperts`."""
+        """See :class:`titan_nn.experts.BesideExperts`."""
         results: tuple[Tensor, Tensor] = experts(rows, counts, other)
         return results
 

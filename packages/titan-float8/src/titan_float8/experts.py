@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
-from titan_core.api import Experts, GroupedLinear, ModelPart, Router, Shard, UserError, matches
+from titan_core.api import Experts, ModelPart, Router, Shard, UserError, matches
 from titan_float8.config import Float8Section, MXSection
 from titan_float8.grouped import LowPrecisionGroupedLinear
 from titan_float8.layers import is_filtered
+from titan_nn.experts import GroupedLinear
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training, preco
 from torchao.float8.config import ScalingGranularity
 from torchao.float8.float8_utils import tensor_to_scale, to_fp8_saturated
 
-from titan_core.api import ModelPart, Run, StepReport, TrainingContext, grouped_linear, hookimpl
+from titan_core.api import ModelPart, Run, StepReport, TrainingContext, hookimpl
 from titan_float8.checks import gathers_float8
 from titan_float8.config import AUTO_FILTER, Float8Section
 from titan_float8.experts import convert_experts, experts_of, record_flops_of_experts
@@ -24,6 +24,7 @@ from titan_float8.grouped import FilledRows, LowPrecisionGroupedLinear
 from titan_float8.layers import linear_layers, record_flops, require_matches, require_some, round_as_eager
 from titan_float8.tensor_parallel import cast_gathered_inputs, scale_over_ranks
 from titan_float8.torch_private import all_gather_as_bytes, gains_from_float8
+from titan_nn.experts import grouped_linear
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from titan_core.api import GroupedLinear, mask_rows
-from titan_core.toolkit.models import grouped_weight_gradient
+from titan_nn.experts import GroupedLinear, grouped_weight_gradient, mask_rows
 
 
 class LowPrecisionGroupedLinear(GroupedLinear):
@@ -34,7 +33,7 @@ class LowPrecisionGroupedLinear(GroupedLinear):
         self.emulate = emulate
 
     def forward(self, rows: Tensor, weight: Tensor, counts: Tensor, *, masked: bool = True) -> Tensor:
-        """See :func:`titan_core.api.grouped_linear`."""
+        """See :func:`titan_nn.experts.grouped_linear`."""
         if masked:
             rows = mask_rows(rows, counts)
         result: Tensor = _Product.apply(rows, weight, counts, self.multiply, self.emulate)

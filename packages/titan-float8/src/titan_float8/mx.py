@@ -19,11 +19,12 @@ from torchao.prototype.mx_formats.config import (
 )
 from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
 
-from titan_core.api import ModelPart, TrainingContext, UserError, grouped_linear
+from titan_core.api import ModelPart, TrainingContext, UserError
 from titan_float8.config import MXSection
 from titan_float8.experts import convert_experts, experts_of, record_flops_of_experts
 from titan_float8.grouped import FilledRows, LowPrecisionGroupedLinear
 from titan_float8.layers import linear_layers, record_flops, require_matches, require_some
+from titan_nn.experts import grouped_linear
 
 try:
     from torchao.prototype.moe_training.mxfp8_linear import mx_mm

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from titan_core.api import GroupedLinear, combine, mask_rows, permute_to_experts
 from titan_models_hf import transformers_private as library
+from titan_nn.experts import GroupedLinear, combine, mask_rows, permute_to_experts
 
 
 def compute_by_rows(module: nn.Module) -> None:

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from titan_core.api import BesideExperts, ExpertChoice, GroupedLinear, combine, mask_rows, permute_to_experts
 from titan_models_qwen3.model import Qwen3
 from titan_models_qwen3.moe_config import Qwen3MoEArgs
 from titan_nn.decoder import FeedForward
+from titan_nn.experts import BesideExperts, ExpertChoice, GroupedLinear, combine, mask_rows, permute_to_experts
 
 
 class TokenRouter(nn.Module):

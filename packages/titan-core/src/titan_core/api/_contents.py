@@ -29,7 +29,6 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "model.initial_values": "InitialValue Constant Normal TruncatedNormal Uniform Computed Loaded Elements",
         "model.sequence_share": "SequenceShare",
         "model.attention": "CausalAttention",
-        "model.experts": "grouped_linear GroupedLinear BesideExperts mask_rows permute_to_experts combine ExpertChoice",
         "model.decoding": "Decoding current_decoding",
         "model.dropout": "Dropout",
         "model.random_streams": "RandomStream",

@@ -9,11 +9,6 @@ from titan_core.api.model.attention_mask import (
     mask_name as mask_name,
     uses_block_masks as uses_block_masks,
 )
-from titan_core.api.model.experts import (
-    grouped_weight_gradient as grouped_weight_gradient,
-    inverse as inverse,
-    move_rows as move_rows,
-)
 from titan_core.api.model.random_streams import divide_streams as divide_streams
 from titan_core.api.observe.deferred_reports import finite as finite, in_flight as in_flight
 from titan_core.api.parallel.microbatch import (

@@ -30,13 +30,6 @@ divided::
 * ``Elements``: what such a function receives: indices, random numbers
 * ``SequenceShare``: the positions that a rank has, for a mixer's own rule
 * ``CausalAttention``: a module that computes such a mixer, also within documents and for generation
-* ``ExpertChoice``: a module that chooses the experts of each token by their scores
-* ``grouped_linear``: the linear layers of all experts, each applied to its rows
-* ``GroupedLinear``: the same as a module, which transforms can replace
-* ``BesideExperts``: shared experts, computed while rows are on their way between ranks
-* ``permute_to_experts``: copies tokens to rows sorted by expert
-* ``combine``: sums what the experts of each token return
-* ``mask_rows``: zeros in rows that belong to no expert
 * ``Decoding``: the keys and values of earlier positions, for generation
 * ``current_decoding``: returns the ``Decoding`` of the running forward pass, if it generates
 * ``Dropout``: dropout with the same masks on every mesh
@@ -60,15 +53,6 @@ if TYPE_CHECKING:
     from titan_core.api.model.components import Model as Model
     from titan_core.api.model.decoding import Decoding as Decoding, current_decoding as current_decoding
     from titan_core.api.model.dropout import Dropout as Dropout
-    from titan_core.api.model.experts import (
-        BesideExperts as BesideExperts,
-        ExpertChoice as ExpertChoice,
-        GroupedLinear as GroupedLinear,
-        combine as combine,
-        grouped_linear as grouped_linear,
-        mask_rows as mask_rows,
-        permute_to_experts as permute_to_experts,
-    )
     from titan_core.api.model.initial_values import (
         Computed as Computed,
         Constant as Constant,

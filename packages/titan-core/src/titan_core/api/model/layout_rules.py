@@ -56,7 +56,7 @@ class Experts:
 
     There may be more rows than ``counts.sum()``: the last ones then belong to no expert. What they return is ignored, and
     their gradient must be zero. An expert's rows may include padding, rows of zeros whose results are ignored.
-    :func:`titan_core.api.grouped_linear` computes so, and a child module :class:`titan_core.api.GroupedLinear`, with which
+    :func:`titan_nn.experts.grouped_linear` computes so, and a child module :class:`titan_core.api.GroupedLinear`, with which
     transforms can replace the products."""
 
     dim: int = 0
@@ -75,8 +75,9 @@ class Router:
     * ``scores``, fp32 ``[tokens, experts]``: the normalised affinities of all experts, which are not negative, before any
       bias: the probabilities of a softmax, or the scores of a sigmoid.
 
-    Its child module ``choice``, an :class:`~titan_core.api.ExpertChoice` or a module like it, turns scores into ``chosen``.
-    Transforms that force a choice wrap it. Those that balance the experts wrap the router and change its ``bias``.
+    Its child module ``choice``, an :class:`~titan_nn.experts.ExpertChoice` or a module like it, turns scores into
+    ``chosen``. Transforms that force a choice wrap it. Those that balance the experts wrap the router and change its
+    ``bias``.
 
     A router that computes ``scores`` from logits passes them, fp32 ``[tokens, experts]``, through a child module ``logits``,
     such as ``nn.Identity()``, so that a transform can add a loss of them, and uses what it returns.

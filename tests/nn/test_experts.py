@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from titan_core.api import ExpertChoice, GroupedLinear, combine, grouped_linear, permute_to_experts
-from titan_core.api.model import experts as code
+from titan_nn import experts as code
+from titan_nn.experts import ExpertChoice, GroupedLinear, combine, grouped_linear, permute_to_experts
 
 COUNTS = torch.tensor([3, 0, 4, 1])
 TAIL = 2
