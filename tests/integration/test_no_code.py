@@ -63,7 +63,7 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-ckpt/src/titan_ckpt/save/export_process.py", "subprocess.Popen"): (1, CHILD),
     ("titan-data/src/titan_data/template_process.py", "subprocess.Popen"): (1, CHILD),
     ("titan-debug/src/titan_debug/doctor/software.py", "subprocess.Popen"): (1, CHILD),
-    ("titan-debug/src/titan_debug/numerics/rewinding.py", "subprocess.run"): (1, CHILD),
+    ("titan-debug/src/titan_debug/numerics/loss_spike.py", "subprocess.run"): (1, CHILD),
     ("titan-simulate/src/titan_simulate/engine/stub_libraries.py", "subprocess.run"): (1, CHILD),
     # Pickles
     ("titan-core/src/titan_core/api/parallel/world.py", "pickle.loads"): (
@@ -91,7 +91,7 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
             ("foreign/load", 1),
             ("resume/optimizer_restore", 1),
             ("format/reader", 1),
-            ("save/converting", 1),
+            ("contents/tensors", 1),
         )
     },
     ("titan-debug/src/titan_debug/mfu.py", "getattr"): (1, DTYPE),
