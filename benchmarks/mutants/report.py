@@ -13,7 +13,7 @@ REPORT, CONTENTS, WATCH, COMPARE, MFU = (
     "tests/report/test_compare.py",
     "tests/report/test_mfu.py",
 )
-ATTEMPTS, AXES = "report/attempts.py", "report/axes.py"
+ATTEMPTS, AXES = "report/attempts.py", "report/page.py"
 OUTBOX, WEBHOOK, MLFLOW = "report/loggers/outbox.py", "tests/report/test_webhook.py", "tests/report/test_mlflow.py"
 BILL_PY, BILL = "report/bill.py", "tests/report/test_bill.py"
 

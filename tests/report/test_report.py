@@ -17,9 +17,8 @@ from harness.jobs import TINY, run_recipe
 from harness.made_runs import CLOSING, end, eventful_loss, start, write_eventful, write_lines, write_run
 from titan_core.cli.main import main
 from titan_core.toolkit.runs.run_log import RunLog
-from titan_report.axes import positions
 from titan_report.charts import POINTS, line_charts
-from titan_report.page import page, write_report
+from titan_report.page import page, positions, write_report
 from titan_report.shown import Table
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from shlex import quote
 
 from titan_core.api import CommandContext
 from titan_core.toolkit.text import ranks, say
-from titan_debug.cli.running import request_and_wait, world_size
 from titan_debug.flight.dump import RANK_FILE, dump_folder
-from titan_debug.request import version
+from titan_debug.request import request_and_wait, version, world_size
 
 ANSWER_SECONDS = 15.0
 """How long `titan flight dump` waits for the ranks' dumps."""

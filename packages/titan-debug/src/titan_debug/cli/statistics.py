@@ -14,9 +14,9 @@ from titan_core.toolkit.arguments import integer, json_argument, seconds
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.sections import MOST_STEPS
 from titan_core.toolkit.text import print_json, print_table, ranks, say, spans
-from titan_debug.cli.running import request_and_wait, world_size
 from titan_debug.config import NumericsSection
 from titan_debug.numerics.statistics import AddedStatistics, Moments, StepStatistics, read_statistics
+from titan_debug.request import request_and_wait, world_size
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
