@@ -2,9 +2,10 @@
 
     uv run python -m ci.house [--trace] [--rooms]
 
-Prints the names of the contract, files and lines of code by package, the private names of torch, the import cycles, and with
-``--trace`` the files that take part in one step and that pass one value of the config, by running ``titan train
-llama3_debug``. A line of code is one without docstrings, comments, imports and blanks.
+Prints the names of the contract; by package the files, those of at most 40 lines of code (``small``), the lines of code, the
+functions, and the private functions whose name occurs once (``once``); the lines of tests; the private names of torch; the
+import cycles; and with ``--trace`` the files that take part in one step and that pass one value of the config, by running
+``titan train llama3_debug``. A line of code is one without docstrings, comments, imports and blanks.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ import subprocess
 import sys
 import tempfile
 import tokenize
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from ci.contract import hook_names, importable_names
-from ci.workspace import packages
+from ci.workspace import ROOT, packages
 
 _REFERENCE = re.compile(r"titan_core\.|titan_\w+[.\w]*:\w")  # "titan_core.loop.training:train"; names of slots have no colon
 _ATEN = re.compile(r"(torch\.ops\.)?_?aten\._\w+$", re.IGNORECASE)
+SMALL = 40
+"""Lines of code of a small file."""
 OPERATOR = "aten::"
 """Begins the name of an operator. torch checks that the schemas of its operators stay compatible, whatever their names."""
 _LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
@@ -50,6 +54,43 @@ def lines_of_code(file: Path) -> int:
             if token.type not in _LAYOUT:
                 used.update(range(token.start[0], token.end[0] + 1))
     return len(used - omitted)
+
+
+@dataclass
+class Size:
+    """Counts of a package or a room. ``small`` counts files of at most :data:`SMALL` lines of code but more than none, and
+    ``once`` the private functions whose name occurs in the package only once beside their definition."""
+
+    files: int = 0
+    small: int = 0
+    lines: int = 0
+    functions: int = 0
+    once: int = 0
+
+    def __add__(self, other: Size) -> Size:
+        return Size(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+    def __str__(self) -> str:
+        return f"{self.files:5,}  {self.small:5,}  {self.lines:13,}  {self.functions:9,}  {self.once:5,}"
+
+
+def sizes(package: str) -> Mapping[str, Size]:
+    """Return room -> size, the largest first. A room is a folder or a file at the top of the package."""
+    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in source_files(package)}
+    used = Counter(
+        node.id if isinstance(node, ast.Name) else node.attr
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute)
+    )
+    found: dict[str, Size] = defaultdict(Size)
+    for file, tree in trees.items():
+        room = file.relative_to(packages()[package].folder / "src" / packages()[package].module).parts[0]
+        functions = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        once = sum(name.startswith("_") and not name.endswith("__") and used[name] == 1 for name in functions)
+        lines = lines_of_code(file)
+        found[room] += Size(1, 0 < lines <= SMALL, lines, len(functions), once)
+    return dict(sorted(found.items(), key=lambda one: -one[1].lines))
 
 
 def imported(file: Path, references: bool = True) -> Iterator[str]:
@@ -145,29 +186,21 @@ def _is_private(path: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in path.split("."))
 
 
-def _rooms(package: str) -> Mapping[str, tuple[int, int]]:
-    """Return room -> files and lines of code. A room is a folder or a file at the top of the package."""
-    files, lines = Counter[str](), Counter[str]()
-    for file in source_files(package):
-        room = file.relative_to(packages()[package].folder / "src" / packages()[package].module).parts[0]
-        files[room] += 1
-        lines[room] += lines_of_code(file)
-    return {room: (files[room], lines[room]) for room, _ in lines.most_common()}
-
-
 def _print_sizes(rooms: bool) -> None:
     print(f"contract: {len(importable_names())} names, {len(hook_names())} hook specs\n")
-    print("package                files    lines of code\n---------------------  -----  ---------------")
-    total_files = total_lines = 0
+    print(f"{'package':21}  files  small  lines of code  functions   once\n{'-' * 63}")
+    total = Size()
     for package in packages():
-        found = _rooms(package)
-        files, lines = (sum(one) for one in zip(*found.values(), strict=True))
-        total_files, total_lines = total_files + files, total_lines + lines
-        print(f"{package:21}  {files:5,}  {lines:15,}")
+        found = sizes(package)
+        whole = sum(found.values(), Size())
+        total += whole
+        print(f"{package:21}  {whole}")
         if rooms:
-            for room, (files, lines) in found.items():
-                print(f"  {room:19}  {files:5,}  {lines:15,}")
-    print(f"{'total':21}  {total_files:5,}  {total_lines:15,}\n")
+            for room, size in found.items():
+                print(f"  {room:19}  {size}")
+    print(f"{'total':21}  {total}\n")
+    tests = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in (ROOT / "tests").rglob("*.py"))
+    print(f"lines of tests: {tests:,}")
     files = [file for package in packages() for file in source_files(package)]
     private = {name for file in files for name in private_names(file)}
     operators = {name for name in private if name.startswith(OPERATOR)}
