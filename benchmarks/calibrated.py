@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_core.api import hookimpl
-from titan_core.toolkit.jobs import Override
+from titan_core.api.config.resolved import Override
 
 WITHIN = 0.25
 """How far a prediction may be from the measured time."""

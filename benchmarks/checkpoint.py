@@ -29,6 +29,7 @@ from titan_ckpt.format.folder import Folder
 from titan_ckpt.resume.optimizer_restore import initialise_state
 from titan_ckpt.save.saving import Saving
 from titan_core.api import Batch, CheckpointContext, StepInput
+from titan_core.api.config.resolved import Override
 from titan_core.config.load import load_config
 from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
@@ -37,7 +38,6 @@ from titan_core.loop.world import join_world
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.plugins.registry import Components
 from titan_core.runlog.run_directory import RunDirectory
-from titan_core.toolkit.jobs import Override
 
 MIB = 2**20
 

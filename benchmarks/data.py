@@ -24,6 +24,8 @@ import tiktoken
 from data_growth import growth
 
 from titan_core.api import DatasetContext, TokenizerContext
+from titan_core.api.config.resolved import Override
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.load import load_config
 from titan_core.data.loader import data_loader
 from titan_core.data.opened import OpenedData
@@ -31,7 +33,6 @@ from titan_core.data.shards import ShardGroup
 from titan_core.data.stdlib import open_stdlib
 from titan_core.job.assemble import assemble
 from titan_core.plugins.registry import Components
-from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_data.engines import LocalEngine
 from titan_data.tokenize import tokenize
 from titan_models_llama.tokenizer import build

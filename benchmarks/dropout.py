@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from titan_core.api import Batch, Dropout, Microbatch
-from titan_core.toolkit.models import microbatch_scope
+from titan_core.api.parallel.microbatch import microbatch_scope
 
 
 def seconds(module: nn.Module, hidden: Tensor, gradient: Tensor) -> float:

@@ -90,11 +90,11 @@ def train_group(number: int, lighthouse: str, recipe: str, overrides: Sequence[s
     """Train one group in this process."""
     import torch
 
+    from titan_core.api.config.resolved import Override
     from titan_core.config.load import load_config
     from titan_core.job.assemble import assemble
     from titan_core.loop.training import train
     from titan_core.plugins.registry import Components
-    from titan_core.toolkit.jobs import Override
 
     torch.set_num_threads(1)
     settings = {

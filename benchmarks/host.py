@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from titan_core.api import JobMesh, World
+from titan_core.api.config.resolved import Override
 from titan_core.config.load import load_config
 from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
@@ -36,7 +37,6 @@ from titan_core.model import build
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.plugins.registry import Components
 from titan_core.runlog.run_directory import RunDirectory
-from titan_core.toolkit.jobs import Override
 
 T = TypeVar("T")
 

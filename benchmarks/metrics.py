@@ -21,6 +21,8 @@ from dataclasses import replace
 import torch
 
 from titan_core.api import PendingUpdate, StepReport, World
+from titan_core.api.config.resolved import Override
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.load import load_config
 from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
@@ -29,7 +31,6 @@ from titan_core.loop.world import join_world
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.plugins.registry import Components
 from titan_core.runlog.run_directory import RunDirectory
-from titan_core.toolkit.jobs import AssembledJob, Override
 
 
 def make_job(plugins: str) -> AssembledJob:

@@ -45,6 +45,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from benchmarks.gpu.bare_loop import BareLoop
 from titan_core.api import Batch, OptimizerSection, RunEnd, StepReport, hookimpl
+from titan_core.api.config.resolved import Override
+from titan_core.api.config.sections import TrainingSection
 from titan_core.config.load import load_config
 from titan_core.data.loader import data_loader
 from titan_core.data.opened import OpenedData
@@ -54,8 +56,6 @@ from titan_core.loop.world import join_world
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.plugins.registry import Components
 from titan_core.runlog.run_directory import RunDirectory
-from titan_core.toolkit.jobs import Override
-from titan_core.toolkit.sections import TrainingSection
 
 SHAPES = {"training.seq_len": "256", "training.local_batch_size": "16"}
 TINY = {

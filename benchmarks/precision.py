@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from titan_core.api import StepReport, World, hookimpl
+from titan_core.api.config.resolved import Override
 from titan_core.config.load import load_config
 from titan_core.data.opened import OpenedData
 from titan_core.job.assemble import assemble
@@ -32,7 +33,6 @@ from titan_core.plugins.registry import Components
 from titan_core.runlog.run_directory import RunDirectory
 from titan_core.toolkit.arguments import parse_overrides
 from titan_core.toolkit.device import synchronize
-from titan_core.toolkit.jobs import Override
 from titan_debug.mfu import flops_by_type
 from titan_debug.peak_flops import ideal_time_per_token
 

@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from titan_core.api import Phase, Ref, Transform
+from titan_core.api.config.resolved import Override
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.plugins.registry import Components
-from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_simulate.engine import stub_libraries
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.hardware.read import read_machine

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from titan_core.api import Batch, ObjectiveFunction, Vocabulary
-from titan_core.toolkit.models import IGNORE
+from titan_core.api.training.batch import IGNORE
 
 
 class FullLogits(ObjectiveFunction):

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from titan_core.api import Batch, StepInput, Transform
+from titan_core.api.config.resolved import Override
 from titan_core.api.parallel.step import GradientAccumulation
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts
 from titan_core.plugins.registry import Components
-from titan_core.toolkit.jobs import Override
 from titan_parallel.pipeline import make_step
 from titan_parallel.pipeline_plan import SCHEDULES
 

@@ -22,12 +22,12 @@ import torch._dynamo  # device meshes use it: imported once, and not by each for
 import torch.distributed as dist
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend
 
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.loop import world as joining
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.arguments import parse_overrides
-from titan_core.toolkit.jobs import AssembledJob
 
 FORK = multiprocessing.get_context("fork")
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"}

@@ -35,6 +35,7 @@ def one_job(mode: str, steps: int) -> None:
     import torch
 
     from titan_ckpt.save.saving import Saving
+    from titan_core.api.config.resolved import Override
     from titan_core.config.load import load_config
     from titan_core.data.opened import OpenedData
     from titan_core.job.assemble import assemble
@@ -43,7 +44,6 @@ def one_job(mode: str, steps: int) -> None:
     from titan_core.plugins.lifecycle import Lifecycle
     from titan_core.plugins.registry import Components
     from titan_core.runlog.run_directory import RunDirectory
-    from titan_core.toolkit.jobs import Override
 
     settings = {
         "job.dump_folder": tempfile.mkdtemp(),

@@ -21,14 +21,14 @@ from collections.abc import Callable
 import torch
 
 from titan_core.api import Batch, Microbatch, OptimizerSection
+from titan_core.api.config.resolved import Override
+from titan_core.api.training.optimizer import param_groups, trained_parameters
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.arguments import parse_overrides
-from titan_core.toolkit.jobs import Override
-from titan_core.toolkit.models import param_groups, trained_parameters
 
 M_MMAP_THRESHOLD = -3
 """glibc's parameter for the size from which freed memory returns to the system at once."""

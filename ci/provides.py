@@ -12,9 +12,9 @@ import re
 
 from ci.workspace import CORE, ROOT, packages
 from titan_core.api import Command, Dataset, LRSchedule, Model, Objective, Optimizer, Recipe, Tokenizer, Transform
+from titan_core.api.config.sections import CORE_SECTIONS
 from titan_core.plugins.discovery import Plugin, discover
 from titan_core.toolkit.launching import Launcher
-from titan_core.toolkit.sections import CORE_SECTIONS
 
 CHOSEN_BY_NAME = (Command, Dataset, LRSchedule, Model, Objective, Optimizer, Recipe, Tokenizer)
 """Kinds of components that a config or a command line selects by name. Keys select all others."""

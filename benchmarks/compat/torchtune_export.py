@@ -26,10 +26,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from titan_ckpt.foreign import exporting
+from titan_core.api.config.resolved import Override
 from titan_core.cli.main import main as titan
 from titan_core.cli.stored_models import InstalledModels
 from titan_core.plugins.registry import Components
-from titan_core.toolkit.jobs import Override
 from titan_models_llama.config import LlamaArgs
 from titan_models_llama.layout import define
 

@@ -21,10 +21,10 @@ from titan_core.api import UserError, World
 from titan_core.api.observe.shared_request import SharedRequests
 from titan_core.api.parallel import world as worlds
 from titan_core.api.parallel.world import gather_objects
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.loader import StepData
 from titan_core.loop import world as joining
 from titan_core.loop.lookahead import Lookahead
-from titan_core.toolkit.jobs import AssembledJob
 
 DATASETS = 2
 STAGES = 8

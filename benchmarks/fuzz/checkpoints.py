@@ -36,12 +36,12 @@ from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.stored import NAME, chunk_digest
 from titan_ckpt.resume.restoring import restore
 from titan_core.api import CheckpointContext, Ref, UserError
+from titan_core.api.config.resolved import Override
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.loop import training
 from titan_core.plugins.registry import Components
-from titan_core.toolkit.jobs import Override
 
 SECONDS = 10.0
 """Processor time that a case may take: the machine may be busy."""

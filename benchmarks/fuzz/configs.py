@@ -20,6 +20,7 @@ import tomli_w
 
 from benchmarks.fuzz.values import ABSURD, random_value
 from titan_core.api import Model, Recipe, RunStopped, UserError
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.cli.job import describe
 from titan_core.config.load import load_config
 from titan_core.config.render import to_toml
@@ -27,7 +28,6 @@ from titan_core.job.assemble import assemble
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.arguments import parse_overrides
 from titan_core.toolkit.errors import PluginFailure
-from titan_core.toolkit.jobs import AssembledJob
 
 LONGEST_SECONDS = 10
 MEMORY = 4 * 2**30

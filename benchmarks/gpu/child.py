@@ -17,12 +17,13 @@ from benchmarks.gpu.bare_loop import BareLoop
 from benchmarks.gpu.cases import Case, Plan
 from benchmarks.gpu.meter import Measurement, Meter
 from titan_core.api import StepReport, hookimpl
+from titan_core.api.config.resolved import Override
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.loop.training import train
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.device import choose_device
-from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_debug.peak_flops import peak_flops
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from titan_completion.recipe_copy import commented_copy
 from titan_core.api import Recipe, UserError
-from titan_core.api._toml import parse_toml
+from titan_core.api.config.toml import parse_toml
 from titan_core.cli.main import main
 from titan_core.plugins.registry import Components
 

@@ -13,7 +13,7 @@ from harness.jobs import TINY
 from harness.refusals import refused
 from titan_core.api import UserError
 from titan_core.api._shown import LONGEST_SHOWN, show
-from titan_core.api._toml import LONGEST, BadToml, parse_toml
+from titan_core.api.config.toml import LONGEST, BadToml, parse_toml
 from titan_core.api.data.dataset import ReadPolicy
 from titan_core.cli.main import main
 from titan_core.config.load import read_raw

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from titan_core.api._secrets import REDACTED, is_redacted, is_secret, redact, redact_arguments, redact_text
+from titan_core.api.config.secrets import REDACTED, is_redacted, is_secret, redact, redact_arguments, redact_text
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from titan_core.api import CorruptRecord, DatasetContext, RecordFormat, Ref, TextPart, UserError
-from titan_core.api.data.dataset import FormatSpec
+from titan_core.api.data.dataset import FormatSpec, encode_text
 from titan_core.data.byte_tokenizer import ByteTokenizer
 from titan_core.data.stdlib import open_stdlib
 from titan_core.plugins.registry import Components
-from titan_core.toolkit.tokenizers import encode_text
 from titan_data.huggingface import StreamedDocuments
 from titan_data.local_files import check_files
 from titan_data.record_files import check_tables, open_local

@@ -18,8 +18,8 @@ from titan_ckpt.resume.comparing import require_same_training
 from titan_ckpt.resume.config_changes import config_changes, decisive_keys
 from titan_ckpt.resume.loading import _another_optimizer
 from titan_core.api import Problem, RefusedChange, UserError, matches
-from titan_core.api._secrets import redact
 from titan_core.api.checkpoint.store import refused_changes
+from titan_core.api.config.secrets import redact
 from titan_core.plugins.registry import Components
 
 MODEL = "{dim = 32, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 48%s}"

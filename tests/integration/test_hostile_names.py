@@ -16,7 +16,7 @@ import pytest
 
 from harness.quick import rows
 from titan_core.api._shown import is_obeyed
-from titan_core.api._toml import parse_toml
+from titan_core.api.config.toml import parse_toml
 
 PACKAGES = Path(__file__).parents[2] / "packages"
 OWN_OUTPUT = {

@@ -16,8 +16,8 @@ from harness import fake_hub
 from harness.chat_model import CHATS, save_tokenizer, write_chats
 from harness.fake_hub import FakeHub
 from harness.hf_families import library_model
+from titan_core.api.config.toml import parse_toml
 from titan_core.cli.main import main
-from titan_core.toolkit.toml import parse_toml
 
 NAME = "org/Qwen3-mini"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from titan_completion.schema import json_schema
 from titan_core.api import Model
-from titan_core.api._secrets import is_secret
+from titan_core.api.config.secrets import is_secret
 from titan_core.plugins.discovery import discover
 from titan_core.plugins.registry import Components
 

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, make_job, run_recipe
 from titan_core.api import UserError
-from titan_core.api._secrets import REDACTED, is_redacted, redact_text
 from titan_core.api.config.resolved import Override
+from titan_core.api.config.secrets import REDACTED, is_redacted, redact_text
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
 from titan_core.config.render import to_toml

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from titan_core.api import UserError
-from titan_core.api._secrets import is_secret
+from titan_core.api.config.secrets import is_secret
 from titan_core.cli.main import main
 from titan_core.toolkit.launching import JOB_KEY
 from titan_launch.meeting.signed_store import Forged, SignedStore, job_key

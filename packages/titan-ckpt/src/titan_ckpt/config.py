@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from titan_core.api import ALL_KEYS, AnyPath, Count, JobContext, Problem, Section, Steps
-from titan_core.toolkit.sections import ModelSection
+from titan_core.api.config.sections import ModelSection
 
 HUB_NAME = r"^[\w.-]+/[\w.-]+$"
 """What the name of a repository on the Hugging Face hub looks like."""

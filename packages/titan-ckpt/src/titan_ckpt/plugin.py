@@ -9,7 +9,8 @@ from titan_core.api import Checkpoint, Command, Ref, hookimpl
 
 if TYPE_CHECKING:
     from titan_core.api import RunEnd
-    from titan_core.toolkit.jobs import AssembledJob, NextCommand
+    from titan_core.api.observe.events import NextCommand
+    from titan_core.api.plugins.assembled_job import AssembledJob
 
 api = (1, 0)
 

@@ -14,8 +14,8 @@ from titan_ckpt.format.catalogue import checkpoint_folder, step_folder
 from titan_ckpt.resume.restoring import restore
 from titan_ckpt.save.saving import Saving, unsaveable
 from titan_core.api import CheckpointContext, UserError
+from titan_core.api.config.sections import TrainingSection
 from titan_core.toolkit.own_files import require_inside
-from titan_core.toolkit.sections import TrainingSection
 
 if TYPE_CHECKING:
     from titan_ckpt.save.exports import Exports

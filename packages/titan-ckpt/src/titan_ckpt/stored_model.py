@@ -26,8 +26,8 @@ from titan_core.api import (
     WeightFormat,
     WeightsContext,
 )
+from titan_core.api.config.numbers import LARGEST
 from titan_core.toolkit.errors import nearest_path
-from titan_core.toolkit.sections import LARGEST
 from titan_core.toolkit.text import shorten, show
 
 NAME_ON_HUB: Final = re.compile(r"[\w.-]+/[\w.-]+")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from titan_core.api import UserError
+from titan_core.api.config.numbers import MOST_PROCESSES, MOST_RANKS
 from titan_core.toolkit.arguments import integer, parse_integer, recipe_arguments
-from titan_core.toolkit.sections import MOST_PROCESSES, MOST_RANKS
 from titan_core.toolkit.text import shorten
 
 LONGEST_NAME = 40

@@ -13,9 +13,9 @@ from titan_cluster.options import Machines, grace_of_ranks, require_match
 from titan_cluster.rendering import script_text
 from titan_cluster.training import RecipeText, Training
 from titan_core.api import UserError
+from titan_core.api.config.secrets import is_secret, redact_text
 from titan_core.toolkit.arguments import integer
 from titan_core.toolkit.launching import JOB_KEY
-from titan_core.toolkit.secrets import is_secret, redact_text
 from titan_core.toolkit.text import shorten
 
 LABEL = "app.kubernetes.io/instance"

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from titan_core.api import Problem
-from titan_core.toolkit.jobs import COMMAND_LINE, Override
-from titan_core.toolkit.secrets import is_secret, redact, redact_arguments, redact_text
+from titan_core.api.config.resolved import COMMAND_LINE, Override
+from titan_core.api.config.secrets import is_secret, redact, redact_arguments, redact_text
+from titan_core.api.config.toml import parse_toml
 from titan_core.toolkit.text import shorten
-from titan_core.toolkit.toml import parse_toml
 
 _WHY = "is a secret, which a rendered file must not contain"
 _INSIDE = "contains a secret, which a rendered file must not"

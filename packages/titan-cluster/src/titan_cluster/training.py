@@ -12,10 +12,11 @@ from typing import Any
 from titan_cluster.options import Machines, job_name
 from titan_cluster.secrets import secrets_in_options, secrets_in_overrides, secrets_in_recipe
 from titan_core.api import Checkpoint, CommandContext, Problem, Recipe, UserError
+from titan_core.api.config.resolved import COMMAND_LINE
+from titan_core.api.config.sections import TrainingSection
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.files import read_bytes
-from titan_core.toolkit.jobs import COMMAND_LINE, AssembledJob
 from titan_core.toolkit.plugin_files import plugin_files
-from titan_core.toolkit.sections import TrainingSection
 from titan_core.toolkit.text import say, shorten
 
 LONGEST_RECIPE = 100_000

@@ -11,10 +11,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from titan_core.api import Model, Recipe, Registry, UserError
+from titan_core.api.config.sections import JobSection, ModelSection
+from titan_core.api.config.toml import BadToml, parse_toml
 from titan_core.toolkit.fields import field_docs, model_at, type_name
-from titan_core.toolkit.sections import JobSection, ModelSection
 from titan_core.toolkit.text import show
-from titan_core.toolkit.toml import BadToml, parse_toml
 
 _WIDTH = 110
 _DUMP_FOLDER = (JobSection.section, "dump_folder")

@@ -8,8 +8,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from titan_core.api import Registry
+from titan_core.api.config.sections import StageEntry
 from titan_core.toolkit.fields import field_docs, model_families
-from titan_core.toolkit.sections import StageEntry
 
 
 def json_schema(registry: Registry) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import urllib.request
 from collections.abc import Iterator
 
 from titan_core.api import CheckResult, Health, HealthContext
-from titan_core.toolkit.secrets import redact_text
+from titan_core.api.config.secrets import redact_text
 
 _PATIENCE_SECONDS = 5.0
 _OFFLINE = "jobs that name a hub dataset or repository need it in the local cache"

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from titan_core.api import UserError
+from titan_core.api.config.secrets import REDACTED, redact_text
 from titan_core.toolkit.reading import is_transient
-from titan_core.toolkit.secrets import REDACTED, redact_text
 from titan_core.toolkit.text import say, shorten, show_bytes
 
 if TYPE_CHECKING:

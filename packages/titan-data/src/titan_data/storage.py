@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from titan_core.api import CorruptRecord, DatasetContext, Problem, UserError
+from titan_core.api.config.secrets import redact_text
 from titan_core.toolkit.cache_folder import cache_folder, cached_file
 from titan_core.toolkit.files import LOCALE_FIX, encoding_flaw
-from titan_core.toolkit.secrets import redact_text
 
 _SCHEME = re.compile(r"([A-Za-z][\w+.-]*)://")
 _STORES: Final[dict[str, tuple[str, dict[str, Any]]]] = {

@@ -21,10 +21,11 @@ from typing import Any
 import numpy
 
 from titan_core.api import DatasetContext, DocumentSource, TextTokenizer, UserError, WeightedTokens
+from titan_core.api.data.dataset import encode_text
+from titan_core.api.data.tokenizer import token_ids
 from titan_core.toolkit.atomic_write import atomic_write
 from titan_core.toolkit.plain_json import read_object
 from titan_core.toolkit.reading import DatasetSpec, DocumentReader, StreamSpec
-from titan_core.toolkit.tokenizers import encode_text, token_ids
 from titan_data.engines import Engine
 from titan_data.tokenized import ENDS, INDEX, Part, TokenizedIndex, token_dtype
 

@@ -18,10 +18,10 @@ import numpy
 from numpy.typing import NDArray
 
 from titan_core.api import CorruptRecord, DatasetContext, DocumentSource, Problem, ShuffledDocuments, UserError
+from titan_core.api.data.tokenizer import token_ids
 from titan_core.toolkit.atomic_write import atomic_write
 from titan_core.toolkit.files import LONGEST_TABLE, open_file, read_bytes
 from titan_core.toolkit.plain_json import plain_json
-from titan_core.toolkit.tokenizers import token_ids
 from titan_data.file_documents import FileDocuments
 from titan_data.limits import DEFAULT, too_large
 from titan_data.mapped_files import detached

@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from titan_core.api import ALL_KEYS, Count, Factor, JobContext, Problem, Ranks, RunFolder, Section, Steps, UserError
-from titan_core.toolkit.sections import FewSteps, JobSection, Seconds
+from titan_core.api.config.numbers import FewSteps, Seconds
+from titan_core.api.config.sections import JobSection
 
 _RANKS = "profiling.ranks"
 LEAST_WATCHED_SECONDS = 1.0

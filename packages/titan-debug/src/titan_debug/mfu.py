@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from titan_core.api import JobContext, ModelPart, Record, Run, World, hookimpl
-from titan_core.toolkit.jobs import AssembledJob
-from titan_core.toolkit.sections import TrainingSection
+from titan_core.api.config.sections import TrainingSection
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_debug.peak_flops import IdealTime, ideal_time_per_token, peak_flops
 from titan_debug.slots import FLOPS
 

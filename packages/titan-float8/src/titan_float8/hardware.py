@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from titan_core.api import CheckResult, Health, HealthContext, JobContext, Problem
+from titan_core.api.config.sections import JobSection
 from titan_core.toolkit.device import choose_device, device_name
-from titan_core.toolkit.sections import JobSection
 from titan_float8.config import Float8Section, MXSection
 
 FLOAT8 = (8, 9)

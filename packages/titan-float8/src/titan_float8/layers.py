@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from titan_core.api import ModelPart, UserError, matches
-from titan_core.toolkit.models import PrunedModule
+from titan_core.api.parallel.model_part import PrunedModule
 
 
 def linear_layers(

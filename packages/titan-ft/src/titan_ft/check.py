@@ -9,9 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import urlsplit
 
 from titan_core.api import CheckResult, Health, HealthContext, JobContext, Problem
+from titan_core.api.config.sections import JobSection, TrainingSection
 from titan_core.toolkit.launching import LOCAL_ADDRESS
 from titan_core.toolkit.listening import is_loopback
-from titan_core.toolkit.sections import JobSection, TrainingSection
 from titan_ft.config import FaultToleranceSection
 
 PLATFORMS = "Linux on x86-64 with Python 3.11 to 3.13"

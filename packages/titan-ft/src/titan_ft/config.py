@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from titan_core.api import ALL_KEYS, Ranks, Section
-from titan_core.toolkit.sections import LONGEST_SECONDS
+from titan_core.api.config.numbers import LONGEST_SECONDS
 
 
 class FaultToleranceSection(Section):

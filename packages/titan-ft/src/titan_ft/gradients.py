@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from titan_core.api import ModelPart, UserError
-from titan_core.toolkit.models import AuxiliaryLosses, MetricSums, StepCounts
+from titan_core.api.parallel.microbatch import AuxiliaryLosses, MetricSums, StepCounts
 from titan_ft.groups import ReplicaGroups
 
 BUCKET_BYTES = 32 * 2**20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from titan_core.api import Checks, Command, HealthCheck, Phase, Ref, StepUse, Transform, hookimpl
-from titan_core.toolkit.jobs import AssembledJob
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.launching import leave_loopback
 from titan_core.toolkit.listening import is_loopback
 from titan_ft.check import lighthouse_of, own_host

@@ -36,10 +36,10 @@ from titan_core.api import (
     hookimpl,
     matches,
 )
-from titan_core.toolkit.jobs import AssembledJob
-from titan_core.toolkit.models import AuxiliaryLosses, MetricSums
+from titan_core.api.config.sections import CommSection
+from titan_core.api.parallel.microbatch import AuxiliaryLosses, MetricSums
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.random_state import same_generators
-from titan_core.toolkit.sections import CommSection
 from titan_core.toolkit.simulation import current_simulation
 from titan_core.toolkit.text import show
 from titan_ft.config import FaultToleranceSection

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from titan_core.api import Batch, ObjectiveFunction, Run, Vocabulary
-from titan_core.toolkit.sections import DataSection
+from titan_core.api.config.sections import DataSection
 from titan_inference.answers import Pairs, continued, likelihoods
 from titan_inference.generation import Generator
 from titan_inference.output import Continuation

@@ -11,9 +11,10 @@ from contextlib import nullcontext
 from functools import partial
 
 from titan_core.api import ChatTokenizer, CommandContext, UserError
+from titan_core.api.checkpoint.stored_model import LoadedModel
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import integer, json_argument, number
 from titan_core.toolkit.files import read_text
-from titan_core.toolkit.jobs import AssembledJob, LoadedModel
 from titan_core.toolkit.launching import RankJob
 from titan_core.toolkit.status import phase
 from titan_core.toolkit.status_line import StatusLine

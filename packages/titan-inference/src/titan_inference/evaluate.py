@@ -12,8 +12,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from titan_core.api import CommandContext, StoredModel, UserError
+from titan_core.api.checkpoint.stored_model import LoadedModel
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import integer, json_argument
-from titan_core.toolkit.jobs import AssembledJob, LoadedModel
 from titan_core.toolkit.launching import RankJob
 from titan_core.toolkit.status import phase
 from titan_core.toolkit.status_line import StatusLine

@@ -9,7 +9,8 @@ from titan_inference.config import EvaluationSection, SampleSection
 
 if TYPE_CHECKING:
     from titan_core.api import RunEnd
-    from titan_core.toolkit.jobs import AssembledJob, NextCommand
+    from titan_core.api.observe.events import NextCommand
+    from titan_core.api.plugins.assembled_job import AssembledJob
 
 api = (1, 0)
 
@@ -64,7 +65,7 @@ def titan_commands() -> list[Command]:
 
 @hookimpl(tryfirst=True)
 def titan_next_commands(job: AssembledJob, end: RunEnd) -> list[NextCommand]:
-    from titan_core.toolkit.jobs import NextCommand
+    from titan_core.api.observe.events import NextCommand
 
     readable = isinstance(job.checkpoint, Checkpoint) and job.checkpoint.find_model is not None
     if end.checkpoint is None or not readable or job.mesh.diverging_replicas > 1:  # their weights are not one model

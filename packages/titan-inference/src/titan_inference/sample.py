@@ -7,8 +7,9 @@ import math
 from functools import partial
 
 from titan_core.api import Job, JobContext, Problem, Run, RunEnd, UserError, hookimpl
-from titan_core.toolkit.jobs import AssembledJob, Sample
-from titan_core.toolkit.sections import TrainingSection
+from titan_core.api.config.sections import TrainingSection
+from titan_core.api.observe.events import Sample
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.simulation import current_simulation
 from titan_inference.answers import continued
 from titan_inference.config import SampleSection

@@ -15,9 +15,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from titan_core.api import UserError
+from titan_core.api.config.sections import CommSection
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR
 from titan_core.toolkit.hookspecs import hook_manager
-from titan_core.toolkit.jobs import AssembledJob
 from titan_core.toolkit.launching import (
     COMMAND,
     CONFINED,
@@ -32,7 +33,6 @@ from titan_core.toolkit.open_files import allow_open_files
 from titan_core.toolkit.own_files import require_inside
 from titan_core.toolkit.processes import environment_of_child, python
 from titan_core.toolkit.runs.files import LOGS
-from titan_core.toolkit.sections import CommSection
 from titan_core.toolkit.status import phase
 from titan_core.toolkit.status_line import StatusLine
 from titan_core.toolkit.text import shorten

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from titan_core.api import CommandContext, UserError
+from titan_core.api.config.numbers import MOST_PROCESSES, MOST_RANKS
 from titan_core.toolkit.arguments import integer, parse_integer
 from titan_core.toolkit.launching import JOB_KEY, RankJob
-from titan_core.toolkit.sections import MOST_PROCESSES, MOST_RANKS
 from titan_core.toolkit.status import phase
 from titan_core.toolkit.text import say, shorten
 from titan_launch.config import NUMA_BINDING, NUMA_BINDINGS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from titan_core.api import Command, HealthCheck, Observer, Ref, hookimpl
-from titan_core.toolkit.jobs import AssembledJob
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.launching import RESTART, Launcher, reported_by_launcher
 from titan_launch.config import GarbageKeys
 

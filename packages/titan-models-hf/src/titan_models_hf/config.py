@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from titan_core.toolkit.sections import MOST_LAYERS
+from titan_core.api.config.numbers import MOST_LAYERS
 from titan_core.toolkit.text import show
 
 # torch warns of what libraries do that transformers imports; it is no user's mistake.

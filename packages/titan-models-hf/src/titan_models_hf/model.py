@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from titan_core.api import CausalAttention, matches
-from titan_core.toolkit.models import PrunedModule
+from titan_core.api.parallel.model_part import PrunedModule
 from titan_models_hf import mixers, transformers_private as library
 from titan_models_hf.cache import facts_of
 from titan_models_hf.config import HFArgs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from titan_core.api import Checks, Model, Phase, Recipe, Ref, Transform, WeightFormat, hookimpl, recipes_in
-from titan_core.toolkit.sections import ModelSection
+from titan_core.api.config.sections import ModelSection
 from titan_models_hf.config import FLAVORS
 
 api = (1, 0)

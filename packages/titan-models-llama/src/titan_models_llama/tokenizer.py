@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import tiktoken
 
 from titan_core.api import TextTokenizer, TokenizerContext, UserError
+from titan_core.api.data.tokenizer import without_surrogates
 from titan_core.toolkit.byte_level import tokenizer_files
 from titan_core.toolkit.files import LONGEST_TABLE, read_bytes
-from titan_core.toolkit.tokenizers import without_surrogates
 
 if TYPE_CHECKING:
     import numpy

@@ -8,7 +8,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from titan_core.api import Epsilon, Heads, Layers, Tokens, VocabularySize, Width
-from titan_core.toolkit.sections import Wavelength
+from titan_core.api.config.numbers import Wavelength
 
 
 class Qwen3Args(BaseModel):

@@ -19,7 +19,7 @@ from titan_core.api import (
     Vocabulary,
     add_metric,
 )
-from titan_core.toolkit.models import IGNORE
+from titan_core.api.training.batch import IGNORE
 from titan_models_qwen3.model import Qwen3
 from titan_models_qwen3.mtp_config import TARGETS, TOKENS, WEIGHTS, MTPKeys
 

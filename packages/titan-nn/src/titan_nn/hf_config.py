@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from titan_core.toolkit.sections import LARGEST
+from titan_core.api.config.numbers import LARGEST
 from titan_core.toolkit.text import shorten, show
 
 _NOTHING: tuple[object, ...] = (None, False, [], {}, "")

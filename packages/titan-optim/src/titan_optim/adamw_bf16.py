@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from titan_core.api import OptimizerContext, OptimizerSection
+from titan_core.api.config.sections import TrainingSection
+from titan_core.api.model.random_bits import element_bits, feature_words, mixed, of_module, token_words
 from titan_core.toolkit.optimizers import global_offset
-from titan_core.toolkit.random_bits import element_bits, feature_words, mixed, of_module, token_words
-from titan_core.toolkit.sections import TrainingSection
 
 CHUNK = 2**23
 """Elements that are updated at a time, which bounds the memory of their values in fp32 to some 400 MiB."""

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from titan_core.api import Job, ModelPart, Run, StepReport, TrainingContext, ValidationReport, hookimpl, matches
-from titan_core.toolkit.jobs import AssembledJob
-from titan_core.toolkit.sections import TrainingSection
+from titan_core.api.config.sections import TrainingSection
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_optim.config import AVERAGED, AveragesSection
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from titan_core.api import JobContext, OptimizerSection, Problem
-from titan_core.toolkit.sections import TrainingSection, ValidationSection
+from titan_core.api.config.sections import TrainingSection, ValidationSection
 from titan_optim.config import AVERAGED, DECAY, MUP_OPTIMIZER, AveragesSection, MuPSection
 
 

@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from titan_core.api import JobContext, LRScheduleContext, Problem
-from titan_core.toolkit.jobs import AssembledJob, JobFact, knows_stages, tokens_before
+from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.toolkit.jobs import JobFact, knows_stages, tokens_before
 from titan_optim.lr_phases_config import LRPhase, LRPhasesSection
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from titan_core.api import (
     TrainingContext,
     UserError,
 )
-from titan_core.toolkit.jobs import AssembledJob
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.optimizers import OnLocalShards, step_unless
 from titan_optim.config import MuPSection
 from titan_optim.mup_rules import WidthRules

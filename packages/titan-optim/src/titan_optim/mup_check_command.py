@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from titan_core.api import CommandContext, Config, Run, StepReport, UserError, hookimpl
+from titan_core.api.config.resolved import Override
 from titan_core.toolkit.arguments import integer, json_argument
 from titan_core.toolkit.atomic_write import atomic_write
-from titan_core.toolkit.jobs import Override
 from titan_core.toolkit.text import print_json, print_table, say
 from titan_optim.config import MUP_OPTIMIZER, MuPSection
 

@@ -41,7 +41,7 @@ from titan_core.api import (
     UserError,
     matches,
 )
-from titan_core.toolkit.jobs import AssembledJob
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.text import show
 
 KEY = "mup.base"

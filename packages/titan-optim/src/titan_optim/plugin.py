@@ -9,7 +9,8 @@ from titan_optim.config import MUP_OPTIMIZER, AveragesSection, MuonSection, MuPS
 from titan_optim.lr_phases_config import NAME, LRPhasesSection
 
 if TYPE_CHECKING:
-    from titan_core.toolkit.jobs import AssembledJob, JobFact
+    from titan_core.api.plugins.assembled_job import AssembledJob
+    from titan_core.toolkit.jobs import JobFact
 
 api = (1, 0)
 

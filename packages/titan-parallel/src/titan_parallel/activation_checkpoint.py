@@ -14,7 +14,8 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from titan_core.api import Experts, ModelPart, TrainingContext, UserError, current_microbatch
-from titan_core.toolkit.models import is_shape_inference, microbatch_scope, shape_inference
+from titan_core.api.parallel.microbatch import microbatch_scope
+from titan_core.api.parallel.step import is_shape_inference, shape_inference
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
 from titan_parallel.pipeline_plan import splits_backward
 from titan_parallel.slots import SAVE_POLICIES

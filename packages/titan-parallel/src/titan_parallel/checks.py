@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from titan_core.api import Job, JobContext, ModelLayout, Problem
-from titan_core.toolkit.sections import TrainingSection
+from titan_core.api.config.sections import TrainingSection
 from titan_parallel.config import ActivationCheckpointSection, CompileSection, FSDPKeys
 from titan_parallel.hints import Option, Refusal, problems
 

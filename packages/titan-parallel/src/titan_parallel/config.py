@@ -7,7 +7,7 @@ from typing import ClassVar, Final, Literal
 from pydantic import Field, field_validator
 
 from titan_core.api import ALL_KEYS, AnyPath, Layers, MeshView, Section, Share
-from titan_core.toolkit.sections import MOST_LAYERS, LocalSequences, Ranks
+from titan_core.api.config.numbers import MOST_LAYERS, LocalSequences, Ranks
 
 
 class FSDPKeys(Section):

@@ -29,7 +29,9 @@ from titan_core.api import (
     UserError,
     Vocabulary,
 )
-from titan_core.toolkit.models import attend, attention_masks, document_mask, mask_name, uses_block_masks, with_positions
+from titan_core.api.model.attention import attend
+from titan_core.api.model.attention_mask import attention_masks, document_mask, mask_name, uses_block_masks
+from titan_core.api.training.batch import with_positions
 from titan_parallel.config import HEADS, ContextParallelKeys
 from titan_parallel.head_exchange import HeadExchange, attention_by_heads, mixer_by_heads
 from titan_parallel.region_collectives import Ranks

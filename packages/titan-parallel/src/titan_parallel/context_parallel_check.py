@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from titan_core.api import CAUSAL_ATTENTION, Job, JobContext, Problem
-from titan_core.toolkit.sections import TrainingSection
+from titan_core.api.config.sections import TrainingSection
 from titan_parallel.config import HEADS, ContextParallelKeys, TensorParallelKeys
 from titan_parallel.hints import Option, Refusal, degrees_below, divisors, problems
 

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Shard
 
 from titan_core.api import JobMesh, ModelPart, TrainingContext, UserError, matches
-from titan_core.toolkit.sections import TrainingSection
+from titan_core.api.config.sections import TrainingSection
 from titan_parallel.checks import is_active
 from titan_parallel.config import CompileSection, FSDPKeys
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from titan_core.api import Job, Problem
-from titan_core.toolkit.sections import DataSection, TrainingSection
+from titan_core.api.config.sections import DataSection, TrainingSection
 from titan_core.toolkit.text import show
 
 Option = Mapping[str, Any]

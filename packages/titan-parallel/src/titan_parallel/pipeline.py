@@ -20,8 +20,10 @@ from torch.distributed.pipelining.schedules import (
 )  # fmt: skip
 
 from titan_core.api import Batch, Microbatch, ModelPart, StepInput, StepRunner, TrainingContext
-from titan_core.toolkit.models import PrunedModule, arguments_of, join_batches, microbatch_scope, with_positions
-from titan_core.toolkit.sections import TrainingSection
+from titan_core.api.config.sections import TrainingSection
+from titan_core.api.parallel.microbatch import microbatch_scope
+from titan_core.api.parallel.model_part import PrunedModule, arguments_of
+from titan_core.api.training.batch import join_batches, with_positions
 from titan_core.toolkit.simulation import current_simulation
 from titan_parallel.config import PipelineKeys, TensorParallelKeys
 from titan_parallel.pipeline_plan import PipelinePlan, plan_pipeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from titan_core.api import Job, JobContext, Problem, UserError
-from titan_core.toolkit.sections import TrainingSection
+from titan_core.api.config.sections import TrainingSection
 from titan_parallel.config import CompileSection, PipelineKeys
 from titan_parallel.hints import Option, Refusal, degrees_below, divisors, problems
 from titan_parallel.pipeline_plan import (

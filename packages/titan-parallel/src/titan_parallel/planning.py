@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from titan_core.api import Costs, Job, JobContext, PipelineCosts
-from titan_core.toolkit.sections import DataSection, TrainingSection
+from titan_core.api.config.sections import DataSection, TrainingSection
 from titan_parallel.config import (
     HEADS,
     ActivationCheckpointSection,

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from titan_core.api import SequenceShare
-from titan_core.toolkit.models import attend
+from titan_core.api.model.attention import attend
 from titan_core.toolkit.simulation import COMPOSED
 from titan_parallel.torch_private import attention_kernel, process_group
 

@@ -32,7 +32,8 @@ from titan_core.api import (
     Vocabulary,
     matches,
 )
-from titan_core.toolkit.models import divide_streams, with_positions
+from titan_core.api.model.random_streams import divide_streams
+from titan_core.api.training.batch import with_positions
 from titan_parallel.config import TensorParallelKeys
 from titan_parallel.local_parameters import divide_embedding, divide_parameters, local_shard
 from titan_parallel.norms import divide_norm

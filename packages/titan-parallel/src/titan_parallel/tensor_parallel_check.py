@@ -8,7 +8,7 @@ from functools import cache
 from itertools import accumulate
 
 from titan_core.api import Column, Experts, Job, JobContext, Mixer, ModelLayout, Problem, Row, Rule, Shard, matches
-from titan_core.toolkit.sections import TrainingSection
+from titan_core.api.config.sections import TrainingSection
 from titan_parallel.config import CompileSection, TensorParallelKeys
 from titan_parallel.hints import Option, Refusal, degrees_below, divisors, problems
 

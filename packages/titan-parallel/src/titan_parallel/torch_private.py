@@ -37,7 +37,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
-from titan_core.toolkit.models import shape_inference
+from titan_core.api.parallel.step import shape_inference
 from titan_core.toolkit.random_state import same_generators
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from titan_core.api import SequenceShare
-from titan_core.toolkit.models import attend
+from titan_core.api.model.attention import attend
 from titan_parallel.torch_private import exchange_rows
 
 Span = tuple[int, int]

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from titan_core.api.config.numbers import LARGEST
 from titan_core.toolkit.own_files import require_inside
 from titan_core.toolkit.runs.files import EVENTS, PREVIOUS
 from titan_core.toolkit.runs.record_checks import checked_records, event_flaw
-from titan_core.toolkit.sections import LARGEST
 from titan_report.attempts import Attempt, attempts_of
 from titan_report.shown import UNKNOWN, Table, duration
 

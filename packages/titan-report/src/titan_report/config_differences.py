@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from titan_core.api.config.secrets import redact
 from titan_core.toolkit.runs.run_log import RunLog
-from titan_core.toolkit.secrets import redact
 from titan_core.toolkit.text import show
 from titan_report.shown import UNKNOWN, Table
 

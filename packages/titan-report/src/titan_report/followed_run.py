@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from titan_core.api.config.toml import parse_toml
 from titan_core.toolkit.files import read_text
 from titan_core.toolkit.runs.files import CONFIG, EVENTS, METRICS
 from titan_core.toolkit.runs.record_checks import event_flaw, metrics_flaw
 from titan_core.toolkit.runs.tail import Tail
 from titan_core.toolkit.runs.thinned import SignsOfLife, Thinned
-from titan_core.toolkit.toml import parse_toml
 from titan_report.attempts import Attempt, State, attempts_of, pace_of, state_of
 from titan_report.bill import Bill, bill_of, with_earlier
 from titan_report.shown import finite

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from titan_core.api import UserError
+from titan_core.api.config.secrets import redact
 from titan_core.toolkit.runs.run_log import RunLog
-from titan_core.toolkit.secrets import redact
 from titan_report.attempts import Attempt, attempts_of
 from titan_report.bill import Bill, bill_note, bill_of, bill_table, with_earlier
 from titan_report.charts import Chart, line_charts

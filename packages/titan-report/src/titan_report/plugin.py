@@ -9,7 +9,7 @@ from titan_report.config import MlflowKeys, TensorBoardKeys, WandbKeys, WebhookK
 
 if TYPE_CHECKING:
     from titan_core.api import RunEnd
-    from titan_core.toolkit.jobs import NextCommand
+    from titan_core.api.observe.events import NextCommand
 
 api = (1, 0)
 
@@ -90,6 +90,6 @@ def titan_commands() -> list[Command]:
 
 @hookimpl
 def titan_next_commands(end: RunEnd) -> list[NextCommand]:
-    from titan_core.toolkit.jobs import NextCommand
+    from titan_core.api.observe.events import NextCommand
 
     return [NextCommand("see how it went", ("report", end.dump_folder))]

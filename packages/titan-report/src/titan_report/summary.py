@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from titan_core.api.config.numbers import LARGEST
 from titan_core.toolkit.runs.run_log import RunLog
-from titan_core.toolkit.sections import LARGEST
 from titan_core.toolkit.text import describe_model, format_mfu, is_estimated
 from titan_report.attempts import attempts_of, describe_end, state_now
 from titan_report.shown import UNKNOWN, Table, duration, figure, finite

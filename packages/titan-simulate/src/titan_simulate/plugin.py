@@ -8,7 +8,8 @@ from titan_core.api import Command, Ref, hookimpl
 from titan_core.toolkit.launching import Launcher
 
 if TYPE_CHECKING:
-    from titan_core.toolkit.jobs import AssembledJob, JobFact
+    from titan_core.api.plugins.assembled_job import AssembledJob
+    from titan_core.toolkit.jobs import JobFact
 
 api = (1, 0)
 

@@ -22,15 +22,16 @@ from titan_ckpt.format.stored import NAME, UNFINISHED, BrokenCheckpoint, Manifes
 from titan_ckpt.format.tokenizer_files import stored_files, write_files
 from titan_ckpt.resume.config_changes import config_changes
 from titan_core.api import CommandContext, Config, Problem, UserError
+from titan_core.api.config.numbers import MOST_STEPS
+from titan_core.api.config.resolved import Override
+from titan_core.api.config.secrets import redact
+from titan_core.api.config.sections import TrainingSection
 from titan_core.toolkit.arguments import integer
 from titan_core.toolkit.files import LONGEST_TABLE, read_bytes
-from titan_core.toolkit.jobs import Override
 from titan_core.toolkit.json_lines import LineFile
 from titan_core.toolkit.launching import shell_command
 from titan_core.toolkit.runs.files import CONFIG, EVENTS, EXCLUDED
 from titan_core.toolkit.runs.run_log import RunLog
-from titan_core.toolkit.secrets import redact
-from titan_core.toolkit.sections import MOST_STEPS, TrainingSection
 from titan_core.toolkit.text import print_notes, say
 
 _ARGS = "model.args"

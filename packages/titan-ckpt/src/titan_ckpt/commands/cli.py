@@ -13,8 +13,8 @@ from titan_ckpt.format.tokenizer_files import stored_files
 from titan_ckpt.progress import progress
 from titan_ckpt.save.retention import remove
 from titan_core.api import CommandContext, UserError
+from titan_core.api.config.numbers import MOST_STEPS
 from titan_core.toolkit.arguments import integer, json_argument
-from titan_core.toolkit.sections import MOST_STEPS
 from titan_core.toolkit.text import print_json, print_table, say, show_bytes
 
 EXIT_BROKEN = 1

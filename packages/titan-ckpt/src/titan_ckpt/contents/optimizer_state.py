@@ -23,7 +23,7 @@ from titan_ckpt.contents.plain_values import Unsaveable, encode
 from titan_ckpt.contents.tensors import digests_of, replica_prefix, require_saveable
 from titan_ckpt.format.stored import OPTIMIZER
 from titan_core.api import CheckpointContext, ModelPart, OptimizerSection, ParameterRole, ParamGroup, TrainedParameter, World
-from titan_core.toolkit.models import param_groups, trained_parameters
+from titan_core.api.training.optimizer import param_groups, trained_parameters
 
 OWN = f"{OPTIMIZER}.<own>"
 """Prefix of the names of state that belongs to no parameter."""

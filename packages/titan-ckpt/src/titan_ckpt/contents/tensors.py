@@ -19,7 +19,7 @@ from titan_ckpt.format.chunks import bytes_of
 from titan_ckpt.format.dtypes import ITEM_BYTES, dtype_name, overflows
 from titan_ckpt.format.stored import MODEL, OBSERVERS, of_replica
 from titan_core.api import CheckpointEvents, ModelPart, Problem, UserError, World, matches
-from titan_core.toolkit.jobs import AssembledJob
+from titan_core.api.plugins.assembled_job import AssembledJob
 
 log = logging.getLogger(__name__)
 MAKE_EQUAL = "all-reduce it where it is updated, or exclude a buffer from checkpoints with persistent=False"

@@ -15,9 +15,9 @@ from titan_ckpt.foreign.config import read_args
 from titan_ckpt.format.stored import Manifest
 from titan_ckpt.format.tokenizer_files import BESIDE, MAIN, files_at, is_beside
 from titan_core.api import Registry, Tokenizer, TokenizerContext, UserError, WeightFormat
+from titan_core.api.config.secrets import redact_text
 from titan_core.toolkit.files import LONGEST_TABLE, read_bytes
 from titan_core.toolkit.plain_json import parse_json
-from titan_core.toolkit.secrets import redact_text
 from titan_nn.hf_config import within_vocabulary
 
 TOKENIZER_FIX = "pass a tokenizer.json, or a folder that contains one (`titan tokenizer download OWNER/NAME` makes one)"

@@ -20,8 +20,8 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from titan_core.api import UserError
+from titan_core.api.config.secrets import REDACTED, redact_text
 from titan_core.toolkit.reading import is_transient
-from titan_core.toolkit.secrets import REDACTED, redact_text
 from titan_core.toolkit.text import say, show_bytes
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from titan_ckpt.format.dtypes import dtype_name
 from titan_ckpt.format.reader import PlainReader
 from titan_ckpt.format.stored import MODEL
 from titan_core.api import ForeignTensor, ModelPart, UserError, World, matches
-from titan_core.toolkit.jobs import AssembledJob
+from titan_core.api.plugins.assembled_job import AssembledJob
 
 
 def load_foreign(

@@ -16,8 +16,9 @@ from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.stored import MODEL, OBSERVERS, Manifest
 from titan_ckpt.resume.config_changes import ConfigChange, config_changes, decisive_keys
 from titan_core.api import ChatTokenizer, Problem, RefusedChange, TextTokenizer, UserError, World, matches
-from titan_core.toolkit.jobs import AssembledJob, refused_changes
-from titan_core.toolkit.sections import TrainingSection
+from titan_core.api.checkpoint.store import refused_changes
+from titan_core.api.config.sections import TrainingSection
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.text import show
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from titan_core.api import Config, Section, matches
-from titan_core.toolkit.secrets import redact
+from titan_core.api.config.secrets import redact
 from titan_core.toolkit.text import show
 
 

@@ -33,7 +33,7 @@ from titan_ckpt.resume.optimizer_restore import (
     restore_rates,
 )
 from titan_core.api import CheckpointContext, Problem, RefusedChange, UserError, matches
-from titan_core.toolkit.jobs import refused_changes
+from titan_core.api.checkpoint.store import refused_changes
 
 log = logging.getLogger(__name__)
 

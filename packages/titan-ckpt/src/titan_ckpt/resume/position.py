@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.format.catalogue import checkpoint_folder, entries, entry, pick, step_folder, steps_in
 from titan_core.api import Job, JobContext, RunEnd, SavedPosition, UserError
-from titan_core.toolkit.jobs import AssembledJob, NextCommand
+from titan_core.api.config.numbers import MOST_STEPS
+from titan_core.api.config.sections import TrainingSection
+from titan_core.api.observe.events import NextCommand
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.launching import RESTART
-from titan_core.toolkit.sections import MOST_STEPS, TrainingSection
 
 
 def restarted(job: Job) -> bool:

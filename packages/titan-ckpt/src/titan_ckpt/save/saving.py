@@ -38,8 +38,8 @@ from titan_ckpt.resume.comparing import about_run
 from titan_ckpt.save.retention import Retention, make_room
 from titan_ckpt.save.staging import Snapshot, Staging
 from titan_core.api import CheckpointContext, UserError
+from titan_core.api.config.sections import ModelSection, TrainingSection
 from titan_core.toolkit.errors import caused_by_peer
-from titan_core.toolkit.sections import ModelSection, TrainingSection
 
 if TYPE_CHECKING:
     from titan_ckpt.save.exports import Exports

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from titan_core.api._secrets import REDACTED, is_secret, redact_text
 from titan_core.api.config._sane_values import DEEPEST
 from titan_core.api.config.numbers import LARGEST
+from titan_core.api.config.secrets import REDACTED, is_secret, redact_text
 
 LONGEST_SHOWN = 200
 """Maximum characters of a value in an error."""

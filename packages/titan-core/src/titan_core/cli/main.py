@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from shlex import quote
 
 from titan_core.api import Command, Problem, UserError
-from titan_core.api._secrets import redact_text
 from titan_core.api._shown import shorten
+from titan_core.api.config.secrets import redact_text
 from titan_core.cli.help import CommandParser, listing, overview, parser_of
 from titan_core.cli.invocation import Invocation, default_recipe
 from titan_core.cli.launch_options import LaunchOptions

@@ -10,11 +10,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from titan_core.api import Config, Model, Problem, Recipe, Section, StoredModel, UserError
-from titan_core.api._secrets import is_redacted, redact_text
 from titan_core.api._shown import shorten, show
-from titan_core.api._toml import LONGEST, BadToml, parse_toml
 from titan_core.api.config.resolved import COMMAND_LINE
+from titan_core.api.config.secrets import is_redacted, redact_text
 from titan_core.api.config.sections import JobSection, ModelSection, PluginsSection
+from titan_core.api.config.toml import LONGEST, BadToml, parse_toml
 from titan_core.config.overrides import OVERRIDES, AnyOverride, TypedOverride, given_value, where_of, without_dashes
 from titan_core.config.pretrained import lay_under
 from titan_core.config.problems import problems_of

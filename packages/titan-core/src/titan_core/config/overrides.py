@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from titan_core.api._shown import shorten
-from titan_core.api._toml import BadToml, parse_toml
 from titan_core.api.config.resolved import COMMAND_LINE, Override
+from titan_core.api.config.toml import BadToml, parse_toml
 
 OVERRIDES = "overrides"
 """Origin of a value that a :class:`TypedOverride` set."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from titan_core.api import Config, Registry
-from titan_core.api._secrets import redact
 from titan_core.api._shown import is_obeyed, show
+from titan_core.api.config.secrets import redact
 from titan_core.toolkit.fields import MODEL_ARGS, choices_at, choices_of, field_docs, model_families, type_name
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from titan_core.api import DocumentSource, Problem, RefusedChange, TextTokenizer, UserError, matches
-from titan_core.api._secrets import redact_text
+from titan_core.api.config.secrets import redact_text
 from titan_core.api.data.dataset import StreamSpec
 from titan_core.data.excluding import excluding_problems
 

@@ -68,7 +68,7 @@ def assemble(
     Args:
         world_size: number of ranks; ``None`` for the smallest world that the config allows.
         trains: see :class:`~titan_core.api.Job`.
-        missing_ok: list files that this machine lacks in :attr:`~titan_core.toolkit.jobs.AssembledJob.missing`.
+        missing_ok: list files that this machine lacks in :attr:`~titan_core.api.plugins.assembled_job.AssembledJob.missing`.
 
     Raises:
         UserError: the job is invalid. Lists every problem found.

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from titan_core.api import Config, UserError
-from titan_core.api._toml import parse_toml
 from titan_core.api.config.resolved import Override
 from titan_core.api.config.sections import JobSection, TrainingSection
+from titan_core.api.config.toml import parse_toml
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.load import load_config
 from titan_core.config.overrides import AnyOverride

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from titan_core.api import Run, RunEnd, RunStopped, StepReport, UserError, hookimpl
-from titan_core.api._secrets import redact_text
+from titan_core.api.config.secrets import redact_text
 from titan_core.toolkit.atomic_write import atomic_write
 from titan_core.toolkit.errors import PluginFailure, caused_by_peer, exit_status
 from titan_core.toolkit.launching import OUTCOMES, Outcome, rank_log, report_lines

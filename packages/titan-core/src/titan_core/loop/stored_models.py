@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def open_model(job: AssembledJob, stored: StoredModel) -> Iterator[LoadedModel]:
-    """See :meth:`titan_core.toolkit.jobs.StoredModels.open`. Records an error within the context for the launcher."""
+    """See :meth:`.StoredModels.open`. Records an error within the context for the launcher."""
     job.require_hardware()
     with join_world(job) as world:
         try:

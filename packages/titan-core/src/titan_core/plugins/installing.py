@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-from titan_core.api._secrets import redact_text
+from titan_core.api.config.secrets import redact_text
 from titan_core.plugins.names import PACKAGE, ours
 
 INDEX = "TITAN_PACKAGE_INDEX"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from titan_core.api import Finding, Run, RunEnd, World, hookimpl
-from titan_core.api._secrets import redact_text
+from titan_core.api.config.secrets import redact_text
 from titan_core.api.observe.events import Sample
 from titan_core.runlog.other_runs import recipe_of
 from titan_core.runlog.time_by_cause import CAUSES, SpentTime

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from titan_core.api import Recipe, UserError
-from titan_core.api._secrets import redact_text
 from titan_core.api._shown import show
-from titan_core.api._toml import parse_toml
+from titan_core.api.config.secrets import redact_text
+from titan_core.api.config.toml import parse_toml
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.render import to_toml
 from titan_core.toolkit.files import read_text

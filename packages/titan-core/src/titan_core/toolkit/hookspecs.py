@@ -10,12 +10,13 @@ import pluggy
 
 from titan_core.api import hookspecs
 from titan_core.api.hookspecs import PROJECT, hookspec
-from titan_core.toolkit.jobs import AssembledJob, JobFact
+from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.toolkit.jobs import JobFact
 from titan_core.toolkit.launching import Launcher
 
 if TYPE_CHECKING:
     from titan_core.api import RunEnd
-    from titan_core.toolkit.jobs import NextCommand, Sample
+    from titan_core.api.observe.events import NextCommand, Sample
 
 
 def hook_manager() -> pluggy.PluginManager:

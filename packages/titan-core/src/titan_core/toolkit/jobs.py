@@ -6,12 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from titan_core.api import Job, Problem
-from titan_core.api._secrets import redact_text
-from titan_core.api.checkpoint.store import refused_changes as refused_changes
-from titan_core.api.checkpoint.stored_model import LoadedModel as LoadedModel, StoredModels as StoredModels
-from titan_core.api.config.resolved import COMMAND_LINE as COMMAND_LINE, Override as Override
-from titan_core.api.observe.events import NextCommand as NextCommand, Sample as Sample
-from titan_core.api.plugins.assembled_job import AssembledJob as AssembledJob
+from titan_core.api.config.secrets import redact_text
+from titan_core.api.plugins.assembled_job import AssembledJob
 
 
 def note_of(problem: Problem) -> str:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from titan_core.api import CommandContext, Component, Ref, UserError
-from titan_core.api._secrets import redact_arguments
 from titan_core.api.config.numbers import MOST_RANKS
+from titan_core.api.config.secrets import redact_arguments
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import parse_integer
 from titan_core.toolkit.folder_lock import FolderLock

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from titan_core.api import UserError
-from titan_core.api._toml import number_flaw as number_flaw
+from titan_core.api.config.toml import number_flaw as number_flaw
 from titan_core.toolkit.files import LONGEST, read_bytes
 
 DEEPEST = 100

@@ -10,8 +10,8 @@ from typing import Any, TextIO
 
 from pydantic import ValidationError
 
-from titan_core.api._secrets import redact_text
 from titan_core.api._shown import printable as printable, shorten as shorten, show as show
+from titan_core.api.config.secrets import redact_text
 
 
 def show_mistakes(error: ValidationError, name_of: Callable[[str, Any], str] = lambda key, value: key) -> str:
@@ -65,8 +65,8 @@ def show_seconds(seconds: float) -> str:
 
 
 def describe_model(name: str, parameters: int, active: int | None = None) -> str:
-    """Return the name of a model (:attr:`titan_core.toolkit.jobs.AssembledJob.name`) with its number of parameters, and of
-    those that a token uses, if these are fewer: ``"moe small (30.5B parameters, 3.3B active)"``."""
+    """Return the name of a model (:attr:`.AssembledJob.name`) with its number of parameters, and of those that a token uses,
+    if these are fewer: ``"moe small (30.5B parameters, 3.3B active)"``."""
     fewer = f", {show_count(active)} active" if active is not None and active < parameters else ""
     return f"{name} ({show_count(parameters)} parameters{fewer})"
 
@@ -96,7 +96,7 @@ def print_json(value: Any) -> None:
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """Print ``notes`` (:attr:`titan_core.toolkit.jobs.AssembledJob.notes`), one per line."""
+    """Print ``notes`` (:attr:`titan_core.api.plugins.assembled_job.AssembledJob.notes`), one per line."""
     for note in notes:
         say(f"note: {note}")
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from titan_core.api import UserError
+from titan_core.api.config.numbers import MOST_STEPS
 from titan_core.toolkit.reading import StepRows, UsedTokens
-from titan_core.toolkit.sections import MOST_STEPS
 from titan_data.books.recorded_run import RecordedRun, Segment
 
 Note = Callable[[str], None]

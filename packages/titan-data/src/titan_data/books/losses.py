@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from titan_core.api import Batch, CommandContext, Microbatch, ObjectiveFunction, StoredModel, UserError, Vocabulary
-from titan_core.toolkit.jobs import AssembledJob, LoadedModel
-from titan_core.toolkit.models import IGNORE
+from titan_core.api.checkpoint.stored_model import LoadedModel
+from titan_core.api.config.sections import TrainingSection
+from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.api.training.batch import IGNORE
 from titan_core.toolkit.reading import StepRows
-from titan_core.toolkit.sections import TrainingSection
 from titan_data.books.documents import Note, UsedDocument, rows_of_steps, used_documents
 from titan_data.books.recorded_run import RecordedRun, Segment
 

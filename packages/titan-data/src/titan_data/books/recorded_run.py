@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from titan_core.api import Checkpoint, CommandContext, SavedPosition, UserError, matches
-from titan_core.toolkit.jobs import AssembledJob, Override
+from titan_core.api.config.numbers import MOST_STEPS
+from titan_core.api.config.resolved import Override
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.reading import DataReplay
 from titan_core.toolkit.runs.files import CONFIG, PREVIOUS, digest_of
 from titan_core.toolkit.runs.run_log import RunLog
-from titan_core.toolkit.sections import MOST_STEPS
 
 CHANGES: Final = ("data.mixture", "dataset.*.weight")
 """What may differ between the streams of two segments, beside the batch and the length of sequences."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from titan_core.api import CorruptRecord
+from titan_core.api.data.tokenizer import Message
 from titan_core.toolkit.plain_json import json_kind, parse_json
-from titan_core.toolkit.tokenizers import Message
 from titan_data.chat.config import ChatSection
 from titan_data.chat.forms import TOOLS, ChatForm, form_of_record
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from titan_core.api import ChatTokenizer, CorruptRecord, UserError
-from titan_core.toolkit.tokenizers import Message
+from titan_core.api.data.tokenizer import Message
 from titan_data.chat.records import CALLS, Chat
 from titan_data.chat.tokens import DATE
 from titan_data.template_process import TemplateStopped

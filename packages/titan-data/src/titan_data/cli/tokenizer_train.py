@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from titan_core.api import CommandContext, UserError
+from titan_core.api.config.resolved import Override
 from titan_core.toolkit.arguments import integer, json_argument, recipe_arguments
-from titan_core.toolkit.jobs import Override
 from titan_core.toolkit.status import phase
 from titan_core.toolkit.status_line import StatusLine
 from titan_core.toolkit.text import print_json, say, shorten, show_bytes

@@ -22,7 +22,7 @@ from titan_core.api import (
     UserError,
     WeightedTokens,
 )
-from titan_core.toolkit.tokenizers import token_ids
+from titan_core.api.data.tokenizer import token_ids
 from titan_data.file_documents import FileDocuments
 from titan_data.limits import DEFAULT, too_large
 from titan_data.mapped_files import MappedFiles, detached

@@ -20,8 +20,8 @@ from titan_core.api import (
     Problem,
     WeightedTokens,
 )
+from titan_core.api.data.tokenizer import token_ids
 from titan_core.toolkit.plain_json import json_kind
-from titan_core.toolkit.tokenizers import token_ids
 from titan_data.foreign.config import InputIdsSection
 from titan_data.foreign.documents import TOKENIZER_FIX, UNRECORDED
 from titan_data.local_files import check_first, form_of

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from titan_core.api import RenderedChat, UserError
+from titan_core.api.data.tokenizer import Message
 from titan_core.toolkit.files import read_text
 from titan_core.toolkit.plain_json import json_kind, read_object
-from titan_core.toolkit.tokenizers import Message
 from titan_data.template_process import SandboxedTemplate, TemplateRefused, TemplateStopped
 
 CONFIG = "tokenizer_config.json"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from titan_core.api import UserError
+from titan_core.api.data.tokenizer import without_surrogates
 from titan_core.toolkit.reading import DatasetSpec, DocumentReader, ReadPolicy
-from titan_core.toolkit.tokenizers import without_surrogates
 
 _SAMPLE = 1 << 20
 

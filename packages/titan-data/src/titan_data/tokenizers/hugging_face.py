@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from titan_core.api import ChatTokenizer, RenderedChat, TokenizerContext, UserError
+from titan_core.api.data.tokenizer import Message, without_surrogates
 from titan_core.toolkit.files import LONGEST_TABLE, read_bytes
-from titan_core.toolkit.tokenizers import Message, without_surrogates
 from titan_data.template_process import TemplateStopped
 from titan_data.tokenizers.chat_template import ChatTemplate
 from titan_data.tokenizers.document_marks import DOWNLOAD, TOKENIZER, document_marks

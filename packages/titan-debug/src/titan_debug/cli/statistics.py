@@ -10,9 +10,9 @@ from pathlib import Path
 from shlex import quote
 
 from titan_core.api import CommandContext, UserError
+from titan_core.api.config.numbers import MOST_STEPS
 from titan_core.toolkit.arguments import integer, json_argument, seconds
 from titan_core.toolkit.runs.run_log import RunLog
-from titan_core.toolkit.sections import MOST_STEPS
 from titan_core.toolkit.text import print_json, print_table, ranks, say, spans
 from titan_debug.config import NumericsSection
 from titan_debug.numerics.statistics import AddedStatistics, Moments, StepStatistics, read_statistics

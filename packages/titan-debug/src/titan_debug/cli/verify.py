@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from titan_core.api import CommandContext, UserError
+from titan_core.api.config.resolved import Override
+from titan_core.api.config.sections import JobSection, TrainingSection
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import json_argument, number, recipe_arguments, step_count
 from titan_core.toolkit.folder_lock import FolderLock
-from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_core.toolkit.runs.child_runs import ChildRun, without_checkpoints
 from titan_core.toolkit.runs.run_log import RunLog
-from titan_core.toolkit.sections import JobSection, TrainingSection
 from titan_core.toolkit.text import print_json, print_table, say
 from titan_debug.config import NumericsSection
 from titan_debug.numerics.statistics import read_statistics

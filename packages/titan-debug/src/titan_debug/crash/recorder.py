@@ -18,8 +18,8 @@ from shlex import quote
 import torch
 
 from titan_core.api import JobContext, Run, RunEnd, RunStopped, UserError, hookimpl
+from titan_core.api.config.secrets import redact, redact_arguments, redact_text
 from titan_core.toolkit.errors import PluginFailure, caused_by_peer
-from titan_core.toolkit.secrets import redact, redact_arguments, redact_text
 from titan_debug.crash.report import RankCrash, crash_folder, write_crash
 
 log = logging.getLogger(__name__)

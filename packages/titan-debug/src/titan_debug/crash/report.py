@@ -13,12 +13,12 @@ from shlex import quote
 from typing import Any
 
 from titan_core.api import UserError
+from titan_core.api.config.secrets import redact
 from titan_core.toolkit.atomic_write import atomic_write
 from titan_core.toolkit.files import open_file, read_bytes, read_text
 from titan_core.toolkit.json_lines import complete_lines
 from titan_core.toolkit.runs.files import DEBUG, METRICS, PLUGINS
 from titan_core.toolkit.runs.run_log import RunLog
-from titan_core.toolkit.secrets import redact
 from titan_core.toolkit.text import ranks
 from titan_debug.flight.diagnose import Analysis, analyse
 from titan_debug.flight.dump import dump_folder, read_dumps

@@ -10,9 +10,9 @@ from pathlib import Path
 from shlex import quote
 
 from titan_core.api import Finding, JobContext, Run, RunEnd, StepReport, hookimpl
+from titan_core.api.config.secrets import redact_text
+from titan_core.api.config.sections import CommSection, JobSection
 from titan_core.toolkit.errors import caused_by_peer
-from titan_core.toolkit.secrets import redact_text
-from titan_core.toolkit.sections import CommSection, JobSection
 from titan_debug.config import LEAST_WATCHED_SECONDS, CommTraceSection
 from titan_debug.flight.collect import capacity, collect, prepare_environment
 from titan_debug.flight.diagnose import analyse

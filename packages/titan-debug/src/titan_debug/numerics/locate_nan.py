@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from titan_core.api import Finding, JobContext, PendingUpdate, Run, hookimpl
+from titan_core.api.config.sections import TrainingSection
+from titan_core.api.observe.deferred_reports import finite, in_flight
 from titan_core.toolkit.device import HostCopy
-from titan_core.toolkit.models import finite, in_flight
-from titan_core.toolkit.sections import TrainingSection
 from titan_core.toolkit.text import ranks
 from titan_debug.config import NumericsSection
 from titan_debug.numerics.replay import local_tensors, named_gradients, place_in_model, replay

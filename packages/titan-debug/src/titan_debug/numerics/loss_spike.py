@@ -28,9 +28,9 @@ from titan_core.api import (
     UserError,
     hookimpl,
 )
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.device import HostCopy
 from titan_core.toolkit.errors import NumericsStop
-from titan_core.toolkit.jobs import AssembledJob
 from titan_core.toolkit.launching import LOCKED
 from titan_core.toolkit.processes import python
 from titan_core.toolkit.runs.run_log import RunLog

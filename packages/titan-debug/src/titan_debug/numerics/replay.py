@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from titan_core.api import Batch, ModelLayout, ModelPart, ObjectiveFunction, PendingUpdate, Vocabulary
-from titan_core.toolkit.models import is_shape_inference
+from titan_core.api.parallel.step import is_shape_inference
 from titan_debug.torch_private import uncompiled
 
 OutputCallback = Callable[[str, nn.Module, list[Tensor]], None]

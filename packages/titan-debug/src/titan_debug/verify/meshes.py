@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from titan_core.api import CommandContext, MeshDim, MeshView, Problem, Registry, Transform, UserError
+from titan_core.api.config.numbers import MOST_PROCESSES
+from titan_core.api.config.resolved import Override
+from titan_core.api.config.sections import TrainingSection
+from titan_core.api.parallel.mesh import dims_in_order, sound_views
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import parse_integer
 from titan_core.toolkit.errors import nearest
-from titan_core.toolkit.jobs import AssembledJob, Override
-from titan_core.toolkit.mesh import dims_in_order, sound_views
-from titan_core.toolkit.sections import MOST_PROCESSES, TrainingSection
 from titan_core.toolkit.text import shorten
 
 ONE_DEVICE = "one device"

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from titan_core.api import UserError
-from titan_core.toolkit.jobs import AssembledJob, Override
+from titan_core.api.config.resolved import Override
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.text import spans
 
 CHECK_SECONDS = 10.0

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from titan_core.api import UserError
+from titan_core.api.config.sections import JobSection
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.device import choose_device
-from titan_core.toolkit.jobs import AssembledJob
-from titan_core.toolkit.sections import JobSection
 from titan_launch.config import NUMA_BINDING, NUMA_BINDINGS
 
 log = logging.getLogger(__name__)

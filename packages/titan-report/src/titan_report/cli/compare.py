@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from titan_core.api import CommandContext, Problem, UserError
+from titan_core.api.config.resolved import Override
+from titan_core.api.config.sections import JobSection, TrainingSection
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import process_count, recipe_arguments, small_integer, step_count
 from titan_core.toolkit.folder_lock import FolderLock
-from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_core.toolkit.runs.child_runs import ChildRun, without_checkpoints
 from titan_core.toolkit.runs.run_log import RunLog
-from titan_core.toolkit.sections import JobSection, TrainingSection
 from titan_core.toolkit.text import describe_model, print_table, say
 from titan_report.compare.outcome import HEADERS, VariantOutcome, csv_rows_of, outcome_of, rows_of
 from titan_report.compare.purpose import SPEED_STEPS, Purpose, purpose_of

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from titan_core.api import Checkpoint, Component, Observer, Registry, Transform
-from titan_core.toolkit.sections import CORE_SECTIONS
+from titan_core.api.config.sections import CORE_SECTIONS
 
 Purpose = Literal["speed", "loss"]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from titan_core.api import UserError
+from titan_core.api.config.resolved import Override
 from titan_core.toolkit.arguments import parse_overrides
-from titan_core.toolkit.jobs import Override
 
 BASELINE = "baseline"
 LONGEST = 80

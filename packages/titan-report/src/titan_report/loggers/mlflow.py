@@ -13,10 +13,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from titan_core.api import JobContext, Record, Run, RunEnd, hookimpl
+from titan_core.api.config.secrets import redact
 from titan_core.toolkit.device import device_name
 from titan_core.toolkit.files import read_text
 from titan_core.toolkit.runs.files import LOGS
-from titan_core.toolkit.secrets import redact
 from titan_report.config import MlflowKeys, mlflow_uri
 from titan_report.config_differences import flatten
 from titan_report.loggers.outbox import TIMEOUT_SECONDS, DeliveryError, Outbox, send_json

@@ -9,10 +9,10 @@ from typing import Any
 import wandb
 
 from titan_core.api import JobContext, Record, Run, RunEnd, hookimpl
+from titan_core.api.config.secrets import redact
 from titan_core.toolkit.device import device_name
 from titan_core.toolkit.files import read_text
 from titan_core.toolkit.runs.files import LOGS
-from titan_core.toolkit.secrets import redact
 from titan_report.config import WandbKeys
 
 RUN_ID = "wandb_run_id"

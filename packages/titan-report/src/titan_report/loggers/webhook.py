@@ -9,8 +9,8 @@ import time
 from typing import Any
 
 from titan_core.api import Finding, JobContext, RunEnd, hookimpl
-from titan_core.toolkit.secrets import redact_text
-from titan_core.toolkit.sections import TrainingSection
+from titan_core.api.config.secrets import redact_text
+from titan_core.api.config.sections import TrainingSection
 from titan_report.config import WebhookKeys, webhook_url
 from titan_report.loggers.outbox import TIMEOUT_SECONDS, Outbox, send_json
 

@@ -11,9 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from titan_core.api import CommandContext
+from titan_core.api.config.resolved import Override
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import json_argument, recipe_arguments, world_size_argument
 from titan_core.toolkit.errors import EXIT_FAILURE
-from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_core.toolkit.text import print_json, print_notes, print_table, say
 from titan_simulate.cli.imbalance import imbalance_argument
 from titan_simulate.cli.stages import all_stages, job_of_stage, print_stages, stage_argument, stages_as_json, verdict_of

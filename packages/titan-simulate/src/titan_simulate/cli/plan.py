@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from titan_core.api import CommandContext, Config, UserError
+from titan_core.api.config.resolved import Override
+from titan_core.api.config.secrets import redact
+from titan_core.api.config.sections import JobSection, TrainingSection
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import json_argument, number, rank_count, recipe_arguments, seconds, small_integer
 from titan_core.toolkit.errors import EXIT_INTERRUPTED
-from titan_core.toolkit.jobs import AssembledJob, Override
-from titan_core.toolkit.secrets import redact
-from titan_core.toolkit.sections import JobSection, TrainingSection
 from titan_core.toolkit.text import describe_model, print_json, say
 from titan_simulate.cli.imbalance import imbalance_argument
 from titan_simulate.cli.planned import as_json, compared, print_plan, summary, unfinished

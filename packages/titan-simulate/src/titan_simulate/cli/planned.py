@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from titan_core.toolkit.sections import TrainingSection
+from titan_core.api.config.sections import TrainingSection
 from titan_core.toolkit.text import print_table, say, show_bytes
 from titan_simulate.cli.planned_stage import StagedFigures
 from titan_simulate.hardware.machine import Machine

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from titan_core.api import CommandContext, Config, UserError
-from titan_core.toolkit.jobs import AssembledJob, Override
+from titan_core.api.config.resolved import Override
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.estimate.stages import number_of_stage, step_of
 
 if TYPE_CHECKING:

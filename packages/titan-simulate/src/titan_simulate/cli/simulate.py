@@ -16,10 +16,11 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from titan_core.api import CommandContext, MeshPlan
+from titan_core.api.config.numbers import MOST_RANKS
+from titan_core.api.config.resolved import Override
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import json_argument, parse_integer, recipe_arguments, step_count, world_size_argument
-from titan_core.toolkit.jobs import AssembledJob, Override
 from titan_core.toolkit.launching import shell_command
-from titan_core.toolkit.sections import MOST_RANKS
 from titan_core.toolkit.text import print_json, print_table, say, shorten, show_bytes
 
 if TYPE_CHECKING:

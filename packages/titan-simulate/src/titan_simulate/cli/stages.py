@@ -9,7 +9,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from titan_core.api import CommandContext
-from titan_core.toolkit.jobs import AssembledJob, Override
+from titan_core.api.config.resolved import Override
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.text import print_table, say, show_count, show_seconds
 from titan_simulate.estimate.stages import StageEstimate
 from titan_simulate.hardware.machine import HEADROOM

@@ -10,9 +10,9 @@ import numpy
 from numpy.typing import NDArray
 
 from titan_core.api import DatasetContext, DocumentSource, Ref, StoredModel, TextTokenizer
-from titan_core.toolkit.jobs import AssembledJob
+from titan_core.api.config.sections import ModelSection
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.reading import State, StreamSpec
-from titan_core.toolkit.sections import ModelSection
 
 SETTINGS = {"job.device": "cuda", "data.num_workers": "0"}
 """Settings of every simulated job. Its run directory should be a temporary one."""

@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from titan_core.api import Checkpoint, CheckpointContext, CheckpointStore, Ref
-from titan_core.toolkit.jobs import AssembledJob
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.engine.allocator import Event
 from titan_simulate.engine.result import AllocationTrace
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from titan_core.api import PendingUpdate, Run, RunEnd, StepReport, UserError, World, hookimpl
-from titan_core.toolkit.jobs import AssembledJob
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.simulation import simulating
 from titan_simulate.engine.data import SETTINGS as SETTINGS, with_simulated_data, with_simulated_weights
 from titan_simulate.engine.fake_device import FakeDevice

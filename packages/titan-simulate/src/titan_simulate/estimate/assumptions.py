@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from titan_core.toolkit.jobs import AssembledJob
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.costs import costs_of
 from titan_simulate.estimate.tensor_overlap import NEAR
 from titan_simulate.hardware.machine import Machine

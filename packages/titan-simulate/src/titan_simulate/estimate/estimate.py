@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from titan_core.api import Costs, ModelLayout, PipelineCosts, UserError, matches
-from titan_core.toolkit.jobs import AssembledJob
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.costs import ADAMW, costs_of, costs_of_optimizer
 from titan_simulate.engine import forks
 from titan_simulate.engine.result import Owner

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from titan_core.api import matches
-from titan_core.toolkit.jobs import AssembledJob
-from titan_core.toolkit.sections import TrainingSection
+from titan_core.api.config.sections import TrainingSection
+from titan_core.api.plugins.assembled_job import AssembledJob
 
 
 def frozen_parameters(job: AssembledJob) -> dict[str, int]:

@@ -14,9 +14,10 @@ import os
 from dataclasses import asdict, dataclass
 
 from titan_core.api import Job
+from titan_core.api.config.sections import JobSection, TrainingSection
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import parse_integer
-from titan_core.toolkit.jobs import AssembledJob, JobFact
-from titan_core.toolkit.sections import JobSection, TrainingSection
+from titan_core.toolkit.jobs import JobFact
 from titan_core.toolkit.simulation import current_simulation
 from titan_core.toolkit.text import show_bytes
 from titan_simulate.costs import costs_of_optimizer

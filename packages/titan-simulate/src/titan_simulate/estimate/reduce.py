@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from titan_core.api import ModelPart, Phase, Ref, TrainingContext, Transform
-from titan_core.toolkit.jobs import AssembledJob
-from titan_core.toolkit.models import PrunedModule
+from titan_core.api.parallel.model_part import PrunedModule
+from titan_core.api.plugins.assembled_job import AssembledJob
 
 
 @dataclass

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from titan_core.api import UserError, matches
-from titan_core.toolkit.jobs import AssembledJob
+from titan_core.api.plugins.assembled_job import AssembledJob
 
 if TYPE_CHECKING:
     from titan_simulate.estimate.estimate import Estimate

@@ -7,7 +7,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from titan_core.toolkit.jobs import AssembledJob, Override
+from titan_core.api.config.resolved import Override
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.costs import costs_of
 from titan_simulate.engine.observation import Observation, Operation
 from titan_simulate.engine.result import SimulatedRank

@@ -10,10 +10,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from titan_core.api import Problem, UserError
+from titan_core.api.config.toml import BadToml, parse_toml
 from titan_core.toolkit.errors import nearest
 from titan_core.toolkit.files import read_text
 from titan_core.toolkit.text import shorten
-from titan_core.toolkit.toml import BadToml, parse_toml
 from titan_simulate.hardware.machine import Machine
 
 DEVICES = Path(__file__).parent / "devices"

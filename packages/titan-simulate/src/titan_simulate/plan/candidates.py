@@ -9,8 +9,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from titan_core.api import Job, MeshPlan, Problem, Transform
-from titan_core.toolkit.jobs import AssembledJob, Override
-from titan_core.toolkit.sections import TrainingSection
+from titan_core.api.config.resolved import Override
+from titan_core.api.config.sections import TrainingSection
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.text import show
 from titan_simulate.costs import ADAMW, costs_of, costs_of_optimizer
 from titan_simulate.plan.workload import Workload

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from titan_core.api import UserError
-from titan_core.toolkit.jobs import AssembledJob, Override
+from titan_core.api.config.resolved import Override
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.plan.arithmetic import Arithmetic
 from titan_simulate.plan.candidates import GLOBAL_BATCH, LOCAL_BATCH, Candidate, JobOf, Refused, Space, refusal

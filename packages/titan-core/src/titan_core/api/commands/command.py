@@ -111,7 +111,7 @@ class CommandContext(Protocol):
 
         Args:
             missing_ok: for commands that only look at the job: files that this machine lacks are listed in
-                :attr:`~titan_core.toolkit.jobs.AssembledJob.missing` instead of raised.
+                :attr:`~titan_core.api.plugins.assembled_job.AssembledJob.missing` instead of raised.
 
         Raises:
             UserError: lists all mistakes in the job.

@@ -23,7 +23,7 @@ class SavedPosition:
     changed: tuple[str, ...] = ()
     """Patterns of the differences from the stream to which it belongs that the run has recorded: its mixture has changed."""
     checkpoint: str | None = None
-    """Where the checkpoint is, for :meth:`titan_core.toolkit.jobs.StoredModels.find`."""
+    """Where the checkpoint is, for :meth:`titan_core.api.checkpoint.stored_model.StoredModels.find`."""
 
 
 class DataReplay(Protocol):

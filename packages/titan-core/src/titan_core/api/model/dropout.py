@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from titan_core.api.model._random_bits import Words, element_bits, element_bits_into
+from titan_core.api.model.random_bits import Words, element_bits, element_bits_into
 from titan_core.api.model.random_streams import RandomStream
 
 _PART = (1 << 15) - 1

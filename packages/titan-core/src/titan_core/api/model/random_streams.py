@@ -12,7 +12,7 @@ import hashlib
 import torch
 from torch import Tensor, nn
 
-from titan_core.api.model._random_bits import Words, element_bits, feature_words, of_module, token_words
+from titan_core.api.model.random_bits import Words, element_bits, feature_words, of_module, token_words
 from titan_core.api.parallel.microbatch import Microbatch, current_microbatch
 from titan_core.api.parallel.step import is_shape_inference
 from titan_core.api.plugins.errors import UserError

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from titan_core.api._secrets import redact
 from titan_core.api.commands.registry import Registry
 from titan_core.api.config.resolved import Config
+from titan_core.api.config.secrets import redact
 from titan_core.api.config.sections import TrainingSection
 from titan_core.api.data.components import Tokenizer
 from titan_core.api.data.dataset import StreamSpec

@@ -17,7 +17,7 @@ class Problem:
     fix: str = ""
     missing: bool = False
     """Whether the config may be right, and only this machine lacks something that the job needs where it trains, such as a
-    file. Commands that only look at a job report it as a note (:attr:`titan_core.toolkit.jobs.AssembledJob.missing`)."""
+    file. Commands that only look at a job report it as a note (:attr:`.AssembledJob.missing`)."""
 
     def __str__(self) -> str:
         line = f"{self.where}: {self.why}" if self.where else self.why

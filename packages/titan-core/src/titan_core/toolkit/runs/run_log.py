@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from titan_core.api import UserError
-from titan_core.api._toml import parse_toml
 from titan_core.api.config.run_folder import require_below
+from titan_core.api.config.toml import parse_toml
 from titan_core.toolkit.files import read_bytes, read_text
 from titan_core.toolkit.own_files import require_inside
 from titan_core.toolkit.plain_json import plain_json

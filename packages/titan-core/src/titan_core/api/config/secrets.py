@@ -161,7 +161,7 @@ def redact_arguments(arguments: list[str]) -> list[str]:
 def _argument(text: str) -> str:
     """Return one value without passwords. A table or an array that contains a secret is removed completely."""
     if text.lstrip().startswith(("{", "[")):
-        from titan_core.api._toml import BadToml, parse_toml
+        from titan_core.api.config.toml import BadToml, parse_toml
 
         try:
             value = parse_toml(f"value = {text}")
