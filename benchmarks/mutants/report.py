@@ -15,7 +15,7 @@ REPORT, CONTENTS, WATCH, COMPARE, MFU = (
 )
 ATTEMPTS, AXES = "report/attempts.py", "report/page.py"
 OUTBOX, WEBHOOK, MLFLOW = "report/loggers/outbox.py", "tests/report/test_webhook.py", "tests/report/test_mlflow.py"
-BILL_PY, BILL = "report/bill.py", "tests/report/test_bill.py"
+GOODPUT_PY, GOODPUT = "report/goodput.py", "tests/report/test_goodput.py"
 
 MUTANTS = (
     Mutant("attempts-end-with-the-next", ATTEMPTS, "if began <= sign < limit)", "if began <= sign <= limit)", (CONTENTS, REPORT)),
@@ -35,17 +35,17 @@ MUTANTS = (
     Mutant("hours-of-the-day-lost", "core/toolkit/text.py", 'f"{days} d {hours % 24} h"', 'f"{days} d {hours} h"', (CONTENTS,)),
     Mutant("only-known-metrics-drawn", "report/charts.py", 'if "/" in key and not key.startswith(_COUNTS))', 'if key.startswith(("objective/", "auxiliary/")))', (CONTENTS,)),
     Mutant("unfinished-retries-hidden", "report/charts.py", "retries = sum(max(", "retries = sum(min(", (CONTENTS,)),
-    Mutant("bill-without-ranks", BILL_PY, "length = ranks * max(", "length = max(", (BILL,)),
-    Mutant("bill-loses-no-steps", BILL_PY, "    if lost > 0:", "    if lost < 0:", (BILL,)),
-    Mutant("bill-loses-whole-events", BILL_PY, "return less + (more - less) * (step - first) / (last - first)", "return less", (BILL,)),
-    Mutant("bill-resumes-from-the-next-attempt", BILL_PY, 'resumed = min((int(each.start["step"]) for each in later), default=None)', 'resumed = next((int(each.start["step"]) for each in later), None)', (BILL,)),
-    Mutant("bill-counts-what-follows-a-failure-twice", BILL_PY, ' and float(event["time"]) <= ended]', "]", (BILL,)),
-    Mutant("bill-restarts-are-starts", BILL_PY, "again = number > 0 or", "again = number < 0 or", (BILL,)),
-    Mutant("bill-of-kills-that-lose-nothing", BILL_PY, '"lost" if attempt.replaced and not clean else "steps"', '"steps"', (BILL,)),
-    Mutant("bill-ends-with-the-last-line", BILL_PY, "return begun if _was_restarted(following) else min(attempt.last, begun)", "return min(attempt.last, begun)", (BILL,)),
-    Mutant("bill-of-older-runs", BILL_PY, 'if not any(event.get("launched") == first["launched"]', 'if not any(event.get("launched") != first["launched"]', (BILL,)),
-    Mutant("goodput-of-what-is-known", BILL_PY, "None if NOT_RECORDED in seconds or not self.wall else", "None if not self.wall else", (BILL,)),
-    Mutant("bill-sums-unchecked", BILL_PY, "if abs(bill.difference) > TOLERANCE:", "if abs(bill.difference) > 1:", (BILL,)),
+    Mutant("goodput-without-ranks", GOODPUT_PY, "length = ranks * max(", "length = max(", (GOODPUT,)),
+    Mutant("goodput-loses-no-steps", GOODPUT_PY, "    if lost > 0:", "    if lost < 0:", (GOODPUT,)),
+    Mutant("goodput-loses-whole-events", GOODPUT_PY, "return less + (more - less) * (step - first) / (last - first)", "return less", (GOODPUT,)),
+    Mutant("goodput-resumes-from-the-next-attempt", GOODPUT_PY, 'resumed = min((int(each.start["step"]) for each in later), default=None)', 'resumed = next((int(each.start["step"]) for each in later), None)', (GOODPUT,)),
+    Mutant("goodput-counts-what-follows-a-failure-twice", GOODPUT_PY, ' and float(event["time"]) <= ended]', "]", (GOODPUT,)),
+    Mutant("goodput-restarts-are-starts", GOODPUT_PY, "again = number > 0 or", "again = number < 0 or", (GOODPUT,)),
+    Mutant("goodput-of-kills-that-lose-nothing", GOODPUT_PY, '"lost" if attempt.replaced and not clean else "steps"', '"steps"', (GOODPUT,)),
+    Mutant("goodput-ends-with-the-last-line", GOODPUT_PY, "return begun if _was_restarted(following) else min(attempt.last, begun)", "return min(attempt.last, begun)", (GOODPUT,)),
+    Mutant("goodput-of-older-runs", GOODPUT_PY, 'if not any(event.get("launched") == first["launched"]', 'if not any(event.get("launched") != first["launched"]', (GOODPUT,)),
+    Mutant("goodput-of-what-is-known", GOODPUT_PY, "None if NOT_RECORDED in seconds or not self.wall else", "None if not self.wall else", (GOODPUT,)),
+    Mutant("goodput-sums-unchecked", GOODPUT_PY, "if abs(spent.difference) > TOLERANCE:", "if abs(spent.difference) > 1:", (GOODPUT,)),
     Mutant("outbox-follows-redirects", OUTBOX, "build_opener(_NoRedirect)", "build_opener()", (WEBHOOK,)),
     Mutant("outbox-waits-when-full", OUTBOX, "self._waiting.put_nowait(deliver)", "self._waiting.put(deliver)", (WEBHOOK,)),
     Mutant("outbox-gives-up-at-once", OUTBOX, "error.code >= 500 or", "error.code > 599 or", (WEBHOOK,)),

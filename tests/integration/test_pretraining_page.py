@@ -19,7 +19,7 @@ from harness.fake_cuda import why_not
 from titan_core.cli.main import main
 from titan_core.toolkit.json_lines import read_lines
 from titan_core.toolkit.runs.run_log import RunLog
-from titan_report.bill import bill_of
+from titan_report.goodput import time_by_cause
 
 PAGE = Path(__file__).parents[2] / "docs/pretraining.md"
 SIMULATES = ("estimate", "plan")
@@ -146,7 +146,7 @@ def _require_report() -> None:
         assert f"stage '{stage}' began after step" in page
     for folder in ("outputs/pretrain", "outputs/anneal"):
         run = RunLog.read(folder)
-        bill = bill_of(run.events, run.times)
-        assert bill.difference == pytest.approx(0, abs=0.01)
-        assert sum(bill.seconds.values()) == pytest.approx(bill.wall, rel=0.01)
-        assert min(bill.seconds[cause] for cause in ("steps", "start", "save", "evaluation")) > 0
+        spent = time_by_cause(run.events, run.times)
+        assert spent.difference == pytest.approx(0, abs=0.01)
+        assert sum(spent.seconds.values()) == pytest.approx(spent.wall, rel=0.01)
+        assert min(spent.seconds[cause] for cause in ("steps", "start", "save", "evaluation")) > 0

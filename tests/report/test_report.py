@@ -88,7 +88,7 @@ def test_the_page_draws_every_chart_without_network_requests(report: Path, brows
         points = drawn(seen)
         assert list(points) == [
             "chart-loss", "chart-grad_norm", "chart-lr", "chart-throughput", "chart-memory", "chart-step_time-0",
-            "chart-step_time-1", "chart-data_shares-1", "bill-0", "timeline-0", "timeline-1",
+            "chart-step_time-1", "chart-data_shares-1", "time-by-cause-0", "timeline-0", "timeline-1",
         ]  # fmt: skip
         assert all(curves and min(curves) >= 1 for curves in points.values()), points
         assert max(points["chart-loss"]) >= 30  # plotly omits points on a straight line

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from titan_core.toolkit.text import format_mfu, is_estimated, printable
 from titan_report.attempts import State, describe_end
-from titan_report.bill import goodput_line
 from titan_report.braille import bounds, plot
 from titan_report.followed_run import FollowedRun
+from titan_report.goodput import goodput_line
 from titan_report.shown import UNKNOWN, duration, figure, finite
 from titan_report.stacks import TIME_PARTS
 from titan_report.summary import model_of
@@ -131,7 +131,7 @@ def _figures(run: FollowedRun) -> RenderableType:
     for (left_label, left_value), (right_label, right_value) in zip(left, right, strict=True):
         grid.add_row(left_label, left_value, right_label, right_value)
     goodput = Text("goodput     ", style="dim", no_wrap=True, overflow="ellipsis").append(
-        goodput_line(run.bill), style="not dim"
+        goodput_line(run.spent), style="not dim"
     )
     return Group(grid, _split(last), goodput)
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from titan_report.bill import Bill
 from titan_report.charts import Chart, Curve
 from titan_report.expert_map import ExpertMap
+from titan_report.goodput import TimeByCause
 from titan_report.palette import OF_CAUSES, colour_of, dash_of, round_of, tint_of
 from titan_report.shown import clock
 from titan_report.timeline import Kind, Moment, Timeline
@@ -84,17 +84,18 @@ def timeline_figure(timeline: Timeline) -> Figure:
     return {"data": [bars, *markers], "layout": layout}
 
 
-def bill_figure(bill: Bill, run: int) -> Figure:
-    """Return the figure of a bill: a stacked bar for each attempt, the first one on top, in hours of all ranks."""
-    names = [f"attempt {number}" for number in range(1, len(bill.attempts) + 1)]
+def time_figure(spent: TimeByCause, run: int) -> Figure:
+    """Return the figure of the time by cause: a stacked bar for each attempt, the first one on top, in hours of all
+    ranks."""
+    names = [f"attempt {number}" for number in range(1, len(spent.attempts) + 1)]
     bars = [
         {
             "type": "bar", "orientation": "h", "name": cause, "meta": {"run": run}, "y": names,
-            "x": [attempt.seconds.get(cause, 0.0) / 3600 for attempt in bill.attempts],
+            "x": [attempt.seconds.get(cause, 0.0) / 3600 for attempt in spent.attempts],
             "marker": {"color": "@{}/{:.2f}".format(*OF_CAUSES[cause]), "line": {"width": 0}},
             "hovertemplate": f"{cause}: %{{x:.3~g}} h<extra></extra>",
         }
-        for cause in bill.seconds
+        for cause in spent.seconds
     ]  # fmt: skip
     font = {"size": 11, "color": "@muted"}
     layout = _layout(

@@ -15,7 +15,7 @@ from titan_core.toolkit.runs.record_checks import event_flaw, metrics_flaw
 from titan_core.toolkit.runs.tail import Tail
 from titan_core.toolkit.runs.thinned import SignsOfLife, Thinned
 from titan_report.attempts import Attempt, State, attempts_of, pace_of, state_of
-from titan_report.bill import Bill, bill_of, with_earlier
+from titan_report.goodput import TimeByCause, time_by_cause, with_earlier
 from titan_report.shown import finite
 
 _RECENT = 50
@@ -36,7 +36,7 @@ class FollowedRun:
         self._changed = 0.0
         self.attempts: list[Attempt] = []
         """In order; the last one may be in progress."""
-        self.bill = Bill(())
+        self.spent = TimeByCause(())
         self._forget_metrics()
 
     def _forget_metrics(self) -> None:
@@ -70,7 +70,7 @@ class FollowedRun:
         self._read_config()
         if self._taken > taken or len(self.events) > events or replaced or events_replaced:
             self.attempts = attempts_of(self.events, self._signs.times)
-            self.bill = bill_of(with_earlier(self.path, self.events), self._signs.times)
+            self.spent = time_by_cause(with_earlier(self.path, self.events), self._signs.times)
             if self._polled:
                 self._changed = time.monotonic()
         self._polled = True

@@ -18,11 +18,11 @@ from titan_core.api import UserError
 from titan_core.api.config.secrets import redact
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_report.attempts import Attempt, attempts_of
-from titan_report.bill import Bill, bill_note, bill_of, bill_table, with_earlier
 from titan_report.charts import Chart, line_charts
 from titan_report.config_differences import config_differences, version_differences
 from titan_report.expert_map import expert_maps
-from titan_report.figures import Figure, bill_figure, chart_figure, expert_figure, timeline_figure
+from titan_report.figures import Figure, chart_figure, expert_figure, time_figure, timeline_figure
+from titan_report.goodput import TimeByCause, time_by_cause, time_note, time_table, with_earlier
 from titan_report.palette import DARK, LIGHT, OF_CAUSES, colour_of, round_of, tint_of
 from titan_report.shown import Table, clock, distinct_names, finite, time_zone
 from titan_report.stacks import stacks
@@ -77,7 +77,7 @@ def page(runs: Sequence[RunLog], table: Table | None = None) -> str:
             identity += "-"
         identified[identity] = chart
     figures: dict[str, Figure] = {identity: chart_figure(chart, names) for identity, chart in identified.items()}
-    bills = _bills(masked, figures)
+    times = _times_by_cause(masked, figures)
     shown = timelines(masked)
     figures |= {f"timeline-{one.run}": timeline_figure(one) for one in shown}
     experts = expert_maps(masked)
@@ -87,7 +87,7 @@ def page(runs: Sequence[RunLog], table: Table | None = None) -> str:
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     environment.globals |= {
         "round_of": round_of, "colour_of": colour_of, "numeric": _numeric, "styles_of": _styles_of,
-        "tints_of": _tints_of, "causes_of": lambda bill: {cause: OF_CAUSES[cause] for cause in bill.seconds},
+        "tints_of": _tints_of, "causes_of": lambda spent: {cause: OF_CAUSES[cause] for cause in spent.seconds},
         "names": names,
     }  # fmt: skip
     return environment.from_string(_resource("page.html")).render(
@@ -102,7 +102,7 @@ def page(runs: Sequence[RunLog], table: Table | None = None) -> str:
         charts=identified,
         axes=_known_axes(found),
         positions=found,
-        bills=bills,
+        times=times,
         timelines=[(one, _events(one)) for one in shown],
         marks=_MARKS,
         experts=experts,
@@ -156,14 +156,14 @@ def _palette() -> str:
     return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
 
 
-def _bills(runs: Sequence[RunLog], figures: dict[str, Figure]) -> list[tuple[int, Bill, str, Table]]:
+def _times_by_cause(runs: Sequence[RunLog], figures: dict[str, Figure]) -> list[tuple[int, TimeByCause, str, Table]]:
     found = []
     for number, run in enumerate(runs):
-        bill = bill_of(with_earlier(run.path, run.events), run.times)
-        if bill.attempts:
-            found.append((number, bill, bill_note(bill), bill_table(bill)))
-            if bill.is_recorded:
-                figures[f"bill-{number}"] = bill_figure(bill, number)
+        spent = time_by_cause(with_earlier(run.path, run.events), run.times)
+        if spent.attempts:
+            found.append((number, spent, time_note(spent), time_table(spent)))
+            if spent.is_recorded:
+                figures[f"time-by-cause-{number}"] = time_figure(spent, number)
     return found
 
 

@@ -26,7 +26,7 @@ OF_CAUSES: Mapping[str, tuple[str, float]] = {
     "idle": ("muted", 0.45),
     "not recorded": ("muted", 0.2),
 }
-"""Colour and opacity of each cause in a bill: nine tints of one colour could not be told apart."""
+"""Colour and opacity of each cause: nine tints of one colour could not be told apart."""
 
 
 def colour_of(run: int) -> int:

@@ -20,7 +20,7 @@ from titan_core.loop.results import print_next_commands
 from titan_core.loop.trainer import Trainer
 from titan_core.loop.world import join_world
 from titan_core.plugins.lifecycle import Lifecycle
-from titan_core.runlog.forgiven import register_late_observers
+from titan_core.runlog.optional_observers import register_late_observers
 from titan_core.runlog.other_runs import require_own_run
 from titan_core.runlog.run_directory import RunDirectory, run_lock
 from titan_core.runlog.time_by_cause import SpentTime

@@ -28,10 +28,10 @@ def register_late_observers(job: AssembledJob, lifecycle: Lifecycle, rank: int) 
         if one.first_rank and not one.may_fail:
             made, origin = one.build.load()(one.context(job)), job.registry.origin(one)
             lifecycle.register(made, origin=origin, has_tensors=False)
-    ForgivenObservers(lifecycle).build((one for one in here if one.may_fail), job)
+    OptionalObservers(lifecycle).build((one for one in here if one.may_fail), job)
 
 
-class ForgivenObservers:
+class OptionalObservers:
     """Builds observers that may fail, and watches their hooks."""
 
     def __init__(self, lifecycle: Lifecycle) -> None:

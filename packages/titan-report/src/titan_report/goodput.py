@@ -1,4 +1,4 @@
-"""The bill of a run: every second of every rank by cause, over all of its attempts."""
+"""Time of a run by cause: every second of every rank, over all of its attempts."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
-class AttemptBill:
-    """The bill of one attempt, with the time since the attempt before."""
+class AttemptTime:
+    """Time by cause of one attempt, with the time since the attempt before."""
 
     ranks: int
     seconds: Mapping[str, float]
@@ -46,10 +46,10 @@ class AttemptBill:
 
 
 @dataclass(frozen=True)
-class Bill:
-    """The bills of all attempts of a run."""
+class TimeByCause:
+    """The times of all attempts of a run."""
 
-    attempts: tuple[AttemptBill, ...]
+    attempts: tuple[AttemptTime, ...]
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -82,8 +82,8 @@ class Bill:
         return sum(self.seconds.values()) / self.wall - 1 if self.wall else 0.0
 
 
-def bill_of(events: Sequence[Mapping[str, Any]], times: Iterable[float]) -> Bill:
-    """Return the bill of a run.
+def time_by_cause(events: Sequence[Mapping[str, Any]], times: Iterable[float]) -> TimeByCause:
+    """Return the time by cause of a run.
 
     Args:
         events: events of the run, in order.
@@ -91,7 +91,7 @@ def bill_of(events: Sequence[Mapping[str, Any]], times: Iterable[float]) -> Bill
     """
     attempts = attempts_of(events, times)
     starts = [number for number, event in enumerate(events) if event.get("event") == "start"]
-    bills: list[AttemptBill] = []
+    spent: list[AttemptTime] = []
     before: float | None = None  # the end of the attempt before
     for number, (attempt, (first, last)) in enumerate(
         zip(attempts, itertools.pairwise([*starts, len(events)]), strict=True)
@@ -101,20 +101,20 @@ def bill_of(events: Sequence[Mapping[str, Any]], times: Iterable[float]) -> Bill
         own = [event for event in events[first:last] if event["event"] == "spent" and float(event["time"]) <= ended]
         resumed = min((int(each.start["step"]) for each in later), default=None)
         again = number > 0 or _was_restarted(attempt.start)
-        bills.append(_bill(attempt, own, ended, before, resumed, again))
+        spent.append(_attempt_time(attempt, own, ended, before, resumed, again))
         before = ended
-    return Bill(tuple(bills))
+    return TimeByCause(tuple(spent))
 
 
-def _bill(
+def _attempt_time(
     attempt: Attempt,
     spent: Sequence[Mapping[str, Any]],
     ended: float,
     before: float | None,
     resumed: int | None,
     again: bool,
-) -> AttemptBill:
-    """Return the bill of an attempt.
+) -> AttemptTime:
+    """Return the time by cause of an attempt.
 
     Args:
         spent: its events of that kind until it ended.
@@ -146,7 +146,7 @@ def _bill(
             seconds["start"] = length
         if again:
             seconds["restart"] += seconds.pop("start", 0.0)
-    return AttemptBill(ranks, {cause: value for cause, value in seconds.items() if value > 0}, gap + length)
+    return AttemptTime(ranks, {cause: value for cause, value in seconds.items() if value > 0}, gap + length)
 
 
 def _steps_until(step: int, start: Mapping[str, Any], spent: Sequence[Mapping[str, Any]]) -> float:
@@ -195,9 +195,9 @@ def with_earlier(path: Path, events: Sequence[Mapping[str, Any]]) -> list[Mappin
     return found
 
 
-def bill_table(bill: Bill) -> Table:
+def time_table(spent: TimeByCause) -> Table:
     """Return the table of the causes. Times are those of all ranks."""
-    wall, seconds = bill.wall, bill.seconds
+    wall, seconds = spent.wall, spent.seconds
     rows = [(cause, duration(each), f"{each / wall:.1%}", CAUSES[cause]) for cause, each in seconds.items() if wall]
     rows.append(
         ("wall time", duration(wall), "100.0%" if wall else UNKNOWN, "from the start of the first attempt to the end")
@@ -205,23 +205,23 @@ def bill_table(bill: Bill) -> Table:
     return Table("", ("cause", "time of all ranks", "share", "what it is"), tuple(rows))
 
 
-def bill_note(bill: Bill) -> str:
+def time_note(spent: TimeByCause) -> str:
     """Return the sentence above the table."""
-    if not bill.is_recorded:
+    if not spent.is_recorded:
         return "Not recorded: an older version wrote this run."
-    goodput = NOT_RECORDED if bill.goodput is None else f"{bill.goodput:.1%}"
+    goodput = NOT_RECORDED if spent.goodput is None else f"{spent.goodput:.1%}"
     note = f"Goodput: {goodput}, the share of the steps that count."
-    if abs(bill.difference) > TOLERANCE:
-        note += f" The causes sum to {1 + bill.difference:.1%} of the wall time: clocks of machines differ, or one was set."
+    if abs(spent.difference) > TOLERANCE:
+        note += f" The causes sum to {1 + spent.difference:.1%} of the wall time: clocks of machines differ, or one was set."
     return note
 
 
-def goodput_line(bill: Bill) -> str:
+def goodput_line(spent: TimeByCause) -> str:
     """Return the goodput, and the causes that took the most of the rest, in one line."""
-    if bill.goodput is None or not bill.is_recorded:
+    if spent.goodput is None or not spent.is_recorded:
         return NOT_RECORDED
     others = {
-        cause: share for cause, each in bill.seconds.items() if cause != "steps" and (share := each / bill.wall) >= 0.001
+        cause: share for cause, each in spent.seconds.items() if cause != "steps" and (share := each / spent.wall) >= 0.001
     }
     largest = sorted(others, key=lambda cause: -others[cause])[:4]
-    return ", ".join([f"{bill.goodput:.1%}", *(f"{cause} {others[cause]:.1%}" for cause in largest)])
+    return ", ".join([f"{spent.goodput:.1%}", *(f"{cause} {others[cause]:.1%}" for cause in largest)])

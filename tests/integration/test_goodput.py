@@ -1,4 +1,4 @@
-"""The bill of a real job, against a clock around its processes."""
+"""Time by cause of a real job, against a clock around its processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.machines import is_running, metrics, starts
 from titan_core.cli.main import main
 from titan_core.toolkit.json_lines import read_lines
 from titan_core.toolkit.runs.run_log import RunLog
-from titan_report.bill import bill_of
+from titan_report.goodput import time_by_cause
 
 JOB = [
     "--nproc-per-node", "2", "--max-restarts", "1",
@@ -69,11 +69,11 @@ def test_the_causes_of_a_killed_job_sum_to_the_time_around_its_processes(tmp_pat
     assert job.wait(PATIENCE) == 0
 
     run = RunLog.read(tmp_path / "run")
-    bill = bill_of(run.events, run.times)
-    seconds = bill.seconds
-    assert len(bill.attempts) == 3
-    assert bill.difference == pytest.approx(0, abs=0.01)
-    assert bill.wall == pytest.approx(2 * took, rel=0.01)
+    spent = time_by_cause(run.events, run.times)
+    seconds = spent.seconds
+    assert len(spent.attempts) == 3
+    assert spent.difference == pytest.approx(0, abs=0.01)
+    assert spent.wall == pytest.approx(2 * took, rel=0.01)
     assert sum(seconds.values()) == pytest.approx(2 * took, rel=0.01)
     assert seconds["idle"] == pytest.approx(2 * (resumed - killed), abs=1.0)  # a step, and the start of Python
     assert seconds["restart"] > seconds["start"] / 2 > 0

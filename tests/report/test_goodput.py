@@ -1,4 +1,4 @@
-"""The bill of a run: where every second of every rank went."""
+"""Time by cause of a run: where every second of every rank went."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from harness.made_runs import BEGAN, end, start, write_lines, write_run
 from titan_core.api import UserError
 from titan_core.toolkit.runs.run_log import RunLog
-from titan_report.bill import CAUSES, Bill, bill_note, bill_of, bill_table, goodput_line, with_earlier
 from titan_report.followed_run import FollowedRun
+from titan_report.goodput import CAUSES, TimeByCause, goodput_line, time_by_cause, time_note, time_table, with_earlier
 from titan_report.page import page
 from titan_report.palette import OF_CAUSES
 
@@ -57,12 +57,12 @@ KILLED = BEGAN + 70
 """When the first attempt logged its last record."""
 
 
-def bill(events: list[dict[str, Any]], *times: float) -> Bill:
-    return bill_of(events, times)
+def by_cause(events: list[dict[str, Any]], *times: float) -> TimeByCause:
+    return time_by_cause(events, times)
 
 
 def test_every_cause_of_three_attempts() -> None:
-    found = bill([*FIRST, *SECOND, *THIRD], KILLED)
+    found = by_cause([*FIRST, *SECOND, *THIRD], KILLED)
     assert found.seconds == pytest.approx(
         {
             "steps": (50 + 17) + 58 + 40,
@@ -82,13 +82,13 @@ def test_every_cause_of_three_attempts() -> None:
     assert [attempt.ranks for attempt in found.attempts] == [2, 2, 1]
     assert [attempt.wall for attempt in found.attempts] == pytest.approx([2 * 70, 2 * (48 + 30), 52])
     assert goodput_line(found) == "47.4%, idle 17.2%, lost 8.9%, restart 6.0%, start 5.7%"
-    assert bill_note(found) == "Goodput: 47.4%, the share of the steps that count."
-    rows = {row[0]: row[1:3] for row in bill_table(found).rows}
+    assert time_note(found) == "Goodput: 47.4%, the share of the steps that count."
+    rows = {row[0]: row[1:3] for row in time_table(found).rows}
     assert rows["idle"] == ("1 min 0 s", "17.2%") and rows["wall time"] == ("5 min 48 s", "100.0%")
 
 
 def test_a_killed_run_that_nobody_resumed_has_lost_nothing_yet() -> None:
-    found = bill(FIRST, KILLED)
+    found = by_cause(FIRST, KILLED)
     assert found.seconds == pytest.approx(
         {"steps": 84 + 12, "start": 20, "compile": 8, "data": 6, "save": 4, "evaluation": 6}
     )
@@ -96,9 +96,9 @@ def test_a_killed_run_that_nobody_resumed_has_lost_nothing_yet() -> None:
 
 
 def test_a_run_killed_while_it_starts() -> None:
-    found = bill(FIRST[:1])
+    found = by_cause(FIRST[:1])
     assert found.seconds == pytest.approx({"start": 20}) and found.goodput == 0
-    again = bill([*FIRST[:1], begun(0, at=40, began=30, launched=30)])
+    again = by_cause([*FIRST[:1], begun(0, at=40, began=30, launched=30)])
     assert again.seconds == pytest.approx({"start": 20, "restart": 20, "idle": 40})
     assert again.difference == pytest.approx(0)
 
@@ -106,28 +106,28 @@ def test_a_run_killed_while_it_starts() -> None:
 def test_an_older_checkpoint_loses_steps_of_several_attempts() -> None:
     """The third attempt begins before the second did."""
     third = [begun(21, at=160, began=155, launched=155), spent(22, 165, start=20), end(22, 165, completed=True)]
-    found = bill([*FIRST, *SECOND, *third], KILLED)
+    found = by_cause([*FIRST, *SECOND, *third], KILLED)
     assert found.seconds["lost"] == pytest.approx(34 + 12 + 60)
     assert found.difference == pytest.approx(0)
 
 
 def test_a_run_without_the_events_is_not_recorded() -> None:
     old = [start(), end(50, 60, preempted=True), start(50, at=80), end(100, 140, completed=True)]
-    found = bill(old)
+    found = by_cause(old)
     assert found.seconds == {"not recorded": 2 * 140} and found.goodput is None
-    assert bill_note(found) == "Not recorded: an older version wrote this run."
+    assert time_note(found) == "Not recorded: an older version wrote this run."
     assert goodput_line(found) == "not recorded"
-    mixed = bill([*old[:2], *SECOND])
+    mixed = by_cause([*old[:2], *SECOND])
     assert mixed.goodput is None and mixed.seconds["not recorded"] == 120 and mixed.seconds["idle"] == 80
-    assert bill_note(mixed).startswith("Goodput: not recorded")
-    assert bill([]).seconds == {} and bill([]).goodput is None
+    assert time_note(mixed).startswith("Goodput: not recorded")
+    assert by_cause([]).seconds == {} and by_cause([]).goodput is None
 
 
 def test_causes_that_do_not_sum_to_the_wall_time_are_mentioned() -> None:
     wrong = [begun(0, at=10, began=0, launched=0), spent(9, 50, start=20, steps=85), end(9, 50, completed=True)]
-    assert "The causes sum to 105.0% of the wall time" in bill_note(bill(wrong))
+    assert "The causes sum to 105.0% of the wall time" in time_note(by_cause(wrong))
     right = [begun(0, at=10, began=0, launched=0), spent(9, 50, start=20, steps=80.9), end(9, 50, completed=True)]
-    assert "sum to" not in bill_note(bill(right))
+    assert "sum to" not in time_note(by_cause(right))
 
 
 def restarted_from_step_0(folder: Path) -> Path:
@@ -143,14 +143,14 @@ def restarted_from_step_0(folder: Path) -> Path:
 
 def test_attempts_without_checkpoints_are_found_in_the_folder_of_previous_files(tmp_path: Path) -> None:
     run = RunLog.read(restarted_from_step_0(tmp_path / "run"))
-    found = bill(with_earlier(run.path, run.events))
+    found = by_cause(with_earlier(run.path, run.events))
     assert found.seconds == pytest.approx(
         {"steps": 30, "lost": 84 + 12, "start": 20, "restart": 10, "compile": 8, "data": 6, "save": 4, "evaluation": 6}
     )
     assert found.wall == pytest.approx(2 * 90) and found.difference == pytest.approx(0)
     followed = FollowedRun(run.path)
     followed.poll()
-    assert followed.bill == found
+    assert followed.spent == found
     fresh = RunLog.read(write_run(tmp_path / "fresh", events=FIRST))  # not restarted by a launcher: older runs are others
     (fresh.path / "previous" / "1").mkdir(parents=True)
     write_lines(fresh.path / "previous" / "1" / "events.jsonl", FIRST)
@@ -162,11 +162,11 @@ def test_the_page_has_the_table_and_the_picture(tmp_path: Path) -> None:
     text = page([new, RunLog.read(write_run(tmp_path / "old"))])
     assert "Not recorded: an older version wrote this run." in text
     figures = json.loads(text.partition('id="figures">')[2].partition("</script>")[0])
-    bars = figures["bill-0"]["data"]
-    assert [bar["name"] for bar in bars] == list(bill([*FIRST, *SECOND, *THIRD], *new.times).seconds)
+    bars = figures["time-by-cause-0"]["data"]
+    assert [bar["name"] for bar in bars] == list(by_cause([*FIRST, *SECOND, *THIRD], *new.times).seconds)
     assert all(bar["y"] == ["attempt 1", "attempt 2", "attempt 3"] for bar in bars)
     assert next(bar["x"] for bar in bars if bar["name"] == "restart") == pytest.approx([0, 16 / 3600, 5 / 3600])
-    assert "bill-1" not in figures
+    assert "time-by-cause-1" not in figures
     assert len(set(OF_CAUSES.values())) == len(OF_CAUSES) and list(OF_CAUSES) == list(CAUSES)
 
 
@@ -182,6 +182,6 @@ def test_damaged_times_are_refused(tmp_path: Path, seconds: object) -> None:
 
 def test_an_absurd_number_of_ranks_is_no_traceback() -> None:
     huge = [begun(0, at=10, began=0, launched=0, world_size=10**400), spent(1, 14, steps=1)]
-    assert bill_table(bill(huge)).rows and goodput_line(bill(huge))
+    assert time_table(by_cause(huge)).rows and goodput_line(by_cause(huge))
     none = [begun(0, at=10, began=0, launched=0, world_size=0)]
-    assert bill_table(bill(none)).rows and goodput_line(bill(none))
+    assert time_table(by_cause(none)).rows and goodput_line(by_cause(none))
