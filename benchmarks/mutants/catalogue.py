@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from benchmarks.mutants import (
-    books,
     ckpt,
     cluster,
     completion,
@@ -21,6 +20,7 @@ from benchmarks.mutants import (
     models_qwen3,
     optim,
     parallel,
+    provenance,
     report,
     simulate,
     stages,
@@ -28,7 +28,7 @@ from benchmarks.mutants import (
 from benchmarks.mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
-    *core.MUTANTS, *data.MUTANTS, *books.MUTANTS, *ckpt.MUTANTS, *parallel.MUTANTS, *float8.MUTANTS, *experts.MUTANTS,
+    *core.MUTANTS, *data.MUTANTS, *provenance.MUTANTS, *ckpt.MUTANTS, *parallel.MUTANTS, *float8.MUTANTS, *experts.MUTANTS,
     *ft.MUTANTS, *inference.MUTANTS, *models_hf.MUTANTS,
     *models_llama.MUTANTS, *models_qwen3.MUTANTS, *optim.MUTANTS,
     *debug.MUTANTS, *completion.MUTANTS, *cluster.MUTANTS, *launch.MUTANTS,

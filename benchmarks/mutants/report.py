@@ -65,5 +65,5 @@ MUTANTS = (
     Mutant("rewinds-marked-at-the-first-loss", "report/charts.py", "for at, loss in reversed(losses)", "for at, loss in losses", (CONTENTS,)),
     Mutant("rewinds-without-a-key", "report/page.py", "    (\"rewind\", \"went back\"),\n", "", (CONTENTS,)),
     Mutant("watch-silent-about-rewinds", "report/dashboard.py", "if back := sum(", "if back := 0 * sum(", ("tests/report/test_watch.py",)),
-    Mutant("rewinds-from-the-step-they-go-to", "data/books/rewind.py", "max(reached, step, _last_step(run))", "step", ("tests/integration/test_rewind.py",)),
+    Mutant("rewinds-from-the-step-they-go-to", "data/provenance/rewind.py", "max(reached, step, _last_step(run))", "step", ("tests/integration/test_rewind.py",)),
 )  # fmt: skip

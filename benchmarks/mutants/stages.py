@@ -7,7 +7,7 @@ from __future__ import annotations
 from benchmarks.mutants.mutant import Mutant
 
 CHANGED, STAGES = "tests/core/test_changed_streams.py", "tests/integration/test_stages.py"
-REWIND, BOOKS = "tests/integration/test_rewind.py", "tests/integration/test_changed_books.py"
+REWIND, PROVENANCE = "tests/integration/test_rewind.py", "tests/integration/test_changed_provenance.py"
 TASKS = "tests/integration/test_task_evaluation.py"
 SHARDS, POSITIONS, STREAMS = "core/data/shards.py", "core/data/positions.py", "core/data/streams.py"
 BEST_FIT, JOB = "core/data/best_fit.py", "core/api/plugins/assembled_job.py"
@@ -28,10 +28,10 @@ MUTANTS = (
     Mutant("tokens-by-the-last-stage", JOB, "max(0, min(end, step) - stage.first_step) * stage.tokens_per_step", "max(0, min(end, step) - stage.first_step) * self.batch.tokens_per_step", (STAGES,)),
     Mutant("stages-begin-a-step-early", "core/job/stages.py", "first = last.first_step + -(-missing // last.tokens_per_step)", "first = last.first_step + missing // last.tokens_per_step - 1", (STAGES,)),
     Mutant("stages-ignore-requests", "core/loop/trainer.py", "            self.requests.exchange(self.world)\n", "            pass\n", (STAGES + "::test_a_request_in_the_last_step_of_a_stage_stops_the_run",)),
-    Mutant("segments-begin-with-the-data", "data/books/recorded_run.py", "        if self.before is None:\n            return None\n", "        return None\n", (BOOKS,)),
+    Mutant("segments-begin-with-the-data", "data/provenance/recorded_run.py", "        if self.before is None:\n            return None\n", "        return None\n", (PROVENANCE,)),
     Mutant("excluded-documents-are-read", "core/data/tokens.py", "            if self._excluded and not again and", "            if False and", (REWIND,)),
     Mutant("documents-in-use-are-passed-over", "core/data/tokens.py", "if not self._next_document(again=True):", "if not self._next_document():", (REWIND + "::test_a_document_in_use_stays",)),
-    Mutant("begun-documents-are-passed-over", "data/books/rewind.py", "return sorted(used - begun), sorted(used & begun)", "return sorted(used), []", (REWIND,)),
+    Mutant("begun-documents-are-passed-over", "data/provenance/rewind.py", "return sorted(used - begun), sorted(used & begun)", "return sorted(used), []", (REWIND,)),
     Mutant("exclusions-are-forgotten", STREAMS, '            f"dataset.{number}.excluded": sorted(spec.excluded.get(dataset.name, ())) or None,\n', "", (REWIND + "::test_an_exclusion_that_is_forgotten_is_refused",)),
     Mutant("later-checkpoints-stay", "ckpt/save/retention.py", "if one > step", "if one > step + 10**6", (REWIND,)),
     Mutant("scores-counted-for-each-rank", "inference/answers_in_training.py", "            objective.sums.zero_()", "            pass", (TASKS + "::test_scores_on_a_mesh[TP 2 x PP 2]",)),

@@ -1,4 +1,4 @@
-"""How the parts of a row become lines of the books."""
+"""How the parts of a row become lines of provenance."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from harness.letters import letters, stream
 from harness.loaders import plan
 from titan_core.api import DocumentPlace
 from titan_core.api.data.dataset import ReadDocument, StepRows, UsedTokens
-from titan_data.books.documents import used_documents
-from titan_data.books.recorded_run import Segment
+from titan_data.provenance.documents import used_documents
+from titan_data.provenance.recorded_run import Segment
 
 FIRST = ReadDocument(2, DocumentPlace("a:1", 7), 9)
 SAME_PLACE = ReadDocument(2, DocumentPlace("a:1", 7), 9)

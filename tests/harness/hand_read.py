@@ -1,4 +1,4 @@
-"""What the books of a run say, read from the files by hand: by nothing of titan-data and of the core's data engine."""
+"""The provenance of a run, read from the files by hand: by nothing of titan-data and of the core's data engine."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness import noisy_model, oracle
-from harness.booked_runs import LENGTH, SETTINGS, error_of, write_data
 from harness.gloo_pool import GlooPool
 from harness.hand_read import byte_ids, printed, rows_by_hand, text_at
 from harness.jobs import run_recipe
 from harness.quick import rows
+from harness.recorded_runs import LENGTH, SETTINGS, error_of, write_data
 from harness.staged import run_staged, write_recipe
 from titan_core.api import Dropout
 from titan_core.cli.main import main

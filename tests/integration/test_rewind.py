@@ -67,7 +67,7 @@ def test_the_curve_is_that_of_a_run_without_the_documents(
     assert fresh.losses[:4] == pytest.approx(whole.losses[:4], rel=1e-6)
     assert again.losses == pytest.approx(fresh.losses[4:], rel=1e-6)
     assert again.losses[2:] != pytest.approx(whole.losses[6:], rel=1e-6)
-    # The books of the run agree: no later step has any of the documents.
+    # The provenance of the run agrees: no later step has any of the documents.
     for step in ("7", "9", "11"):
         assert main(["data", "step", str(RUN), step, "--json"]) == 0
         used = {(one["dataset"], one["index"]) for one in json.loads(capsys.readouterr().out)["documents"]}

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from titan_core.api import CommandContext
 from titan_core.toolkit.arguments import json_argument, step_count
 from titan_core.toolkit.text import print_json, print_table, say
-from titan_data.books.documents import UsedDocument
+from titan_data.provenance.documents import UsedDocument
 
 if TYPE_CHECKING:
-    from titan_data.books.recorded_run import RecordedRun
+    from titan_data.provenance.recorded_run import RecordedRun
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,8 +32,8 @@ def run(context: CommandContext) -> int:
     Raises:
         UserError: the run or its data cannot be read, or has changed; or their losses cannot be computed.
     """
-    from titan_data.books.documents import documents_of_step
-    from titan_data.books.recorded_run import open_run
+    from titan_data.provenance.documents import documents_of_step
+    from titan_data.provenance.recorded_run import open_run
 
     arguments = context.arguments
     opened = open_run(context, arguments.run)
@@ -54,7 +54,7 @@ def run(context: CommandContext) -> int:
 
 
 def _print_losses(context: CommandContext, opened: RecordedRun) -> None:
-    from titan_data.books.losses import losses_of_step  # imports torch
+    from titan_data.provenance.losses import losses_of_step  # imports torch
 
     step, found = context.arguments.step, losses_of_step(context, opened, context.arguments.step, note)
     if context.arguments.json:

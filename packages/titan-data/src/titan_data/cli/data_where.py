@@ -23,8 +23,8 @@ def run(context: CommandContext) -> int:
     Raises:
         UserError: the run or its data cannot be read, or has changed; or there is no such document.
     """
-    from titan_data.books.recorded_run import open_run
-    from titan_data.books.steps import steps_of_document
+    from titan_data.provenance.recorded_run import open_run
+    from titan_data.provenance.steps import steps_of_document
 
     arguments = context.arguments
     opened = open_run(context, arguments.run)

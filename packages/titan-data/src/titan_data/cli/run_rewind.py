@@ -39,8 +39,8 @@ def run(context: CommandContext) -> int:
     Raises:
         UserError: the run is running, has no such checkpoint, or a document cannot be passed over from there on.
     """
-    from titan_data.books.recorded_run import open_run
-    from titan_data.books.rewind import documents_at, documents_in_steps, rewind
+    from titan_data.provenance.recorded_run import open_run
+    from titan_data.provenance.rewind import documents_at, documents_in_steps, rewind
 
     given = context.arguments
     steps = sorted({step for text in given.without_steps for step in _steps(text, given.to)})

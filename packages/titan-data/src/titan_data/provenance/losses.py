@@ -19,8 +19,8 @@ from titan_core.api.config.sections import TrainingSection
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.api.training.batch import IGNORE
 from titan_core.toolkit.reading import StepRows
-from titan_data.books.documents import Note, UsedDocument, rows_of_steps, used_documents
-from titan_data.books.recorded_run import RecordedRun, Segment
+from titan_data.provenance.documents import Note, UsedDocument, rows_of_steps, used_documents
+from titan_data.provenance.recorded_run import RecordedRun, Segment
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class StepLosses:
     """The losses of the documents of a step."""
 
     documents: Sequence[DocumentLoss]
-    """In the order of :func:`~titan_data.books.documents.documents_of_step`."""
+    """In the order of :func:`~titan_data.provenance.documents.documents_of_step`."""
     weights_of: int
     """The weights with which they were computed are those after this step."""
 
@@ -63,7 +63,7 @@ def losses_of_step(context: CommandContext, run: RecordedRun, step: int, note: N
 
     Raises:
         UserError: the run has no checkpoint before the step; its objective has no loss of single tokens; this machine
-            cannot compute its model; or see :func:`~titan_data.books.documents.rows_of_steps`.
+            cannot compute its model; or see :func:`~titan_data.provenance.documents.rows_of_steps`.
     """
     job = run.segment_of(step).job
     if job.objective.reference is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from titan_core.api import UserError
 from titan_core.api.config.numbers import MOST_STEPS
 from titan_core.toolkit.reading import StepRows, UsedTokens
-from titan_data.books.recorded_run import RecordedRun, Segment
+from titan_data.provenance.recorded_run import RecordedRun, Segment
 
 Note = Callable[[str], None]
 """Shows a line about work that may take long."""

@@ -1,4 +1,4 @@
-"""The books of a run whose stages, sources and batch change: what they list, tokenised by hand, is what was trained on."""
+"""Provenance of a run whose stages, sources and batch change: the documents, tokenised by hand, are what was trained on."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from harness.staged import run_staged, write_recipe
 from titan_core.api import hookimpl
 from titan_core.cli.invocation import Invocation
 from titan_core.plugins.registry import Components
-from titan_data.books.documents import documents_of_step
-from titan_data.books.recorded_run import open_run
-from titan_data.books.steps import steps_of_document
+from titan_data.provenance.documents import documents_of_step
+from titan_data.provenance.recorded_run import open_run
+from titan_data.provenance.steps import steps_of_document
 
 STEPS = 18
 CHANGED = '[{name = "books", dataset = "json", dataset_path = "books.jsonl", weight = 2.0}, ' \

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from titan_core.api import DocumentPlace, SavedPosition, UserError
-from titan_data.books.documents import Note, UsedDocument, used_documents
-from titan_data.books.recorded_run import RecordedRun, Segment
+from titan_data.provenance.documents import Note, UsedDocument, used_documents
+from titan_data.provenance.recorded_run import RecordedRun, Segment
 
 _LONG: Final = 1000
 """Number of steps whose reading is worth a line."""
@@ -23,7 +23,7 @@ def steps_of_document(run: RecordedRun, place: str, note: Note = lambda line: No
     """Return the steps, up to the last that the run has recorded, that used tokens of a document, and which they used.
 
     Args:
-        place: of the document, as :attr:`~titan_data.books.documents.UsedDocument.place`, or with the end of the path.
+        place: of the document, as :attr:`~titan_data.provenance.documents.UsedDocument.place`, or with the end of the path.
 
     Raises:
         UserError: no dataset of the run has such a document, or the order of none that might have it can be inverted; or

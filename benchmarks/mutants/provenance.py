@@ -1,4 +1,4 @@
-"""Mistakes in the books of a run: which documents a step used, and which steps a document."""
+"""Mistakes in the provenance of a run: which documents a step used, and which steps a document."""
 
 # ruff: noqa: E501 (a table: one mistake per line)
 
@@ -8,15 +8,15 @@ from benchmarks.mutants.mutant import Mutant
 
 TRACED = "tests/core/test_tracing.py"
 PLACES = "tests/data/test_places.py"
-BOOKS = "tests/integration/test_books.py"
-STEP = f"{BOOKS}::test_what_a_step_lists_is_what_it_trained_on"
-WHERE = f"{BOOKS}::test_where_is_the_inverse_of_step"
+PROVENANCE = "tests/integration/test_provenance.py"
+STEP = f"{PROVENANCE}::test_what_a_step_lists_is_what_it_trained_on"
+WHERE = f"{PROVENANCE}::test_where_is_the_inverse_of_step"
 TOKENS, BEST_FIT, BUFFERED = "core/data/tokens.py", "core/data/best_fit.py", "core/data/buffered_shuffle.py"
 ORDERS, SHUFFLED, REPLAY = "core/api/data/orders.py", "core/api/data/shuffled.py", "core/data/replay.py"
-DOCUMENTS, STEPS = "data/books/documents.py", "data/books/steps.py"
-RUN, FILES = "data/books/recorded_run.py", "data/file_documents.py"
+DOCUMENTS, STEPS = "data/provenance/documents.py", "data/provenance/steps.py"
+RUN, FILES = "data/provenance/recorded_run.py", "data/file_documents.py"
 
-LOSSES, LOSS_TESTS = "data/books/losses.py", "tests/integration/test_document_losses.py"
+LOSSES, LOSS_TESTS = "data/provenance/losses.py", "tests/integration/test_document_losses.py"
 BY_HAND, OF_TRAINING = (
     f"{LOSS_TESTS}::test_each_loss_is_that_of_plain_torch",
     f"{LOSS_TESTS}::test_the_mean_is_the_loss_of_training",
@@ -34,12 +34,12 @@ MUTANTS = (
     Mutant("inverted-documents-are-not-permuted", ORDERS, "return document if self._order is None else int", "return document if True else int", (TRACED,)),
     Mutant("inverted-blocks-in-files-order", ORDERS, "self._place_of(block) // self._mine.step", "block // self._mine.step", (TRACED,)),
     Mutant("inverted-windows-begin-at-the-first", ORDERS, "return window * self._window + int(", "return int(", (TRACED,)),
-    Mutant("changed-data-is-read", REPLAY, "            self.require_same(after)\n", "", (BOOKS + "::test_changed_data_is_refused",), equivalent="Segment.position() compares it before"),
-    Mutant("changed-data-is-listed", RUN, "self.replay.require_same(found)\n", "pass\n", (BOOKS + "::test_changed_data_is_refused",)),
-    Mutant("changed-data-before-a-checkpoint-is-listed", DOCUMENTS, "        segment.position(MOST_STEPS)  # raises", "        pass  # raises", (BOOKS + "::test_changed_data_is_refused",), equivalent="the command asks for the last step of the run, which reads the newest position"),
+    Mutant("changed-data-is-read", REPLAY, "            self.require_same(after)\n", "", (PROVENANCE + "::test_changed_data_is_refused",), equivalent="Segment.position() compares it before"),
+    Mutant("changed-data-is-listed", RUN, "self.replay.require_same(found)\n", "pass\n", (PROVENANCE + "::test_changed_data_is_refused",)),
+    Mutant("changed-data-before-a-checkpoint-is-listed", DOCUMENTS, "        segment.position(MOST_STEPS)  # raises", "        pass  # raises", (PROVENANCE + "::test_changed_data_is_refused",), equivalent="the command asks for the last step of the run, which reads the newest position"),
     Mutant("the-step-before", DOCUMENTS, "            if step >= first:\n", "            if step >= first - 1:\n", (STEP,)),
     Mutant("branches-of-another-mixture-are-refused", RUN, "if found.step == begin else found", "if False else found", ("tests/integration/test_branched_stages.py",)),
-    Mutant("ranks-of-the-recipe", RUN, 'path / CONFIG), event["world_size"]))', 'path / CONFIG), None))', (BOOKS + "::test_the_batch_is_that_of_the_runs_ranks",)),
+    Mutant("ranks-of-the-recipe", RUN, 'path / CONFIG), event["world_size"]))', 'path / CONFIG), None))', (PROVENANCE + "::test_the_batch_is_that_of_the_runs_ranks",)),
     Mutant("rows-of-other-shards", DOCUMENTS, "row=shard * per_shard + at", "row=within * per_shard + at", ("tests/data/test_used_documents.py",)),
     Mutant("parts-of-a-document-are-not-joined", DOCUMENTS, "piece.first == last.first + last.tokens", "False", ("tests/data/test_used_documents.py",)),
     Mutant("a-checkpoint-after-the-document", STEPS, ">= (epoch, position)", "> (epoch + 1, position)", (WHERE,)),
@@ -47,7 +47,7 @@ MUTANTS = (
     Mutant("epochs-of-one-shard", REPLAY, "return max(epoch for epoch", "return min(epoch for epoch", (WHERE,)),
     Mutant("documents-packed-together-are-forgotten", REPLAY, "        ahead.read()\n", "", (WHERE,)),
     Mutant("a-part-of-the-document-suffices", STEPS, "if used == use.of:", "if used:", (WHERE,)),
-    Mutant("lines-before-the-place", FILES, "self.may_contain or self.number_of(file, found) == number", "True", (PLACES, BOOKS + "::test_mistakes_are_one_error")),
+    Mutant("lines-before-the-place", FILES, "self.may_contain or self.number_of(file, found) == number", "True", (PLACES, PROVENANCE + "::test_mistakes_are_one_error")),
     Mutant("files-by-a-part-of-their-name", "data/places.py", "PurePath(file).parts[-len(parts) :] == parts", "file.endswith(name)", (PLACES,)),
     Mutant("one-of-two-files", "data/places.py", "if len(ending) == 1 else None", "if ending else None", (PLACES,)),
     Mutant("blank-lines-uncounted", "data/json_lines.py", "return document + 1 + self._blank_before(file, document)", "return document + 1", (STEP,)),

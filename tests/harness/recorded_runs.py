@@ -1,4 +1,4 @@
-"""Data and settings of runs whose books are read, and the errors of commands."""
+"""Data and settings of runs whose provenance is read, and the errors of commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The books of a run (`titan data step`, `titan data where`): what they list, read and tokenised by hand, is what the
+"""The provenance of a run (`titan data step`, `titan data where`): what they list, read and tokenised by hand, is what the
 trainer trained on."""
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import pytest
 from benchmarks.chaos.session import SEQUENCES
 from benchmarks.chaos.trail import trajectory
 from harness import resuming
-from harness.booked_runs import LENGTH, MIXTURE, SETTINGS, error_of, text, write_data
 from harness.fake_hub import folders_for_the_hub
 from harness.gloo_pool import GlooPool
 from harness.hand_read import byte_ids, documents_of, inputs_of, printed, rows_by_hand, text_at
 from harness.jobs import run_recipe
 from harness.recorded_jobs import Recorded
+from harness.recorded_runs import LENGTH, MIXTURE, SETTINGS, error_of, text, write_data
 from titan_core.api import hookimpl
 from titan_core.cli.invocation import Invocation
 from titan_core.cli.main import main
 from titan_core.plugins.registry import Components
-from titan_data.books.documents import UsedDocument, documents_of_step
-from titan_data.books.recorded_run import RecordedRun, open_run
-from titan_data.books.steps import steps_of_document
+from titan_data.provenance.documents import UsedDocument, documents_of_step
+from titan_data.provenance.recorded_run import RecordedRun, open_run
+from titan_data.provenance.steps import steps_of_document
 
 
 class Stopped(Exception):
@@ -169,7 +169,7 @@ def in_order(use: tuple[int, UsedDocument]) -> tuple[int, ...]:
     return step, used.row, used.epoch, used.first_token
 
 
-def books(folder: str, settings: dict[str, object]) -> None:
+def provenance(folder: str, settings: dict[str, object]) -> None:
     resuming.run_in(folder, settings)
 
 
@@ -177,9 +177,9 @@ def books(folder: str, settings: dict[str, object]) -> None:
 def test_the_books_are_the_same_on_any_mesh(gloo: GlooPool, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_data(in_tmp)
     settings = {**SETTINGS, "training.steps": 12, "checkpoint.interval": 5}
-    gloo.run(1, books, str(in_tmp), {**settings, "job.dump_folder": "alone"})
+    gloo.run(1, provenance, str(in_tmp), {**settings, "job.dump_folder": "alone"})
     divided = {"parallelism.data_parallel_shard_degree": 2, "training.local_batch_size": 1}
-    gloo.run(2, books, str(in_tmp), {**settings, **divided, "job.dump_folder": "divided"})
+    gloo.run(2, provenance, str(in_tmp), {**settings, **divided, "job.dump_folder": "divided"})
     for command, *arguments in (("step", 1), ("step", 7), ("step", 12), ("where", "lines/a.jsonl:16")):
         alone, two = (printed(capsys, "data", command, run, *arguments) for run in ("alone", "divided"))
         assert alone == two and (alone.get("documents") or alone["uses"])
@@ -252,7 +252,7 @@ def test_the_batch_is_that_of_the_runs_ranks(gloo: GlooPool, in_tmp: Path, capsy
     """A batch whose size follows from the number of ranks."""
     write_data(in_tmp)
     settings = {**SETTINGS, "training.steps": 3, "training.local_batch_size": 3, "training.global_batch_size": -1}
-    gloo.run(2, books, str(in_tmp), {**settings, "checkpoint.interval": 2})
+    gloo.run(2, provenance, str(in_tmp), {**settings, "checkpoint.interval": 2})
     for step in (1, 3):
         assert {one["row"] for one in documents_of(capsys, in_tmp / "run", step)} == set(range(6))
 

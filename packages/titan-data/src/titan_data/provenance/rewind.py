@@ -17,9 +17,9 @@ from titan_core.api import Checkpoint, CommandContext, Problem, SavedPosition, U
 from titan_core.toolkit.atomic_write import atomic_write
 from titan_core.toolkit.json_lines import LineFile, read_lines, records_of
 from titan_core.toolkit.runs.files import EVENTS, EXCLUDED, METRICS
-from titan_data.books.documents import Note, documents_of_steps
-from titan_data.books.recorded_run import RecordedRun, Segment
-from titan_data.books.steps import steps_of_document
+from titan_data.provenance.documents import Note, documents_of_steps
+from titan_data.provenance.recorded_run import RecordedRun, Segment
+from titan_data.provenance.steps import steps_of_document
 
 
 @dataclass(frozen=True, order=True)
@@ -52,7 +52,7 @@ def documents_in_steps(
 
     Raises:
         UserError: a document is of a stream, so it has no index; or the documents cannot be read
-            (:func:`~titan_data.books.documents.documents_of_steps`).
+            (:func:`~titan_data.provenance.documents.documents_of_steps`).
     """
     used, begun, seen = set(), set(), set()
     for step, documents in documents_of_steps(run, begin + 1, max(steps, default=begin), note):
