@@ -217,8 +217,8 @@ def share_that_fails(error: Exception, parts: Sequence[ModelPart]) -> str | None
             found = place
             called_with = next((list(value.shape) for value in variables.values() if isinstance(value, Tensor)), None)
         traceback = traceback.tb_next
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     if found is None:
-        text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         return f"the forward of {_shown(inside)} raised {text}" if raised else None
     name, module, part = found
     layout = part.layout
@@ -240,7 +240,7 @@ def share_that_fails(error: Exception, parts: Sequence[ModelPart]) -> str | None
     return (
         f"module {name!r}{given} cannot compute with a rank's share of its parameters ({'; '.join(own)}{beside}): Column() "
         "takes whole features and divides its outputs, Row() takes divided ones, a parameter that meets divided features "
-        "needs Shard(dim), and one that meets whole ones Replicate()"
+        f"needs Shard(dim), and one that meets whole ones Replicate(). It raised {text}"
     )
 
 
