@@ -240,7 +240,8 @@ def share_that_fails(error: Exception, parts: Sequence[ModelPart]) -> str | None
     return (
         f"module {name!r}{given} cannot compute with a rank's share of its parameters ({'; '.join(own)}{beside}): Column() "
         "takes whole features and divides its outputs, Row() takes divided ones, a parameter that meets divided features "
-        f"needs Shard(dim), and one that meets whole ones Replicate(). It raised {text}"
+        "needs Shard(dim), and one that meets whole ones Replicate()"
+        + ("" if isinstance(error, RuntimeError) else f". It raised {text}")  # torch's own say only that shapes do not fit
     )
 
 
