@@ -13,7 +13,7 @@ NUMERICS, RANKS, PLUGIN, TRAINING = (
     "tests/float8/test_training.py",
 )
 EXPERTS, PRODUCTS = "tests/float8/test_experts.py", "tests/float8/test_grouped.py"
-GROUPED, GROUPED_FLOAT8, GROUPED_MX = "float8/grouped.py", "float8/float8.py", "float8/mx.py"
+GROUPED, GROUPED_FLOAT8, GROUPED_MX = "float8/grouped.py", "float8/float8.py", "float8/grouped_mx.py"
 FLOAT8, MX, SCALES = "float8/float8.py", "float8/mx.py", "float8/tensor_parallel.py"
 
 MUTANTS = (

@@ -17,7 +17,7 @@ from titan_float8 import checks, float8, hardware, mx
 from titan_float8.config import Float8Section, MXSection
 from titan_float8.float8 import Float8GroupedLinear
 from titan_float8.grouped import LowPrecisionGroupedLinear
-from titan_float8.mx import MXGroupedLinear
+from titan_float8.grouped_mx import MXGroupedLinear
 from titan_nn.experts import GroupedLinear
 
 WHOLE = Experts()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from titan_float8.float8 import Float8GroupedLinear
 from titan_float8.grouped import FilledRows, LowPrecisionGroupedLinear
-from titan_float8.mx import MXGroupedLinear
+from titan_float8.grouped_mx import MXGroupedLinear
 
 COUNTS = torch.tensor([3, 0, 17, 1])
 TAIL = 2

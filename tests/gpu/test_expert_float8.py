@@ -20,7 +20,7 @@ TAIL, OUT, IN = 5, 192, 256
 def product_of(name: str) -> type[LowPrecisionGroupedLinear]:
     if name == "float8":
         return Float8GroupedLinear
-    from titan_float8.mx import MXGroupedLinear  # cannot be imported on all GPUs: see titan_float8.mx
+    from titan_float8.grouped_mx import MXGroupedLinear  # cannot be imported on all GPUs: see titan_float8.mx
 
     return MXGroupedLinear
 

@@ -107,7 +107,7 @@ def test_the_host_never_waits_on_a_gpu(fake_cuda: FakeCuda) -> None:
 
 def mxfp8_product(rows: int, experts: int) -> tuple[int, ...]:
     """Return the shape of an expert's product, of which gradients are computed too."""
-    from titan_float8.mx import MXGroupedLinear
+    from titan_float8.grouped_mx import MXGroupedLinear
 
     leaves = [torch.ones(*size, dtype=torch.bfloat16, device="cuda") for size in ((rows, 96), (experts, 192, 96))]
     rows_, weight = (leaf.requires_grad_() for leaf in leaves)
