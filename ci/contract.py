@@ -121,7 +121,7 @@ MADE_BY_TITAN = frozenset(
     """
     BatchPlan CheckpointContext CheckpointEvents CommandContext Config DataPosition DatasetContext Decoding HealthContext Job
     JobContext JobMesh LRScheduleContext MeshPlan Microbatch ModelPart ModelTrial ModuleCall OptimizerContext
-    ParamGroup PendingUpdate Registry Run RunEnd SharedRequest StepInput StepReport TokenizerContext TrainState
+    ParamGroup PendingUpdate Registry Run RunEnd Shares SharedRequest StepInput StepReport TokenizerContext TrainState
     TrainedParameter TrainingContext ValidationReport WeightsContext World
     """.split()  # noqa: SIM905
 )

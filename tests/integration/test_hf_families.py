@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from harness.hf_families import (
     train,
     train_and_reference,
 )
-from harness.jobs import run_job, run_recipe
+from harness.jobs import run_recipe
 from harness.oracle import write_documents
 from titan_core.api import UserError
 from titan_models_hf.config import HFArgs
@@ -130,24 +129,15 @@ def test_heads_that_tensor_parallelism_does_not_divide_are_computed_on_each_rank
         assert gradient_difference(gradients, one.gradients)[0] < 1e-5
 
 
-def refused_convolution(folder: str, mesh: str) -> str:
-    """Return the error of a job with a convolution among its layers."""
-    os.chdir(folder)
+@pytest.mark.parametrize("mesh", ["CP", "TP"])
+def test_a_convolution_that_no_parallelism_divides_is_named(mesh: str) -> None:
+    """And not the angles of positions, which the model computes before and which are the same for all sequences."""
     config = {
         "vocab_size": 288, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "max_position_embeddings": 256, "layer_types": ["conv", "full_attention"],
     }  # fmt: skip
     definition = define(HFArgs(architecture="lfm2", config=config))
-    try:
-        run_job(small_gpt.job_of(definition, model_trials.MESHES[mesh], 2))
-    except UserError as error:
-        return str(error)
-    return "trained"
-
-
-@pytest.mark.parametrize("mesh", ["CP", "TP"])
-def test_a_convolution_that_no_parallelism_divides_is_named(gloo: GlooPool, tmp_path: Path, mesh: str) -> None:
-    """And not the angles of positions, which the model computes before and which are the same for all sequences."""
-    for message in gloo.run(2, refused_convolution, str(tmp_path), mesh):
-        assert "before it calls 'model.layers.0.conv.out_proj', computes another result" in message, message
-        assert "rotary_emb" not in message and "Error:" not in message
+    named = r"module 'model\.layers\.0\.conv', before it calls 'model\.layers\.0\.conv\.out_proj'"
+    with pytest.raises(UserError, match=named) as raised:
+        model_trials.require(small_gpt.job_of(definition, model_trials.MESHES[mesh], 2))
+    assert "rotary_emb" not in str(raised.value) and "Error:" not in str(raised.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,7 @@ import pytest
 import torch
 
 from harness import small_gpt
-from harness.gloo_pool import GlooPool
-from harness.jobs import make_job, run_job
+from harness.jobs import make_job
 from harness.model_trials import CP, DOCUMENTS, DP, MESHES, NO_SP, ONE, PP, TP, job_on, require
 from harness.odd_gpts import (
     APART,
@@ -43,37 +41,16 @@ def test_a_model_without_mistakes_passes(mesh: dict[str, object]) -> None:
         (DP, lambda: Mixed(Convolution), LAYOUT),
         (PP, lambda: Mixed(Convolution), LAYOUT),
         (DP, SkipConnections, LAYOUT),
+        (TP, lambda: Between(embedded=lambda h: h * 3.0), LAYOUT),
+        (CP, lambda: Between(embedded=lambda h: h * 3.0, logits=torch.tanh), LAYOUT),
+        ({**TP, "parallelism.disable_loss_parallel": "true"}, lambda: Between(logits=lambda x: x.log_softmax(-1)), LAYOUT),
+        (NO_SP, WithShiftedNorm, LAYOUT),
     ],
 )  # fmt: skip
 def test_a_model_that_can_be_divided_passes(
     mesh: dict[str, object], build: Callable[[], object], layout: ModelLayout
 ) -> None:
     require(job_on(mesh, build, replace(layout, parameters={"*": Normal(0.02)})))
-
-
-ON_RANKS: dict[str, tuple[dict[str, object], Callable[[], object]]] = {
-    "a scale, TP": (TP, lambda: Between(embedded=lambda h: h * 3.0)),
-    "a scale and a cap, CP": (CP, lambda: Between(embedded=lambda h: h * 3.0, logits=torch.tanh)),
-    "whole logits": (
-        {**TP, "parallelism.disable_loss_parallel": "true"},
-        lambda: Between(logits=lambda x: x.log_softmax(-1)),
-    ),
-    "whole sequences": (NO_SP, WithShiftedNorm),
-}
-
-
-def train(folder: str, name: str) -> int:
-    """Train a step, and return the number of steps."""
-    os.chdir(folder)
-    mesh, build = ON_RANKS[name]
-    brief = {"training.steps": 1, "training.global_batch_size": 4, "lr_scheduler.warmup_steps": 1}
-    model = small_gpt.definition(build, replace(LAYOUT, parameters={"*": Normal(0.02)}))
-    return len(run_job(small_gpt.job_of(model, {**brief, **mesh}, 2)).losses)
-
-
-@pytest.mark.parametrize("name", [pytest.param(one, marks=() if "CP" in one else pytest.mark.full) for one in ON_RANKS])
-def test_a_model_that_can_be_divided_trains_on_the_ranks(gloo: GlooPool, tmp_path: Path, name: str) -> None:
-    assert gloo.run(2, train, str(tmp_path), name) == [1, 1]
 
 
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)

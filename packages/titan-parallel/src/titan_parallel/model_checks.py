@@ -1,5 +1,5 @@
-"""Checks of a model before it is cut into stages or its layers are sharded. The trial on the job's ranks
-(:mod:`titan_core.model.mesh_trial`) finds the rest, but a stage that raises an error there leaves the others waiting."""
+"""Checks that a model can be divided, by imitating each division on a small copy of it in one process
+(:mod:`titan_core.model.trial`) before the model itself is divided."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from titan_core.api import (
     Around,
+    Batch,
     Column,
     Experts,
     ModelLayout,
@@ -19,20 +20,24 @@ from titan_core.api import (
     Problem,
     Row,
     Shard,
+    Shares,
     TrainingContext,
     matches,
 )
-from titan_parallel.config import PipelineKeys, TensorParallelKeys
+from titan_parallel.config import ContextParallelKeys, PipelineKeys, TensorParallelKeys
+from titan_parallel.context_parallel import HeadAndTail
 from titan_parallel.pipeline_plan import plan_pipeline
 from titan_parallel.tensor_parallel_check import divides
+
+_RANKS = 2
+"""Number of ranks that a trial divides positions over."""
 
 
 def check_pipeline(model: nn.Module, trial: ModelTrial, context: TrainingContext[PipelineKeys]) -> Iterator[Problem]:
     """Report a model whose stages need more than hidden states, positions and documents."""
     place = trial.positions_fault()
     if place is not None:
-        why = f"a pipeline passes positions to the model, and with positions 0 .. seq - 1 the output of {place} differs"
-        yield trial.problem(why, "read positions from the argument positions, and make 0 .. seq - 1 its default")
+        yield _ignores_positions(trial, place, "a pipeline")
         return
     mistake = _stages_mistake(trial, plan_pipeline(context.job).stages)
     if mistake is not None:
@@ -102,10 +107,34 @@ def _broken_link(trial: ModelTrial) -> str:
 
 
 def check_tensor(model: nn.Module, trial: ModelTrial, context: TrainingContext[TensorParallelKeys]) -> Iterator[Problem]:
-    """Report layers that are sharded outside regions. Anything else that tensor parallelism cannot shard shows on the job's
-    ranks (:mod:`titan_core.model.mesh_trial`)."""
-    for mistake in (*_regions(model, trial.layout), *_ends(model, trial.layout)):
-        yield trial.problem(*mistake)
+    """Report layers that are sharded outside regions, and modules outside regions that mix positions. Rules that do not fit
+    what a region computes show on the job's ranks (:mod:`titan_core.model.mesh_trial`)."""
+    layout, keys = trial.layout, context.section
+    mistakes = [trial.problem(*mistake) for mistake in _regions(model, layout)]
+    mistakes += [trial.problem(*mistake) for mistake in _ends(model, layout)]
+    if mistakes:
+        yield from mistakes
+        return
+    place = trial.positions_fault()
+    if place is not None:
+        yield _ignores_positions(trial, place, "tensor parallelism")
+        return
+    if keys.disable_sequence_parallel:
+        shares = Shares((torch.arange(trial.seq),))
+    else:
+        shares = Shares(tuple(torch.arange(trial.seq).chunk(_RANKS)))
+    place = trial.fault(partial(_divided_between_regions, trial, shares), shares)
+    if place is not None:
+        what = "does not take hidden states as its first argument"
+        if not keys.disable_sequence_parallel:
+            what = f"{what}, or depends on other positions, which sequence parallelism may place on other ranks"
+        why = f"outside regions, {place} {what}"
+        fix = "name that module in regions, or call the modules of embedding and head one after another"
+        if not keys.disable_sequence_parallel:
+            fix += ", or set parallelism.disable_sequence_parallel = true"
+        yield trial.problem(why, fix)
+    if not keys.disable_loss_parallel:
+        yield from _require_unchanged_logits(trial)
 
 
 def _regions(model: nn.Module, layout: ModelLayout) -> Iterator[tuple[str, str]]:
@@ -145,3 +174,78 @@ def _ends(model: nn.Module, layout: ModelLayout) -> Iterator[tuple[str, str]]:
     if not isinstance(last, nn.Linear) or last.out_features != layout.vocab_size:
         why = f"head ends with {layout.head[-1]!r}, and tensor parallelism needs an nn.Linear with vocab_size outputs there"
         yield why, "make the nn.Linear that computes the logits the last module of head"
+
+
+def _divided_between_regions(trial: ModelTrial, shares: Shares) -> Any:
+    """Return the logits if each rank has only its own positions outside regions."""
+    layout = trial.layout
+
+    def split(forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Tensor:
+        return shares.split(forward(*arguments, **keywords))
+
+    def whole(forward: Callable[..., Any], first: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
+        return shares.split(forward(shares.join(first), *arguments, **keywords))
+
+    def gathered(forward: Callable[..., Any], first: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
+        return forward(shares.join(first), *arguments, **keywords)
+
+    around: dict[str, Around] = {call.name: whole for call in trial.calls if matches(call.name, layout.regions)}
+    around |= {layout.embedding[0]: split, layout.head[-1]: gathered}
+    return trial.run(trial.tokens, trial.positions, around=around)
+
+
+def _require_unchanged_logits(trial: ModelTrial) -> Iterator[Problem]:
+    """Report a model that changes the logits after its head, which returns only this rank's shard of them."""
+    logits: list[Any] = []
+
+    def keep(forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        logits.append(forward(*arguments, **keywords))
+        return logits[-1]
+
+    returned = trial.run(trial.tokens, around={trial.layout.head[-1]: keep})
+    if not trial.same(returned, logits[-1]):
+        why = f"the model's forward changes the logits that {trial.layout.head[-1]!r} returns, which are sharded over ranks"
+        yield trial.problem(why, "set parallelism.disable_loss_parallel = true, or return them unchanged")
+
+
+def check_context(model: nn.Module, trial: ModelTrial, context: TrainingContext[ContextParallelKeys]) -> Iterator[Problem]:
+    """Report a model that mixes positions outside mixers: only mixers see positions of other ranks."""
+    length = trial.seq // (2 * _RANKS) * 2 * _RANKS
+    if length != trial.seq:
+        why = f"the model accepts at most {trial.seq} tokens, too few to divide"
+        yield trial.problem(why, "set parallelism.context_parallel_degree = 1")
+        return
+    place = trial.positions_fault()
+    if place is not None:
+        yield _ignores_positions(trial, place, "context parallelism")
+        return
+    order = torch.arange(trial.seq)[None]
+    batches = [HeadAndTail(rank, _RANKS)(Batch(order, order)) for rank in range(_RANKS)]
+    shares = Shares(tuple(batch.tokens[0] for batch in batches))
+
+    def whole(dim: int, forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Tensor:
+        joined = (shares.join(argument, dim) if _is_share(argument, dim) else argument for argument in arguments)
+        return shares.split(forward(*joined, **keywords), dim)
+
+    def _is_share(argument: Any, dim: int) -> bool:
+        return isinstance(argument, Tensor) and argument.dim() > dim and argument.shape[dim] * _RANKS == trial.seq
+
+    mixers = {call.name: trial.layout.mixer(call.name) for call in trial.calls}
+    around: dict[str, Around] = {
+        name: partial(whole, mixer.sequence_dim) for name, mixer in mixers.items() if mixer is not None
+    }
+
+    def divided() -> Any:
+        logits = trial.run(shares.split(trial.tokens), shares.split(trial.positions), around=around)
+        return shares.join(logits)
+
+    place = trial.fault(divided, shares)
+    if place is not None:
+        why = f"{place} depends on other positions but is not in mixers, or ignores the positions that it receives"
+        fix = "name every module that mixes positions in mixers, or set parallelism.context_parallel_degree = 1"
+        yield trial.problem(why, fix)
+
+
+def _ignores_positions(trial: ModelTrial, place: str, division: str) -> Problem:
+    why = f"{division} passes positions to the model, and with positions 0 .. seq - 1 the output of {place} differs"
+    return trial.problem(why, "read positions from the argument positions, and make 0 .. seq - 1 its default")

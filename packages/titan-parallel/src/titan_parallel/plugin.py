@@ -81,6 +81,7 @@ def titan_parallelisms() -> list[Transform]:
             serves=("parallelism.context_parallel_degree",),
             mesh=MeshUse(views=(HEADS,)),
             check=Ref("titan_parallel.context_parallel_check:check"),
+            checks=Checks(model=Ref("titan_parallel.model_checks:check_context")),
             apply=Ref("titan_parallel.context_parallel:apply"),
             planning=_planning("context"),
         ),

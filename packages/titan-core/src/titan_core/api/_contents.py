@@ -45,7 +45,7 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "parallel.world": "World",
         "parallel.model_part": "ModelPart",
         "parallel.slot": "Slot",
-        "parallel.model_trial": "ModelTrial ModuleCall Around",
+        "parallel.model_trial": "ModelTrial ModuleCall Around Shares",
         "parallel.step": "StepRunner StepInput StepAbandoned",
         "parallel.microbatch": "Microbatch current_microbatch",
     },

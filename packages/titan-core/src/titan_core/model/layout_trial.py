@@ -32,8 +32,7 @@ def try_model(model: nn.Module, job: AssembledJob, mesh: JobMesh, device: torch.
     try:
         trial = _trial(model, job, device)
     except CannotTry as error:
-        degrees = {dim.degree_key for dim in job.mesh.dims if job.mesh.degrees[dim.name] > 1 and dim.divides != "batch"}
-        needs = [one.name for one in job.transforms if one.checks.model is not None or degrees & one.served]
+        needs = [transform.name for transform in job.transforms if transform.checks.model is not None]
         why = f"a trial of its forward on a few tokens raised {error}"
         if needs:
             fix = "fix the model plugin, or switch these off"

@@ -1,9 +1,8 @@
-"""Trials of a model on a few tokens, in one process.
+"""Trials of a model on a few tokens, before it is divided.
 
-A trial calls a small copy of the model with other tokens, positions or documents, or with other code in place of modules,
-and compares the logits. This finds mistakes that a layout cannot show: a ``forward`` that reads later tokens, draws random
-numbers or ignores its positions. Whether the model computes the same when it is sharded is tried on the job's own ranks
-(:mod:`titan_core.model.mesh_trial`).
+A trial applies the planned division to a small copy of the model, in one process, and compares the logits with those of the
+undivided copy. This finds mistakes that a layout cannot show: a ``forward`` that mixes positions, changes hidden states
+between two stages or ignores its positions.
 
 Limits: sequences have :data:`LENGTHS` tokens, or as many as a mixer asks for (``Mixer.trial_positions``), so effects that
 reach further (a convolution with a dilation of 16, summaries of 64 tokens) are not seen; nor are effects that depend on the
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from titan_core.api import Around, Extra, ExtraField, ModelLayout, ModuleCall, Problem, RandomStream
+from titan_core.api import Around, Extra, ExtraField, ModelLayout, ModuleCall, Problem, RandomStream, Shares
 from titan_core.model.draws import Draws
 from titan_core.model.preserved import preserved_module
 from titan_core.model.small_copy import positions_to_try, short_windows
@@ -179,28 +178,30 @@ class SmallModelTrial:
         tolerance = max(1e-4, 32 * torch.finfo(expected.dtype).eps) * float(expected.abs().max())
         return torch.allclose(logits, expected, rtol=0.0, atol=tolerance, equal_nan=True)
 
-    def fault(self, run: Callable[[], Any], sequence: int | None = None) -> str | None:
-        """Return ``None`` if ``run`` gives the copy's own logits, else a description of the first difference.
+    def fault(self, run: Callable[[], Any], shares: Shares | None = None, sequence: int | None = None) -> str | None:
+        """Return ``None`` if ``run`` gives the logits of the undivided copy, else a description of the first difference.
 
         Args:
+            shares: the division of positions by ``run``, to compare each rank's tensors with those of the undivided copy.
             sequence: the only sequence of the batch that ``run`` computes; ``None``: it computes all.
         """
         rows = slice(None) if sequence is None else slice(sequence, sequence + 1)
         try:
             logits, error = run(), None
-        except Exception as raised:  # noqa: BLE001 - the model works, so what ``run`` changes is at fault
+        except Exception as raised:  # noqa: BLE001 - the undivided model works, so the division is at fault
             logits, error = None, raised
         if error is None and self.same(logits, self.logits[rows]):
             return None
         with self._recording(_some_features) as whole:
             self.run(self.tokens)
-        with self._recording(_some_features) as changed:
+        with self._recording(_some_features) as divided:
             try:
                 run()
             except Exception as raised:  # noqa: BLE001 - as above
                 error = raised
-        place = _first_difference(whole, changed, partial(_agree, rows=rows))
-        return place if error is None else f"{place} ({_text_of(error)})"
+        place = _first_difference(whole, divided, partial(_agree, shares=shares, rows=rows))
+        # With a share of the positions, a shape that does not fit is no other fault than a wrong result.
+        return place if error is None or shares is not None else f"{place} ({_text_of(error)})"
 
     def difference(self, run: Callable[[], Any], other: Callable[[], Any], positions: Sequence[slice]) -> str | None:
         """Return where ``other`` first computes something else than ``run`` of some positions; ``None`` if their logits are
@@ -323,11 +324,11 @@ def _some_features(value: Any) -> Any:
     return value[..., :8].clone() if hidden else None
 
 
-def _first_difference(whole: list[_Event], changed: list[_Event], agree: Callable[[Any, Any], bool]) -> str:
+def _first_difference(whole: list[_Event], divided: list[_Event], agree: Callable[[Any, Any], bool]) -> str:
     """Return where two recordings of one model begin to differ: the module with the first wrong output, or, if an input is
     wrong first, the code of the module that contains the call."""
     inside: list[str] = []
-    for expected, found in zip(whole, changed, strict=False):
+    for expected, found in zip(whole, divided, strict=False):
         if expected.name != found.name or expected.exit != found.exit:
             break
         if (found.exit or found.name) and not agree(expected.value, found.value):
@@ -345,13 +346,21 @@ def _shown(inside: list[str]) -> str:
     return f"module {inside[-1]!r}" if inside and inside[-1] else "the model"
 
 
-def _agree(whole: Tensor | None, found: Tensor | None, rows: slice) -> bool:
+def _agree(whole: Tensor | None, found: Tensor | None, shares: Shares | None, rows: slice) -> bool:
     if whole is None or found is None or whole.dim() != found.dim():
         return True  # not comparable
     if whole.shape[0] == _BATCH:
         whole = whole[rows]
+    elif whole.shape[0] == 1 and shares is not None:
+        whole = whole.expand(_BATCH, *whole.shape[1:])  # the same for all sequences, such as angles of positions
+    candidates = [found]
+    if shares is not None and found.shape != whole.shape:
+        candidates = [shares.join(found, dim) for dim in (1, 2) if _divisible(found, shares, dim)]
     tolerance = 1e-4 * float(whole.abs().max()) if whole.numel() else 0.0
-    return found.shape == whole.shape and torch.allclose(found, whole, rtol=0.0, atol=tolerance, equal_nan=True)
+    return any(
+        candidate.shape == whole.shape and torch.allclose(candidate, whole, rtol=0.0, atol=tolerance, equal_nan=True)
+        for candidate in candidates
+    )
 
 
 def _agree_at(whole: Tensor | None, found: Tensor | None, positions: Sequence[slice], seq: int) -> bool:
@@ -366,6 +375,10 @@ def equal_but_rounding(one: Tensor, other: Tensor) -> bool:
     """Return whether two results of the same computation differ by no more than another order of its sums explains."""
     tolerance = max(1e-5, 8 * torch.finfo(one.dtype).eps) * float(one.abs().max()) if one.numel() else 0.0
     return torch.allclose(one, other, rtol=0.0, atol=tolerance, equal_nan=True)
+
+
+def _divisible(found: Tensor, shares: Shares, dim: int) -> bool:
+    return found.shape[0] % len(shares.positions) == 0 and found.shape[dim] == len(shares.positions[0])
 
 
 def _text_of(error: BaseException) -> str:

@@ -25,6 +25,7 @@ A parallelism or a precision is a transform: a function from a part of the model
 * ``ModelTrial``: a small copy of the model, which ``Checks.model`` may run
 * ``ModuleCall``: a call of a module in a trial
 * ``Around``: what replaces a module's call in a trial
+* ``Shares``: how a trial divides positions
 * ``StepRunner``: how a step runs forward and backward
 * ``StepInput``: what a ``StepRunner`` receives: the microbatches of a step
 * ``StepAbandoned``: a step runner raises it to make the trainer start the step again
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         Around as Around,
         ModelTrial as ModelTrial,
         ModuleCall as ModuleCall,
+        Shares as Shares,
     )
     from titan_core.api.parallel.planning import (
         Costs as Costs,

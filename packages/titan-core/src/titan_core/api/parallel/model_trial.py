@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from titan_core.api.model.layout import ModelLayout
@@ -28,6 +29,23 @@ class ModuleCall:
     """The arguments, with tensors replaced by their shapes."""
     output: Any
     """The result, with tensors replaced by their shapes."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How positions are sharded over ranks. A trial represents its ranks in the batch: ``[ranks * batch, share, ...]``."""
+
+    positions: tuple[Tensor, ...]
+    """Positions of each rank; the same number on all ranks."""
+
+    def split(self, whole: Tensor, dim: int = 1) -> Tensor:
+        """Convert ``[batch, seq, ...]`` to ``[ranks * batch, share, ...]``."""
+        return torch.cat([whole.index_select(dim, share.to(whole.device)) for share in self.positions])
+
+    def join(self, shares: Tensor, dim: int = 1) -> Tensor:
+        """Invert :meth:`split`."""
+        order = torch.cat(self.positions).argsort().to(shares.device)
+        return torch.cat(shares.chunk(len(self.positions)), dim).index_select(dim, order)
 
 
 class ModelTrial(Protocol):
@@ -63,10 +81,11 @@ class ModelTrial(Protocol):
     def same(self, logits: Any, expected: Tensor | None = None) -> bool:
         """Whether ``logits`` equal those of the unsharded copy, or ``expected``, to rounding."""
 
-    def fault(self, run: Callable[[], Any], sequence: int | None = None) -> str | None:
+    def fault(self, run: Callable[[], Any], shares: Shares | None = None, sequence: int | None = None) -> str | None:
         """Return ``None`` if ``run`` returns the logits of the unsharded copy; otherwise, describe where it first differs.
 
         Args:
+            shares: how ``run`` shards positions.
             sequence: index of the sequence that ``run`` computes, if it computes only one.
         """
 
