@@ -103,6 +103,21 @@ def test_names_and_hooks_exist(page: Path) -> None:
     assert words - PACKAGES - HOOKS == set()
 
 
+def test_references_in_docstrings_resolve() -> None:
+    referred = re.compile(r":(?:class|func|meth|mod|attr|data|exc):`~?(titan_\w+(?:\.\w+)+)`")
+    sources = list((ROOT / "packages").rglob("src/**/*.py"))
+    names = {name for file in sources for name in referred.findall(file.read_text(encoding="utf-8"))}
+    assert len(names) > 100
+    assert {name for name in names if not (resolves(name) or _is_annotated(name))} == set()
+
+
+def _is_annotated(dotted: str) -> bool:
+    """Whether ``dotted`` names a field of a class, which has no default."""
+    of, _, field = dotted.rpartition(".")
+    module, _, cls = of.rpartition(".")
+    return resolves(of) and has(getattr(importlib.import_module(module), cls), field)
+
+
 @each_page
 def test_attributes_of_classes_exist(page: Path) -> None:
     classes = {**CLASSES, "AssembledJob": AssembledJob}

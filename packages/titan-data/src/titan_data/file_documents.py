@@ -16,7 +16,7 @@ from titan_data.places import file_at, parse_place
 
 
 class FileDocuments(ABC):
-    """The documents of some files, numbered through (:class:`~titan_core.api.RandomAccess`)."""
+    """The documents of some files, numbered through (:class:`~titan_core.api.data.shuffled.RandomAccess`)."""
 
     mark: str = ", document "
     """What is between the file and the number in the place of a document."""

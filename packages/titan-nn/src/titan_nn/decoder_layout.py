@@ -1,4 +1,4 @@
-"""The layout of :class:`titan_nn.decoder.Decoder`, which transforms read instead of the model class. Imports no
+"""The layout of decoders built of :mod:`titan_nn.decoder`, which transforms read instead of the model class. Imports no
 torch."""
 
 from __future__ import annotations

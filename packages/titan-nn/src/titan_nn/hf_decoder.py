@@ -1,5 +1,5 @@
-"""The files of model hubs for :class:`titan_nn.decoder.Decoder`: names of tensors, and what ``config.json`` says
-of the sizes. Imports no torch."""
+"""Files of model hubs for decoders built of :mod:`titan_nn.decoder`: names of tensors, and sizes in ``config.json``.
+Imports no torch."""
 
 from __future__ import annotations
 

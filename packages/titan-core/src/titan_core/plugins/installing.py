@@ -86,7 +86,7 @@ def _wheel(package: str, folder: Path) -> Path:
 def _libraries(wheel: Path) -> list[str]:
     """Return Titan's packages that ``wheel`` requires besides titan-core."""
     with zipfile.ZipFile(wheel) as archive:
-        (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")][:1] or [""]
+        metadata = next((name for name in archive.namelist() if name.endswith(".dist-info/METADATA")), "")
         with archive.open(metadata) as file:  # KeyError, a LookupError, if there is none
             text = file.read(1 << 20).decode(errors="replace")
     return re.findall(rf"(?m)^Requires-Dist: (?!{PACKAGE}\b)(titan-[a-z0-9-]+)", text)

@@ -112,18 +112,18 @@ class Components:
         return nearest(name, self.names(kind)) + self.broken_note()
 
     def modules(self) -> list[tuple[ModuleType, Origin]]:
-        """See :meth:`titan_core.api.Components.modules`."""
+        """See :meth:`titan_core.api.Registry.modules`."""
         return [(plugin.module, plugin.origin) for plugin in self.found.plugins]
 
     def versions(self) -> list[dict[str, str]]:
-        """See :meth:`titan_core.api.Components.versions`."""
+        """See :meth:`titan_core.api.Registry.versions`."""
         return [
             {"name": plugin.name, "distribution": plugin.distribution, "version": plugin.version}
             for plugin in self.found.plugins
         ]
 
     def distribution(self, component: Component) -> str:
-        """See :meth:`titan_core.api.Components.distribution`."""
+        """See :meth:`titan_core.api.Registry.distribution`."""
         return self.owner(component).distribution
 
     def owner(self, component: Component) -> Plugin:

@@ -168,7 +168,7 @@ class DatasetContext(BuildContext[S]):
     max_record_bytes: int = 2**24
     """What a record may take (``data.max_record_bytes``). A larger one is corrupt."""
     tokenizer: str = ""
-    """Fingerprint of the job's tokenizer (:func:`titan_core.api.data.tokenizer.fingerprint`), for datasets of tokens."""
+    """Fingerprint of the job's tokenizer (:func:`titan_core.api.TextTokenizer.fingerprint`), for datasets of tokens."""
     vocab_size: int | None = None
     """Vocabulary size of the job's tokenizer, for datasets of tokens only. Token ids must be smaller."""
     tokenizer_spec: TokenizerSpec | None = None

@@ -56,8 +56,8 @@ class Experts:
 
     There may be more rows than ``counts.sum()``: the last ones then belong to no expert. What they return is ignored, and
     their gradient must be zero. An expert's rows may include padding, rows of zeros whose results are ignored.
-    :func:`titan_nn.experts.grouped_linear` computes so, and a child module :class:`titan_core.api.GroupedLinear`, with which
-    transforms can replace the products."""
+    :func:`titan_nn.experts.grouped_linear` computes so, and a child module :class:`titan_nn.experts.GroupedLinear`, with
+    which transforms can replace the products."""
 
     dim: int = 0
     within: Shard | Replicate = Replicate()
