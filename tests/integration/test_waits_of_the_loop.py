@@ -32,4 +32,4 @@ def test_no_step_waits(fake_cuda: FakeCuda, job: str) -> None:
 def test_an_update_that_the_host_has_to_guard_waits(fake_cuda: FakeCuda) -> None:
     """Fused Adam decides on the device; the other implementations cannot."""
     found = fake_cuda.train("tiny", {**STEPS, "optimizer.implementation": "foreach"}, strict=False)
-    assert any("guarded_steps.py" in wait.where and "reading a value" in wait.what for wait in found.steps[1].waits)
+    assert any("optimizer_step.py" in wait.where and "reading a value" in wait.what for wait in found.steps[1].waits)
