@@ -47,6 +47,8 @@ def hook(event, arguments):
         found.append(("import", subject))
     elif event == "exec" and str(arguments[0].co_filename).startswith(here):
         found.append(("exec", subject))
+    elif event == "open" and isinstance(arguments[0], int):
+        pass  # another object for a descriptor: its path has been opened before
     elif event == "open" and (arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) or "evil" in subject):
         if subject != "/dev/null" and not os.path.abspath(subject).startswith(writes_into):
             found.append(("open", repr(arguments)))
@@ -100,7 +102,7 @@ print(json.dumps({"keys": len(keys), "reached": reached, "found": found}))
 
 
 DOORS = r"""
-import copy, hashlib, shutil
+import copy, hashlib, shutil, tempfile
 from pathlib import Path
 from harness.chat_model import finetuning
 from harness.jobs import TINY, run_recipe
@@ -113,6 +115,7 @@ import transformers.models.llama.modeling_llama
 
 RecordTemplate("{{ text }}", "data.format")  # starts the renderer
 os.environ["XDG_CACHE_HOME"] = os.path.abspath("runs/cache")
+tempfile.tempdir = os.path.abspath("runs")  # of the config.json that transformers reads
 share, shares = int(sys.argv[1]), int(sys.argv[2])
 texts = ("evil_module:owned", "evil_module", "../evil", os.path.abspath("evil.pkl"), "file://evil.pkl")
 writes_into = os.path.abspath("runs")

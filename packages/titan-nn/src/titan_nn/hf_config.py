@@ -107,7 +107,7 @@ def rope_parameters(config: Mapping[str, Any], kinds: Mapping[str, Collection[st
     name = "rope_scaling" if table(config, "rope_scaling") else "rope_parameters"
     found = {"rope_theta": config.get("rope_theta", 10_000.0), **table(config, name)}
     kind = found.setdefault("rope_type", found.get("type", "default"))
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise ValueError(f"rope_type is {show(kind)}, and this model supports only {' and '.join(map(repr, kinds))}")
     partial = found.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1):
