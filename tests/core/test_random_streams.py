@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from titan_core.api import Batch, Dropout, Microbatch, RandomStream, UserError
 from titan_core.api.model import dropout
-from titan_core.api.model.random_bits import element_bits, element_bits_into, feature_words, token_words
+from titan_core.api.model.random_streams import element_bits, element_bits_into, feature_words, token_words
 from titan_core.api.parallel.microbatch import microbatch_scope
 from titan_core.api.parallel.step import shape_inference
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
-from titan_core.api.model.random_bits import element_bits, feature_words, of_module, token_words
+from titan_core.api.model.random_streams import element_bits, feature_words, of_module, token_words
 from titan_optim import adamw_bf16
 from titan_optim.adamw_bf16 import AdamWBF16, rounded
 

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from titan_core.api import OptimizerContext, OptimizerSection
 from titan_core.api.config.sections import TrainingSection
-from titan_core.api.model.random_bits import element_bits, feature_words, mixed, of_module, token_words
+from titan_core.api.model.random_streams import element_bits, feature_words, mixed, of_module, token_words
 from titan_core.toolkit.optimizers import global_offset
 
 CHUNK = 2**23

@@ -11,8 +11,7 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "hookspecs": "hookimpl",
         "plugins.ref": "Ref",
         "plugins.component": "Component Recipe recipes_in",
-        "plugins.job": "Job",
-        "plugins.contexts": "JobContext TrainingContext",
+        "plugins.job": "Job JobContext TrainingContext",
         "plugins.errors": "Problem UserError RunStopped",
     },
     "config": {
@@ -24,7 +23,7 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "model": {
         "model.components": "Model",
-        "model.layout": "ModelDefinition ModelLayout",
+        "model.layout": "ModelDefinition ModelLayout matches",
         "model.layout_rules": "Column Row Shard Replicate Experts Rule Router Mixer causal_attention CAUSAL_ATTENTION",
         "model.initial_values": "InitialValue Constant Normal TruncatedNormal Uniform Computed Loaded Elements",
         "model.sequence_share": "SequenceShare",
@@ -34,7 +33,6 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "model.random_streams": "RandomStream",
         "model.auxiliary_loss": "add_auxiliary_loss",
         "model.statistic": "add_statistic",
-        "model.patterns": "matches",
         "model.weights": "WeightFormat ForeignTensor",
     },
     "parallel": {
@@ -44,25 +42,22 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "parallel.job_mesh": "JobMesh",
         "parallel.world": "World",
         "parallel.model_part": "ModelPart",
-        "parallel.slot": "Slot",
+        "plugins.component": "Slot",
         "parallel.model_trial": "ModelTrial ModuleCall Around Shares",
         "parallel.step": "StepRunner StepInput StepAbandoned",
         "parallel.microbatch": "Microbatch current_microbatch",
     },
     "training": {
         "training.components": "Objective Optimizer LRSchedule",
-        "training.objective": "ObjectiveFunction",
         "training.metric": "add_metric",
         "training.vocabulary": "Vocabulary",
-        "training.batch": "Batch Extra",
-        "training.batch_plan": "BatchPlan",
+        "training.batch": "Batch Extra ObjectiveFunction",
+        "plugins.job": "BatchPlan",
         "training.optimizer": "OptimizerContext ParamGroup TrainedParameter ParameterRole SkipsOnDevice LRScheduleContext",
         "config.sections": "OptimizerSection",
     },
     "observe": {
-        "observe.components": "Observer",
-        "observe.metric_log": "Record",
-        "observe.events": "Run StepReport PendingUpdate ValidationReport RunEnd Finding",
+        "observe.events": "Observer Record Run StepReport PendingUpdate ValidationReport RunEnd Finding",
         "observe.shared_request": "SharedRequest",
         "observe.deferred_reports": "DeferredReports",
     },
@@ -78,10 +73,10 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
     "checkpoint": {
         "checkpoint.store": (
             "Checkpoint CheckpointContext CheckpointStore TrainState DataPosition CheckpointEvents RefusedChange"
+            " WeightsContext"
         ),
-        "data.replay": "SavedPosition",
+        "data.dataset": "SavedPosition",
         "model.weights": "StoredModel",
-        "checkpoint.stored_model": "WeightsContext",
     },
     "commands": {
         "commands.command": "Command CommandContext",

@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from titan_core.api import DocumentShard, DocumentSource, TextTokenizer, UserError
-from titan_core.api.data.dataset import DocumentPlace, State, StepRows, StreamSpec
-from titan_core.api.data.replay import SavedPosition
+from titan_core.api.data.dataset import DocumentPlace, SavedPosition, State, StepRows, StreamSpec
 from titan_core.data.positions import checked_positions
 from titan_core.data.shards import ShardGroup
 from titan_core.data.streams import stream_changes, stream_identity

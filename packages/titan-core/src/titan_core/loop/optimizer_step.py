@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Placement
 from torch.optim import Optimizer
 
 from titan_core.api import Finding, SkipsOnDevice, World
-from titan_core.api.observe.host_copy import HostCopy
+from titan_core.api.observe.deferred_reports import HostCopy
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.toolkit.random_state import same_generators
 from titan_core.torch_private import multiply_

@@ -72,7 +72,7 @@ def object_of(place: str, *optional: str) -> Check:
 
 
 _DATASET, _TOKENIZER = "titan_core.api.data.dataset", "titan_core.api.data.tokenizer"
-_OBJECTIVE = "titan_core.api.training.objective:ObjectiveFunction"
+_OBJECTIVE = "titan_core.api.training.batch:ObjectiveFunction"
 _FINGERPRINT = f"{_DATASET}:DocumentSource, optional"
 _PLACE = f"{_DATASET}:DocumentShard, optional"
 

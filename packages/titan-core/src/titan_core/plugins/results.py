@@ -11,7 +11,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from titan_core.api import CheckResult, Costs, ExtraField, ForeignTensor, OptimizerCosts, Problem, StoredModel
-from titan_core.api.data.replay import SavedPosition
+from titan_core.api.data.dataset import SavedPosition
 from titan_core.api.plugins.ref import CodeOrigin
 from titan_core.plugins.guarded_object import Check, WrongResult, shown
 from titan_core.plugins.result_models import WITHIN, definition, owned, parts

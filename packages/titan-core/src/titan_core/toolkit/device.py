@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from titan_core.api import UserError
-from titan_core.api.observe.host_copy import HostCopy as HostCopy
+from titan_core.api.observe.deferred_reports import HostCopy as HostCopy
 
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ import threading
 from titan_core.api import CorruptRecord, Document, DocumentShard, ExcludedRecord, UserError
 from titan_core.api.data.dataset import (
     ALL_SPLITS as ALL_SPLITS,
+    DataReplay as DataReplay,
     DatasetSpec as DatasetSpec,
     FormatSpec as FormatSpec,
     ReadDocument as ReadDocument,
@@ -18,7 +19,6 @@ from titan_core.api.data.dataset import (
     StreamSpec as StreamSpec,
     UsedTokens as UsedTokens,
 )
-from titan_core.api.data.replay import DataReplay as DataReplay
 from titan_core.toolkit.open_files import is_too_many_files
 
 log = logging.getLogger(__name__)

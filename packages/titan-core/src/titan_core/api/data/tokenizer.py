@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from titan_core.api.plugins.contexts import BuildContext, S
+from titan_core.api.plugins.job import BuildContext, S
 from titan_core.api.plugins.ref import Ref
 
 if TYPE_CHECKING:

@@ -63,7 +63,11 @@ if TYPE_CHECKING:
         TruncatedNormal as TruncatedNormal,
         Uniform as Uniform,
     )
-    from titan_core.api.model.layout import ModelDefinition as ModelDefinition, ModelLayout as ModelLayout
+    from titan_core.api.model.layout import (
+        ModelDefinition as ModelDefinition,
+        ModelLayout as ModelLayout,
+        matches as matches,
+    )
     from titan_core.api.model.layout_rules import (
         CAUSAL_ATTENTION as CAUSAL_ATTENTION,
         Column as Column,
@@ -76,7 +80,6 @@ if TYPE_CHECKING:
         Shard as Shard,
         causal_attention as causal_attention,
     )
-    from titan_core.api.model.patterns import matches as matches
     from titan_core.api.model.random_streams import RandomStream as RandomStream
     from titan_core.api.model.sequence_share import SequenceShare as SequenceShare
     from titan_core.api.model.statistic import add_statistic as add_statistic

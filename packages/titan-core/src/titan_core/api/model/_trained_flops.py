@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from titan_core.api.model.layout import ModelDefinition, ModelLayout
+from titan_core.api.model.layout import ModelDefinition, ModelLayout, matches
 from titan_core.api.model.layout_rules import Experts
-from titan_core.api.model.patterns import matches
 
 
 @dataclass(frozen=True)

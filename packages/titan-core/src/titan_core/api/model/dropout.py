@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from titan_core.api.model.random_bits import Words, element_bits, element_bits_into
-from titan_core.api.model.random_streams import RandomStream
+from titan_core.api.model.random_streams import RandomStream, Words, element_bits, element_bits_into
 
 _PART = (1 << 15) - 1
 """Number of elements to process at a time on the CPU: few enough to stay in its cache, and to keep torch from splitting each

@@ -1,15 +1,18 @@
 """A model's description of itself, so that transforms need not know its class.
 
 A model plugin provides an ordinary ``nn.Module`` and a :class:`ModelLayout`. Transforms read the layout only. Names are
-fully qualified module or parameter names; :mod:`titan_core.api.model.patterns` defines patterns. When the model is built,
+fully qualified module or parameter names; patterns are those of :func:`matches`. When the model is built,
 :mod:`titan_core.model.layout_check` compares the layout with its modules, and :mod:`titan_core.model.layout_trial` with what
 they compute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import translate
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from titan_core.api.model.initial_values import InitialValue
@@ -112,14 +115,10 @@ class ModelLayout:
 
     def initial_value(self, parameter: str) -> InitialValue | None:
         """Return the initial value of ``parameter`` (fully qualified name), or ``None`` if no pattern matches."""
-        from titan_core.api.model.patterns import matches
-
         return next((value for pattern, value in self.parameters.items() if matches(parameter, [pattern])), None)
 
     def rule(self, parameter: str) -> Rule | None:
         """Return the rule of ``parameter`` (fully qualified name), or ``None`` if no pattern matches."""
-        from titan_core.api.model.patterns import matches
-
         return next((rule for pattern, rule in self.rules.items() if matches(parameter, [pattern])), None)
 
     def divides_linear(self, module: str) -> bool:
@@ -128,14 +127,10 @@ class ModelLayout:
 
     def mixer(self, module: str) -> Mixer | None:
         """Return the mixer that ``module`` is, or ``None`` if it does not mix positions."""
-        from titan_core.api.model.patterns import matches
-
         return next((mixer for pattern, mixer in self.mixers.items() if matches(module, [pattern])), None)
 
     def router(self, module: str) -> Router | None:
         """Return the router that ``module`` is, or ``None`` if it chooses no experts."""
-        from titan_core.api.model.patterns import matches
-
         return next((router for pattern, router in self.routers.items() if matches(module, [pattern])), None)
 
 
@@ -153,3 +148,13 @@ class ModelDefinition:
     num_active_params: int | None = None
     """Number of parameters that a token uses: all but those of the experts that it does not pass through. Only shown.
     ``None``: all."""
+
+
+# fnmatch keeps 256 patterns in Python 3.11, and a model of 100 blocks has more.
+_matcher = lru_cache(maxsize=32768)(lambda pattern: re.compile(translate(pattern)).match)
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether ``name`` (``"layers.0.attention.wq"``) matches one of ``patterns`` (``"layers.*.wq"``): shell wildcards, in
+    which ``*`` also matches dots. Titan has no other kind of pattern."""
+    return any(_matcher(pattern)(name) for pattern in patterns)

@@ -30,17 +30,17 @@ from typing import TYPE_CHECKING
 from titan_core.api._lazy import getter, names_of
 
 if TYPE_CHECKING:
-    from titan_core.api.observe.components import Observer as Observer
     from titan_core.api.observe.deferred_reports import DeferredReports as DeferredReports
     from titan_core.api.observe.events import (
         Finding as Finding,
+        Observer as Observer,
         PendingUpdate as PendingUpdate,
+        Record as Record,
         Run as Run,
         RunEnd as RunEnd,
         StepReport as StepReport,
         ValidationReport as ValidationReport,
     )
-    from titan_core.api.observe.metric_log import Record as Record
     from titan_core.api.observe.shared_request import SharedRequest as SharedRequest
 else:
     __getattr__ = getter(__name__, "observe")

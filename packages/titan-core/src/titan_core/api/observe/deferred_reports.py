@@ -1,4 +1,4 @@
-"""Reading the values of steps without stalling a GPU."""
+"""Reads the values of steps without stalling a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 
 from titan_core.api.hookspecs import hookimpl
 from titan_core.api.observe.events import PendingUpdate, StepReport
-from titan_core.api.observe.host_copy import HostCopy
 from titan_core.api.parallel.world import World
 
 
@@ -84,3 +83,21 @@ def is_finite(step: PendingUpdate | StepReport, world: World) -> bool:
     if world.plan.diverging_replicas > 1:  # each replica has its own gradient norm
         return not world.max(torch.tensor(int(not finite))).item()
     return finite
+
+
+class HostCopy:
+    """Asynchronous copies of tensors to the host. The copies start on construction; :meth:`wait` does not wait for work that
+    is queued on the device afterwards."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        # GPU tensors are copied to pinned memory; CPU tensors are not copied.
+        self._tensors = [tensor.detach().to("cpu", non_blocking=True) for tensor in tensors]
+        self._done = torch.cuda.Event() if any(tensor.is_cuda for tensor in tensors) else None
+        if self._done is not None:
+            self._done.record()
+
+    def wait(self) -> list[torch.Tensor]:
+        """Return the tensors on the host, once the copies are complete."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._tensors

@@ -64,9 +64,9 @@ if TYPE_CHECKING:
         OptimizerCosts as OptimizerCosts,
         PipelineCosts as PipelineCosts,
     )
-    from titan_core.api.parallel.slot import Slot as Slot
     from titan_core.api.parallel.step import StepAbandoned as StepAbandoned, StepInput as StepInput, StepRunner as StepRunner
     from titan_core.api.parallel.world import World as World
+    from titan_core.api.plugins.component import Slot as Slot
 else:
     __getattr__ = getter(__name__, "parallel")
     __all__ = names_of("parallel")

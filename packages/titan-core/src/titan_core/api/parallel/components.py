@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from titan_core.api.parallel.mesh import MeshDim, MeshView
 from titan_core.api.plugins.component import Component
-from titan_core.api.plugins.contexts import JobContext, TrainingContext
 from titan_core.api.plugins.errors import Problem
+from titan_core.api.plugins.job import JobContext, TrainingContext
 from titan_core.api.plugins.ref import Ref
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from titan_core.api.model.layout import ModelLayout
 from titan_core.api.model.layout_rules import CAUSAL_ATTENTION, Mixer
 from titan_core.api.parallel.microbatch import Microbatch, microbatch_scope
-from titan_core.api.parallel.slot import Slot
-from titan_core.api.training.batch import Batch
-from titan_core.api.training.objective import ObjectiveFunction
+from titan_core.api.plugins.component import Slot
+from titan_core.api.training.batch import Batch, ObjectiveFunction
 from titan_core.api.training.vocabulary import Vocabulary
 
 if TYPE_CHECKING:

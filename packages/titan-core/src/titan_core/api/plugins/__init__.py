@@ -32,9 +32,8 @@ from titan_core.api._lazy import getter, names_of
 if TYPE_CHECKING:
     from titan_core.api.hookspecs import hookimpl as hookimpl
     from titan_core.api.plugins.component import Component as Component, Recipe as Recipe, recipes_in as recipes_in
-    from titan_core.api.plugins.contexts import JobContext as JobContext, TrainingContext as TrainingContext
     from titan_core.api.plugins.errors import Problem as Problem, RunStopped as RunStopped, UserError as UserError
-    from titan_core.api.plugins.job import Job as Job
+    from titan_core.api.plugins.job import Job as Job, JobContext as JobContext, TrainingContext as TrainingContext
     from titan_core.api.plugins.ref import Ref as Ref
 else:
     __getattr__ = getter(__name__, "plugins")

@@ -19,7 +19,7 @@ from titan_core.api.data.dataset import StreamSpec
 from titan_core.api.data.tokenizer import TextTokenizer
 from titan_core.api.model._trained_flops import TrainedFlops
 from titan_core.api.model.components import Model
-from titan_core.api.observe.components import Observer
+from titan_core.api.observe.events import Observer
 from titan_core.api.parallel.components import Transform
 from titan_core.api.plugins.component import Component
 from titan_core.api.plugins.errors import Problem, UserError

@@ -1,21 +1,22 @@
 """Components, which plugins register: small frozen descriptions with lazy references to the code that builds the thing.
 
 A component has a name, a one-line summary, optionally a config section, and references to its code. Neither this module nor
-a ``plugin.py`` may import torch; the code behind a :class:`~titan_core.api.Ref` may.
+a ``plugin.py`` may import torch; the code behind a :class:`~titan_core.api.Ref` may. Plugins do not import each other: where
+one leaves values for another, the reader declares a :class:`Slot`, and the writer fills it by name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from titan_core.api.config.resolved import Config
 from titan_core.api.config.section import Section
-from titan_core.api.parallel.slot import Slot
-from titan_core.api.plugins.contexts import JobContext, TrainingContext
-from titan_core.api.plugins.job import Job
+from titan_core.api.plugins.job import Job, JobContext, TrainingContext
+from titan_core.api.plugins.ref import Ref
 
 if TYPE_CHECKING:
     import torch
@@ -80,3 +81,19 @@ def recipes_in(package: str, folder: str = "recipes") -> list[Recipe]:
             name = file.name.removesuffix(".toml")
             recipes.append(Recipe(name=name, summary=first_line.lstrip("# "), package=package, path=f"{folder}/{file.name}"))
     return recipes
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot(Generic[T]):
+    """A named place for values of type ``T``, one per module. Its reader declares it in :attr:`Component.reads`."""
+
+    name: str
+    """``"titan_parallel.region_casts"``: the package of the reader, and a subject."""
+    summary: str
+    """What a value is, in one line."""
+    accepts: Ref[Callable[[object], T]] | None = None
+    """Value -> the value to keep. Raises :class:`TypeError` with what it must be. Called once, when a transform has filled
+    the slot; the error names that transform. ``None``: any value."""

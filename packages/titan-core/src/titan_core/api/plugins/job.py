@@ -1,17 +1,29 @@
-"""The job as components see it while it is assembled. Free of torch."""
+"""The job as components see it while it is assembled, and the contexts with which their code is called. Free of torch.
+
+* :class:`BuildContext` holds the component's own section, an instance of its ``config`` class.
+* :class:`JobContext` adds the job: config, mesh plan, batch plan and model layout.
+* :class:`TrainingContext` adds the device mesh and the device, once training starts.
+
+A kind that needs more defines a subclass, such as ``OptimizerContext``. Datasets and tokenizers do not see the job, because
+the token stream must not depend on its mesh.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from titan_core.api.config.resolved import Config
 from titan_core.api.config.section import Section
 from titan_core.api.config.sections import JobSection, ModelSection, TrainingSection
 from titan_core.api.model.layout import ModelDefinition
 from titan_core.api.parallel.mesh import MeshPlan
-from titan_core.api.training.batch_plan import BatchPlan
+
+if TYPE_CHECKING:
+    import torch
+
+    from titan_core.api.parallel.job_mesh import JobMesh
 
 S = TypeVar("S", bound=Section)
 
@@ -63,3 +75,54 @@ class Job:
     def section(self, cls: type[S]) -> S:
         """Return the config section of class ``cls``."""
         return self.config.section(cls)
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Sizes in sequences. ``global_size = ranks * microbatches * local_size``."""
+
+    global_size: int
+    local_size: int
+    microbatches: int
+    """Forward and backward passes per optimizer step (gradient accumulation)."""
+    ranks: int
+    """Ranks, or groups of ranks, that see different sequences."""
+    logical_shards: int
+    """Number of streams of the dataset; each contributes ``global_size / logical_shards`` sequences to every step."""
+    seq_len: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Number of input tokens per optimizer step, over all ranks."""
+        return self.global_size * self.seq_len
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildContext(Generic[S]):
+    """The context that every component receives."""
+
+    section: S
+    """The component's own section; ``None`` for a component without ``config``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobContext(BuildContext[S]):
+    """The context that a component receives while a job is assembled."""
+
+    job: Job
+    """The job: its config, mesh, batch and model."""
+
+    @property
+    def config(self) -> Config:
+        """The resolved config, which knows the origin of each value: ``context.config.problem("my.key", why,
+        fix)``."""
+        return self.job.config
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingContext(JobContext[S]):
+    """The context that a component receives once training starts."""
+
+    mesh: JobMesh
+    """Has the plan's views, the dimension that takes the remaining ranks, and every other one that is larger than 1."""
+    device: torch.device

@@ -32,11 +32,10 @@ from titan_core.api._lazy import getter, names_of
 
 if TYPE_CHECKING:
     from titan_core.api.config.sections import OptimizerSection as OptimizerSection
-    from titan_core.api.training.batch import Batch as Batch, Extra as Extra
-    from titan_core.api.training.batch_plan import BatchPlan as BatchPlan
+    from titan_core.api.plugins.job import BatchPlan as BatchPlan
+    from titan_core.api.training.batch import Batch as Batch, Extra as Extra, ObjectiveFunction as ObjectiveFunction
     from titan_core.api.training.components import LRSchedule as LRSchedule, Objective as Objective, Optimizer as Optimizer
     from titan_core.api.training.metric import add_metric as add_metric
-    from titan_core.api.training.objective import ObjectiveFunction as ObjectiveFunction
     from titan_core.api.training.optimizer import (
         LRScheduleContext as LRScheduleContext,
         OptimizerContext as OptimizerContext,

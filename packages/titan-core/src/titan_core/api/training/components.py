@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from titan_core.api.plugins.component import Component
-from titan_core.api.plugins.contexts import JobContext, TrainingContext
 from titan_core.api.plugins.errors import Problem
-from titan_core.api.plugins.job import Job
+from titan_core.api.plugins.job import Job, JobContext, TrainingContext
 from titan_core.api.plugins.ref import Ref
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from titan_core.api.parallel.job_mesh import JobMesh
     from titan_core.api.parallel.planning import OptimizerCosts
-    from titan_core.api.training.objective import ObjectiveFunction
+    from titan_core.api.training.batch import ObjectiveFunction
     from titan_core.api.training.optimizer import LRScheduleContext, OptimizerContext, ParamGroup
 
 

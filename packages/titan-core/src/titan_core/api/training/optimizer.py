@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from titan_core.api.config.sections import OptimizerSection
-from titan_core.api.model.layout import ModelLayout
-from titan_core.api.model.patterns import matches
+from titan_core.api.model.layout import ModelLayout, matches
 from titan_core.api.parallel.model_part import ModelPart
-from titan_core.api.plugins.contexts import JobContext, S, TrainingContext
+from titan_core.api.plugins.job import JobContext, S, TrainingContext
 
 
 class ParameterRole(StrEnum):
