@@ -31,7 +31,7 @@ from titan_ckpt.save.saving import Saving
 from titan_core.api import Batch, CheckpointContext, StepInput
 from titan_core.api.config.resolved import Override
 from titan_core.config.load import load_config
-from titan_core.data.opened import OpenedData
+from titan_core.data.streams import OpenedData
 from titan_core.job.assemble import assemble
 from titan_core.loop.trainer import Trainer
 from titan_core.loop.world import join_world

@@ -28,9 +28,9 @@ from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.load import load_config
 from titan_core.data.loader import data_loader
-from titan_core.data.opened import OpenedData
 from titan_core.data.shards import ShardGroup
 from titan_core.data.stdlib import open_stdlib
+from titan_core.data.streams import OpenedData
 from titan_core.job.assemble import assemble
 from titan_core.plugins.registry import Components
 from titan_data.engines import LocalEngine

@@ -29,7 +29,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from titan_core.api import JobMesh, World
 from titan_core.api.config.resolved import Override
 from titan_core.config.load import load_config
-from titan_core.data.opened import OpenedData
+from titan_core.data.streams import OpenedData
 from titan_core.job.assemble import assemble
 from titan_core.loop import trainer as trainer_module
 from titan_core.loop.trainer import Trainer

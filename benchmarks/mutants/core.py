@@ -229,7 +229,7 @@ MUTANTS = (
     Mutant("weights-of-one-seed", "core/model/random_values.py", 'f"{seed}:{name}"', 'f"{name}"', (VALUES,)),
     Mutant("limit-of-truncation-ignored", "core/model/random_values.py", "centred * math.erf(limit / math.sqrt(2.0))", "centred", (VALUES,)),
     Mutant("words-of-the-next-counter", "core/model/random_values.py", "counters = (starts // 4)[:, None]", "counters = (starts // 4 + 1)[:, None]", (MODEL + "::test_each_element_has_the_random_word_of_its_index",)),
-    Mutant("nine-rounds", "core/model/philox.py", "_ROUNDS = 10", "_ROUNDS = 9", (VALUES,)),
+    Mutant("nine-rounds", "core/model/random_values.py", "_ROUNDS = 10", "_ROUNDS = 9", (VALUES,)),
     Mutant("buffers-not-computed", "core/model/materialise.py", "            buffer.copy_(compute())\n", "            buffer.zero_()\n", (ORACLE,)),
     Mutant("offset-of-shards-ignored", "core/model/materialise.py", "return tensor.to_local(), global_offset(tensor)", "return tensor.to_local(), (0,) * tensor.dim()", ("tests/parallel/test_equivalence.py::test_training_is_that_of_one_device[FSDP 2-none]",)),
     Mutant("parts-in-evaluation-mode", "core/model/build.py", "part.module.train()", "part.module.eval()", (NOISY + "::test_each_microbatch_is_one_forward_pass",)),

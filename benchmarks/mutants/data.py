@@ -20,7 +20,7 @@ ORDERED = "tests/core/test_orders.py"
 LOADER, MADE, TOKENS, SHARDS = "core/data/loader.py", "core/data/batches.py", "core/data/tokens.py", "core/data/shards.py"
 BEST_FIT = "core/data/best_fit.py"
 PERMUTED, ORDERS = "core/api/data/permutation.py", "core/api/data/orders.py"
-SHUFFLED, BUFFERED, MIXTURE = "core/api/data/shuffled.py", "core/data/buffered_shuffle.py", "core/data/mixture.py"
+SHUFFLED, BUFFERED, MIXTURE = "core/api/data/shuffled.py", "core/data/buffered_shuffle.py", "core/data/shards.py"
 
 MUTANTS = (
     Mutant("other-shuffle-buffers-accepted", "core/data/streams.py", '        "data.shuffle_buffer": spec.shuffle_buffer,\n', "", (IDENTITY,)),

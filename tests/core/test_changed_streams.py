@@ -16,8 +16,7 @@ from harness.loaders import close, loaders_of, merged, plan
 from titan_core.api import UserError
 from titan_core.api.data.dataset import DatasetSpec, State, StreamSpec
 from titan_core.data.loader import DataLoader
-from titan_core.data.mixture import Mixture
-from titan_core.data.shards import ShardGroup
+from titan_core.data.shards import Mixture, ShardGroup
 from titan_core.data.streams import open_sources
 
 ALLOWED = ["data.mixture", "dataset.*.weight"]

@@ -25,7 +25,7 @@ from titan_core.api import (
 )
 from titan_core.api.data.dataset import DatasetSpec, StreamSpec
 from titan_core.data.witness import digest_of
-from titan_core.job.extras import check_extras
+from titan_core.job.data_plan import check_extras
 from titan_core.plugins.guard import Origin
 
 ORIGIN = Origin("odd", "titan-odd", "1.2", "dataset 'odd'")

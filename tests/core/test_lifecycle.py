@@ -12,7 +12,7 @@ from harness.jobs import TINY, Recorder, make_job
 from titan_core.api import hookimpl
 from titan_core.loop.training import train
 from titan_core.plugins.lifecycle import Lifecycle
-from titan_core.toolkit.jobs import JobFact
+from titan_core.toolkit.hookspecs import JobFact
 
 
 class Keeps:

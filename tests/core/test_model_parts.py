@@ -16,8 +16,7 @@ from harness.objectives import OfTargets
 from titan_core.api import Batch, BatchPlan, CausalAttention, Constant, ModelLayout, ModelPart, Normal, UserError
 from titan_core.api.parallel.model_part import PrunedModule, arguments_of
 from titan_core.api.training.batch import IGNORE, with_positions
-from titan_core.model.philox import philox
-from titan_core.model.random_values import fill
+from titan_core.model.random_values import fill, philox
 
 
 def plan(world_size: int, **overrides: object) -> BatchPlan:

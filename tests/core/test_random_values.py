@@ -11,8 +11,7 @@ from torch import Tensor
 
 from titan_core.api import Computed, Constant, Elements, InitialValue, Normal, Ref, TruncatedNormal, Uniform, UserError
 from titan_core.model import random_values
-from titan_core.model.philox import philox_words
-from titan_core.model.random_values import fill
+from titan_core.model.random_values import fill, philox_words
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from harness import small_gpt
 from harness.model_trials import ONE, require
 from harness.odd_gpts import Mixed
 from titan_core.api import ModelDefinition, Ref, UserError
-from titan_core.toolkit.random_operators import draws
+from titan_core.toolkit.random_state import draws
 
 
 class Rates(BaseModel):

@@ -18,7 +18,7 @@ from harness.small_gpt import LAYOUT, SmallGPT
 from titan_core.api import Batch, Objective, ObjectiveFunction, Ref, UserError, Vocabulary, add_metric, hookimpl
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.loader import data_loader
-from titan_core.data.opened import OpenedData
+from titan_core.data.streams import OpenedData
 from titan_core.job.reference_model import reference_config, require_reference
 
 BRIEF: dict[str, object] = {

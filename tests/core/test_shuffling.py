@@ -15,7 +15,7 @@ from harness.loaders import LENGTHS
 from harness.oracle import shuffled
 from titan_core.api import ShuffledDocuments
 from titan_core.data.buffered_shuffle import BufferedShuffle, ShuffledStream
-from titan_core.data.mixture import Mixture
+from titan_core.data.shards import Mixture
 
 
 def test_every_batch_is_mixed_evenly() -> None:

@@ -10,7 +10,7 @@ import pytest
 from harness.jobs import make_job
 from titan_core.api import UserError
 from titan_core.cli.main import main
-from titan_core.data.opened import OpenedData
+from titan_core.data.streams import OpenedData
 
 GOOD = [{"text": f"document {number}"} for number in range(20)]
 

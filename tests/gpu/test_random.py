@@ -15,8 +15,7 @@ from harness.on_device import relative_error
 from harness.small_gpt import definition, job_of
 from titan_core.api import Batch, Dropout, InitialValue, Microbatch, Normal, TruncatedNormal, Uniform
 from titan_core.api.parallel.microbatch import microbatch_scope
-from titan_core.model.philox import philox
-from titan_core.model.random_values import fill
+from titan_core.model.random_values import fill, philox
 
 pytestmark = pytest.mark.gpu
 

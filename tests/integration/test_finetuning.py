@@ -22,7 +22,7 @@ from titan_core.api import Batch
 from titan_core.api.training.batch import IGNORE
 from titan_core.cli.main import main
 from titan_core.data.loader import data_loader
-from titan_core.data.opened import OpenedData
+from titan_core.data.streams import OpenedData
 
 HEAD, EMBEDDING = "output.weight", "tok_embeddings.weight"
 

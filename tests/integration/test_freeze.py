@@ -21,7 +21,7 @@ from harness.staged import RECIPE, run_staged, write_recipe
 from harness.tiny_model import angles
 from titan_core.api import UserError, hookimpl, matches
 from titan_core.data.loader import data_loader
-from titan_core.data.opened import OpenedData
+from titan_core.data.streams import OpenedData
 from titan_core.model.build import build_whole
 from titan_core.model.stand_in import first_alike
 

@@ -14,7 +14,7 @@ from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, make_job, run_recipe
 from titan_core.cli.main import main
 from titan_core.model.build import build_whole
-from titan_core.model.size import size_of
+from titan_core.model.counted_flops import size_of
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_report.summary import summary
 

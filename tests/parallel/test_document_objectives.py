@@ -20,7 +20,7 @@ from harness.small_gpt import SmallGPT
 from titan_core.api import Batch, Objective, ObjectiveFunction, Ref, Vocabulary, add_metric
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.loader import data_loader
-from titan_core.data.opened import OpenedData
+from titan_core.data.streams import OpenedData
 
 BRIEF: dict[str, object] = {
     "training.dataset": "prompts",

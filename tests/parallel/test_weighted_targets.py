@@ -16,7 +16,7 @@ from harness.small_gpt import SmallGPT
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.api.training.batch import IGNORE
 from titan_core.data.loader import data_loader
-from titan_core.data.opened import OpenedData
+from titan_core.data.streams import OpenedData
 
 BRIEF: dict[str, object] = {
     "training.dataset": "prompts",

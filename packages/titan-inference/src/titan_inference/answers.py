@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from titan_core.api import ModelPart, Vocabulary
-from titan_core.api.checkpoint.store import LoadedModel
+from titan_core.api.checkpoint.stored_model import LoadedModel
 from titan_inference.generation import Generator, logits_of
 from titan_inference.output import Continuation
 from titan_inference.sampling import Sampler, SamplingOptions

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 
 from titan_core.api import ChatTokenizer, CommandContext, UserError
-from titan_core.api.checkpoint.store import LoadedModel
+from titan_core.api.checkpoint.stored_model import LoadedModel
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import integer, json_argument, number
 from titan_core.toolkit.files import read_text

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from titan_core.api import CommandContext, StoredModel, UserError
-from titan_core.api.checkpoint.store import LoadedModel
+from titan_core.api.checkpoint.stored_model import LoadedModel
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import integer, json_argument
 from titan_core.toolkit.launching import RankJob

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from titan_core.api import TextTokenizer
-from titan_core.api.checkpoint.store import LoadedModel, StoredModels
+from titan_core.api.checkpoint.stored_model import LoadedModel, StoredModels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from titan_core.api import UserError
-from titan_core.toolkit.random_operators import draws
+from titan_core.toolkit.random_state import draws
 from titan_models_hf import transformers_private as library
 from titan_models_hf.config import HFArgs
 from titan_models_hf.library import configuration

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from titan_core.api import JobContext, LRScheduleContext, Problem
 from titan_core.api.plugins.assembled_job import AssembledJob
-from titan_core.toolkit.jobs import JobFact, knows_stages, tokens_before
+from titan_core.toolkit.hookspecs import JobFact
 from titan_optim.lr_phases_config import LRPhase, LRPhasesSection
 
 if TYPE_CHECKING:
@@ -98,9 +98,9 @@ def check(context: JobContext[LRPhasesSection]) -> Iterator[Problem]:
         fix = 'add [[lr_scheduler.phases]], or set lr_scheduler.name to another schedule, such as "wsd"'
         yield context.job.config.problem("lr_scheduler.name", "needs lr_scheduler.phases, and there are none", fix)
         return
-    if not knows_stages(context.job):
+    if not context.job.knows_stages:
         return
-    spans = spans_of(phases, partial(tokens_before, context.job), steps)
+    spans = spans_of(phases, context.job.tokens_before, steps)
     for number, span in enumerate(spans):
         if span.end == span.first:
             why = f"no step begins in these {span.length:,} tokens; a step has {_step_tokens(context, span.first):,}"
@@ -116,7 +116,7 @@ def _where(context: JobContext[LRPhasesSection], number: int) -> str:
 
 
 def _step_tokens(context: JobContext[LRPhasesSection], step: int) -> int:
-    return tokens_before(context.job, step + 1) - tokens_before(context.job, step)
+    return context.job.tokens_before(step + 1) - context.job.tokens_before(step)
 
 
 def build(context: LRScheduleContext[LRPhasesSection]) -> LambdaLR:
@@ -124,7 +124,7 @@ def build(context: LRScheduleContext[LRPhasesSection]) -> LambdaLR:
     from torch.optim.lr_scheduler import LambdaLR
 
     phases = context.section.phases or ()  # `check` requires some
-    tokens = partial(tokens_before, context.job)
+    tokens = context.job.tokens_before
     spans = spans_of(phases, tokens, context.steps)
     if (unfinished := _unfinished(spans, phases, tokens, context.steps)) is not None:
         log.warning("lr_scheduler.phases: %s", unfinished)
@@ -145,7 +145,7 @@ def _unfinished(spans: Sequence[Span], phases: Sequence[LRPhase], tokens: Tokens
 def job_facts(job: AssembledJob) -> list[JobFact]:
     """Return the phases by step, for ``titan job show``."""
     phases = job.section(LRPhasesSection).phases or ()
-    tokens = partial(tokens_before, job)
+    tokens = job.tokens_before
     values = []
     for span in spans_of(phases, tokens, job.steps):
         end = job.steps if span.end is None else span.end

@@ -10,7 +10,7 @@ from titan_optim.lr_phases_config import NAME, LRPhasesSection
 
 if TYPE_CHECKING:
     from titan_core.api.plugins.assembled_job import AssembledJob
-    from titan_core.toolkit.jobs import JobFact
+    from titan_core.toolkit.hookspecs import JobFact
 
 api = (1, 0)
 

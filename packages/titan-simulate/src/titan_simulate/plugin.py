@@ -9,7 +9,7 @@ from titan_core.toolkit.launching import Launcher
 
 if TYPE_CHECKING:
     from titan_core.api.plugins.assembled_job import AssembledJob
-    from titan_core.toolkit.jobs import JobFact
+    from titan_core.toolkit.hookspecs import JobFact
 
 api = (1, 0)
 

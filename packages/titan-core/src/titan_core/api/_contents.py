@@ -57,7 +57,8 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "config.sections": "OptimizerSection",
     },
     "observe": {
-        "observe.events": "Observer Record Run StepReport PendingUpdate ValidationReport RunEnd Finding",
+        "observe.components": "Observer",
+        "observe.events": "Record Run StepReport PendingUpdate ValidationReport RunEnd Finding",
         "observe.shared_request": "SharedRequest",
         "observe.deferred_reports": "DeferredReports",
     },
@@ -73,10 +74,10 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
     "checkpoint": {
         "checkpoint.store": (
             "Checkpoint CheckpointContext CheckpointStore TrainState DataPosition CheckpointEvents RefusedChange"
-            " WeightsContext"
         ),
         "data.dataset": "SavedPosition",
         "model.weights": "StoredModel",
+        "checkpoint.stored_model": "WeightsContext",
     },
     "commands": {
         "commands.command": "Command CommandContext",

@@ -27,7 +27,8 @@ from titan_core.api.commands.command import Command
 from titan_core.api.commands.health import HealthCheck
 from titan_core.api.data.components import Dataset, ModelHub, RecordFormat, Tokenizer
 from titan_core.api.model.components import Model
-from titan_core.api.observe.events import Observer, Record
+from titan_core.api.observe.components import Observer
+from titan_core.api.observe.events import Record
 from titan_core.api.parallel.components import Transform
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.api.plugins.component import Recipe

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from titan_core.api import Config, MeshPlan, Model, StoredModel, UserError
-from titan_core.api.checkpoint.store import LoadedModel
+from titan_core.api.checkpoint.stored_model import LoadedModel
 from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.load import RawConfig, resolve

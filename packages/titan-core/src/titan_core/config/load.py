@@ -19,9 +19,8 @@ from titan_core.config.overrides import OVERRIDES, AnyOverride, TypedOverride, g
 from titan_core.config.pretrained import lay_under
 from titan_core.config.problems import problems_of
 from titan_core.config.stages import KEY as STAGES, copied, hidden_overrides, read_stages
-from titan_core.plugins.conflicts import KEY
 from titan_core.plugins.providers import provider
-from titan_core.plugins.registry import Components
+from titan_core.plugins.registry import KEY, Components
 from titan_core.toolkit.errors import MOST_PROBLEMS, MOST_SUGGESTED, close_names, nearest, nearest_path
 from titan_core.toolkit.files import read_bytes
 

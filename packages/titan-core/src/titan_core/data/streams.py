@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 from titan_core.api import DocumentSource, Problem, RefusedChange, TextTokenizer, UserError, matches
 from titan_core.api.config.secrets import redact_text
 from titan_core.api.data.dataset import StreamSpec
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.excluding import excluding_problems
+
+log = logging.getLogger(__name__)
 
 MIXTURE, SHARDS = "data.mixture", "data.logical_shards"
 _DOCUMENTS_OF = ("dataset", "split", "text_field", "format", "documents", "content", "order")
@@ -151,6 +155,25 @@ def changed_documents(spec: StreamSpec, accepted: Sequence[AcceptedChange], allo
         return set(numbers)
     named = {number for number in numbers if matches(f"dataset.{spec.datasets[number].name}.content", allowed)}
     return named | {change.dataset for change in accepted if change.dataset is not None and change.aspect in _DOCUMENTS_OF}
+
+
+@dataclass(frozen=True)
+class OpenedData:
+    """The opened sources, in the order of the job's datasets."""
+
+    training: Sequence[DocumentSource]
+    validation: Sequence[DocumentSource] = ()
+
+    @classmethod
+    def of(cls, job: AssembledJob) -> OpenedData:
+        """Open all datasets of ``job``.
+
+        Raises:
+            UserError: a dataset cannot be opened.
+        """
+        for line in job.text_tokenizer.describe_special_tokens():
+            log.info("tokenizer %s: %s", job.tokenizer.name, line)
+        return cls(open_sources(job.data), open_sources(job.validation) if job.validation is not None else ())
 
 
 def open_sources(spec: StreamSpec) -> list[DocumentSource]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -41,16 +41,21 @@ from titan_core.config.pretrained import NONE, different_arguments
 from titan_core.config.problems import problems_of
 from titan_core.config.stages import merged
 from titan_core.job.batch_plan import plan_batch
-from titan_core.job.data_plan import MIXTURE, SETS, pick_datasets, pick_validation, plan_stream, tokenizer_context
-from titan_core.job.extras import check_extras
+from titan_core.job.data_plan import (
+    MIXTURE,
+    SETS,
+    check_extras,
+    pick_datasets,
+    pick_validation,
+    plan_stream,
+    tokenizer_context,
+)
 from titan_core.job.mesh_plan import plan_mesh
-from titan_core.job.missing_tokenizer import MissingTokenizer
 from titan_core.job.reference_model import reference_config, require_reference
 from titan_core.plugins.providers import provider
 from titan_core.plugins.registry import Components
-from titan_core.toolkit.errors import PluginFailure, nearest
+from titan_core.toolkit.errors import PluginFailure, nearest, note_of
 from titan_core.toolkit.fields import model_at
-from titan_core.toolkit.jobs import note_of
 
 C = TypeVar("C", bound=Component)
 R = TypeVar("R")
@@ -378,3 +383,31 @@ def unused_keys(config: Config, registry: Components, chosen: LRSchedule) -> lis
             if key != key_of_name and value != default:
                 notes.append(f"{key} has no effect on a schedule with {key_of_name} = {chosen.name!r}")
     return notes
+
+
+class MissingTokenizer(TextTokenizer):
+    """Refuses to convert anything, and has no marks."""
+
+    def __init__(self, vocab_size: int, missing: Sequence[Problem]) -> None:
+        """
+        Args:
+            vocab_size: the model's, because a tokenizer's may not be larger.
+            missing: what the job lacks.
+        """
+        self._vocab_size, self._missing = vocab_size, missing
+
+    @property
+    def vocab_size(self) -> int:
+        """That of the model."""
+        return self._vocab_size
+
+    def marks(self) -> None:
+        """Unknown."""
+
+    def encode_document(self, text: str) -> list[int]:
+        """Raise :class:`~titan_core.api.UserError`."""
+        raise UserError(*self._missing)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Raise :class:`~titan_core.api.UserError`."""
+        raise UserError(*self._missing)

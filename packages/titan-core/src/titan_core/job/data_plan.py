@@ -1,10 +1,12 @@
-"""The datasets of a job, and how it reads them. Free of torch."""
+"""The datasets of a job, how it reads them, what it passes over, and the extra tensors they fill. Free of torch."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from titan_core.api import (
@@ -12,18 +14,30 @@ from titan_core.api import (
     Config,
     Dataset,
     DatasetContext,
+    ModelDefinition,
+    Objective,
     Problem,
+    RecordFormat,
+    Registry,
     TextTokenizer,
     Tokenizer,
     TokenizerContext,
+    Transform,
     UserError,
 )
-from titan_core.api.config.sections import DataSection, MixtureEntry, ModelSection, TrainingSection, ValidationSection
+from titan_core.api.config.sections import (
+    DataSection,
+    JobSection,
+    MixtureEntry,
+    ModelSection,
+    TrainingSection,
+    ValidationSection,
+)
 from titan_core.api.data.dataset import DatasetSpec, FormatSpec, ReadPolicy, StreamSpec
 from titan_core.api.data.tokenizer import TokenizerSpec
-from titan_core.job.excluded import excluded_in
 from titan_core.plugins.registry import Components
-from titan_core.toolkit.record_format import format_of
+from titan_core.toolkit.json_lines import records_of
+from titan_core.toolkit.runs.files import EXCLUDED
 
 MIXTURE, SETS = "data.mixture", "validation.sets"
 
@@ -196,3 +210,95 @@ def _pick(
         raise UserError(*problems)
     extras = {} if dataset.extras is None else dict(dataset.extras.load()(context))
     return DatasetSpec(entry.name or entry.dataset, entry.weight, dataset.build, context, extras)
+
+
+def excluded_in(config: Config) -> dict[str, frozenset[int]]:
+    """Return the indices of the documents to pass over, by dataset.
+
+    Raises:
+        UserError: the file does not exist, cannot be read, or has another line than one such as ``{"dataset": "web",
+            "index": 3}``.
+    """
+    key, given = "data.exclude", config.section(DataSection).exclude
+    path = Path(config.section(JobSection).dump_folder) / EXCLUDED if given is None else Path(given)
+    if not path.is_file():
+        if given is None:
+            return {}
+        raise UserError(config.problem(key, "no such file", "fix the path, or remove the key"))
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    try:
+        for number, record in records_of(path):
+            dataset, index = record.get("dataset"), record.get("index")
+            if not isinstance(dataset, str) or not isinstance(index, int) or isinstance(index, bool) or index < 0:
+                fix = 'write {"dataset": NAME, "index": N} in each line, as `titan data step RUN N --json` prints them'
+                raise UserError.one(f"{path}:{number}", "names no document", fix)
+            found[dataset].add(index)
+    except OSError as error:
+        raise UserError.one(str(path), f"cannot be read: {error.strerror or error}", "fix the file") from None
+    return {dataset: frozenset(indices) for dataset, indices in sorted(found.items())}
+
+
+_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+"""``module:function``, which older versions of Titan imported and called."""
+_TEMPLATE = 'a template of fields looks like "{{ question }} {{ answer }}"'
+
+
+def format_of(config: Config, registry: Registry, key: str, text: str | None) -> FormatSpec | None:
+    """Return what the value ``text`` of ``key`` stands for; ``None`` for no format. Whether a template is valid is for the
+    dataset to check.
+
+    Raises:
+        UserError: ``text`` is neither a template nor the name of a registered format.
+    """
+    if text is None:
+        return None
+    if any(mark in text for mark in ("{{", "{%")):
+        return FormatSpec(text, key)
+    if text not in registry.names(RecordFormat) and _CODE.fullmatch(text):
+        why = "names code, and a recipe runs none but that of plugins"
+        fix = "register the function as a format in a file, and start `titan --plugin FILE ...` (docs/data.md); or "
+        raise UserError.one(config.where(key, text), why, fix + _TEMPLATE)
+    try:
+        return FormatSpec(text, key, registry.get(RecordFormat, text).convert)
+    except UserError as error:
+        problem = error.problems[0]
+        raise UserError.one(config.where(key, text), problem.why, f"{problem.fix}; {_TEMPLATE}") from None
+
+
+def check_extras(
+    config: Config,
+    streams: Mapping[str, Sequence[DatasetSpec]],
+    model: ModelDefinition,
+    objective: Objective | None,
+    transforms: Sequence[Transform],
+) -> Iterator[Problem]:
+    """Yield what is wrong with the extra tensors of the job's batches.
+
+    Args:
+        streams: datasets that are mixed, by the config key that selects them.
+    """
+    added = {name for transform in transforms for name in transform.extras}
+    needed = dict.fromkeys(model.layout.inputs, "the model")
+    if objective is not None:
+        needed |= dict.fromkeys(objective.extras, f"objective {objective.name!r}")
+    for key, datasets in streams.items():
+        for name, who in needed.items():
+            if name not in added and not any(name in dataset.extras for dataset in datasets):
+                why = f"{who} needs the extra tensor {name!r}, which no dataset fills"
+                yield config.problem(key, why, "choose a dataset that fills it, or another objective or model")
+        yield from _mixed(config, key, datasets)
+
+
+def _mixed(config: Config, key: str, datasets: Sequence[DatasetSpec]) -> Iterator[Problem]:
+    """Yield what contradicts between the datasets of a mixture."""
+    for name in sorted({name for dataset in datasets for name in dataset.extras}):
+        having = [dataset for dataset in datasets if name in dataset.extras]
+        field = having[0].extras[name]
+        for other in having[1:]:
+            if other.extras[name] != field:
+                why = f"datasets {having[0].name!r} and {other.name!r} fill the extra tensor {name!r} in different forms"
+                yield config.problem(key, f"{why}: {field} and {other.extras[name]}", "mix datasets with the same form")
+        lacking = [dataset.name for dataset in datasets if name not in dataset.extras and dataset.weight]
+        if lacking and field.fill is None:
+            why = f"dataset {lacking[0]!r} does not fill the extra tensor {name!r} of dataset {having[0].name!r}, which has "
+            yield config.problem(key, f"{why}no fill value", "mix only datasets that fill it")

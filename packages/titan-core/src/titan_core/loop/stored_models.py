@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from titan_core.api import ModelPart, SharedRequest, StoredModel, UserError, ValidationReport, WeightsContext, World
-from titan_core.api.checkpoint.store import LoadedModel
+from titan_core.api.checkpoint.stored_model import LoadedModel
 from titan_core.api.config.sections import ModelSection, TrainingSection
 from titan_core.api.parallel.step import GradientAccumulation
 from titan_core.api.plugins.assembled_job import AssembledJob

@@ -30,7 +30,7 @@ from titan_core.api.observe.shared_request import SharedRequests
 from titan_core.api.parallel.microbatch import AuxiliaryLosses, MetricSums
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.loader import StepData, data_loader
-from titan_core.data.opened import OpenedData
+from titan_core.data.streams import OpenedData
 from titan_core.loop.build import (
     build_checkpoint_store,
     build_lr_scheduler,
@@ -48,10 +48,10 @@ from titan_core.loop.results import end_of_run, last_checkpoint, warn_if_unsaved
 from titan_core.loop.stored_models import load_pretrained
 from titan_core.loop.validation import Validation
 from titan_core.model.build import build_parts, build_whole
+from titan_core.model.counted_flops import size_of
 from titan_core.model.freeze import require_trained
 from titan_core.model.materialise import not_loaded
 from titan_core.model.preserved import evaluation, other_objective, repeat_backward, repeat_forward
-from titan_core.model.size import size_of
 from titan_core.optim.lr_schedule import advance
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.runlog.event_log import EventLog

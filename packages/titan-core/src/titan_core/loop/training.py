@@ -11,7 +11,7 @@ import torch
 from titan_core.api import Checkpoint, RunEnd, UserError
 from titan_core.api.config.sections import TrainingSection
 from titan_core.api.plugins.assembled_job import AssembledJob
-from titan_core.data.opened import OpenedData
+from titan_core.data.streams import OpenedData
 from titan_core.job.stages import assembled_again, job_of_stage
 from titan_core.loop.gc_settings import free_job, gc_as_before
 from titan_core.loop.interruption import Interruption

@@ -1,4 +1,5 @@
-"""The floating-point operations of a model's matmuls, counted in a trial, beside those that its plugin states."""
+"""The size of a model as built: its parameters, and the floating-point operations of its matmuls, counted in a trial, beside
+those that its plugin states."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from torch import nn
 
 from titan_core.api import CAUSAL_ATTENTION, ModelTrial, Problem
+from titan_core.api.observe.events import ModelSize
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.model.stand_in import first_alike
 
@@ -68,3 +70,17 @@ def _around(name: str) -> Iterator[str]:
         yield name
         name = name.rpartition(".")[0]
     yield ""
+
+
+def size_of(model: nn.Module, job: AssembledJob) -> ModelSize:
+    """Return the size of ``model``, the whole model of ``job``. Warn if its plugin declares another number of parameters,
+    which commands that build no model show."""
+    definition = job.model
+    modules = (model.get_submodule(name) for name in definition.layout.embedding)
+    embedding = {id(parameter) for module in modules for parameter in module.parameters()}
+    counts = {id(parameter): parameter.numel() for parameter in model.parameters()}  # a tied parameter occurs once
+    total = sum(counts.values())
+    if total != definition.num_params:
+        declared = definition.num_params
+        log.warning("model %r has %d parameters, but its definition has num_params = %d", job.model_name, total, declared)
+    return ModelSize(total, total - sum(counts[parameter] for parameter in embedding))

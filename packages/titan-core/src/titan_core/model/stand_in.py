@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from titan_core.api import ModelLayout, matches
 from titan_core.api.parallel.model_part import PrunedModule
 from titan_core.model.draws import Draws
-from titan_core.toolkit.random_operators import draws
+from titan_core.toolkit.random_state import draws
 from titan_core.torch_private import TorchDispatchMode, number_of_hooks
 
 LARGE = 1 << 20

@@ -18,8 +18,7 @@ from titan_core.plugins.discovery import REGISTRATION_HOOKS
 from titan_core.plugins.guarded_object import WrongResult
 from titan_core.plugins.results import RETURNS
 from titan_core.toolkit import hookspecs as toolkit_hooks
-from titan_core.toolkit.hookspecs import hook_manager
-from titan_core.toolkit.jobs import JobFact
+from titan_core.toolkit.hookspecs import JobFact, hook_manager
 from titan_core.toolkit.random_state import same_generators
 
 if TYPE_CHECKING:

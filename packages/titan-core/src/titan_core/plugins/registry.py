@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from titan_core.api import Component, Problem, Section, UserError
 from titan_core.api.config.sections import CORE_SECTIONS
-from titan_core.plugins.conflicts import Conflict, conflicts_of
 from titan_core.plugins.discovery import CORE, REGISTRATION_HOOKS, Discovery, InstalledPlugin, Plugin, discover
 from titan_core.plugins.guard import Origin
 from titan_core.plugins.installing import how_to_install
@@ -170,3 +169,55 @@ class Components:
         return "".join(
             f"; plugin {broken.name!r} ({broken.distribution}) is broken: {broken.reason}" for broken in self.found.broken
         )
+
+
+KEY = "config key"
+"""Kind of the names of config keys (``section.key``)."""
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A name that two plugins claim."""
+
+    kind: str
+    """``plugin``, the kind of a component, or :data:`KEY`."""
+    name: str
+    problem: Problem
+
+    def __str__(self) -> str:
+        return f"conflict: {self.problem}"
+
+
+def conflicts_of(plugins: Iterable[Plugin]) -> list[Conflict]:
+    """Return the names of plugins, of components and of config keys that several of ``plugins`` claim.
+
+    The keys of the core are not among them: discovery refuses a plugin that claims one.
+    """
+    found: list[Conflict] = []
+    owners: dict[tuple[str, str], tuple[object, Plugin]] = {}
+
+    def claim(kind: str, name: str, claimant: object, plugin: Plugin) -> None:
+        first, owner = owners.setdefault((kind, name), (claimant, plugin))
+        if first is not claimant:
+            found.append(Conflict(kind, name, _problem(f"{kind} {name if kind == KEY else repr(name)}", owner, plugin)))
+
+    for plugin in plugins:
+        claim("plugin", plugin.name, plugin, plugin)
+        for component in plugin.components:
+            claim(component.kind, component.name, component, plugin)
+            for slot in component.reads:
+                claim("slot", slot.name, plugin, plugin)
+        sections = [component.config for component in plugin.components if component.config is not None]
+        for section in dict.fromkeys(sections):
+            for key in section.model_fields:
+                claim(KEY, f"{section.section}.{key}", section, plugin)
+    return found
+
+
+def _problem(where: str, first: Plugin, second: Plugin) -> Problem:
+    owner = f"{first.distribution} {first.version}"
+    other = f"{second.distribution} {second.version}"
+    fix = "uninstall one of them"
+    if first.name != second.name:
+        fix = f'switch one of them off ([plugins] disable = ["{second.name}"])'
+    return Problem(where, f"claimed by both {owner} and {other}", fix)

@@ -30,7 +30,7 @@ from titan_core.plugins.result_values import (
     state,
     tensors,
 )
-from titan_core.toolkit.jobs import JobFact
+from titan_core.toolkit.hookspecs import JobFact
 
 MOST_ITEMS = 1000
 """Limit for the problems and results of one check, which may be an endless generator."""

@@ -7,13 +7,15 @@ import errno
 import re
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from titan_core.api import RunStopped, UserError
+from titan_core.api import Problem, RunStopped, UserError
 from titan_core.api._shown import show
 from titan_core.api.config._sane_values import LOCALE_FIX
+from titan_core.api.config.secrets import redact_text
 from titan_core.api.plugins.errors import PartOfContract as PartOfContract, PluginFailure as PluginFailure
 
 EXIT_FAILURE: Final = 1
@@ -46,6 +48,12 @@ class NumericsStop(RunStopped):
     """A guard ended the run because its numbers are bad. A restart would meet the same numbers again."""
 
     exit_status = EXIT_NUMERICS
+
+
+def note_of(problem: Problem) -> str:
+    """Return ``problem``, something that this machine lacks, as a note for a command that only looks at the job. Secrets are
+    removed."""
+    return redact_text(str(replace(problem, why=f"{problem.why} (needed where the job trains)")))
 
 
 def nearest(word: str, known: list[str]) -> str:

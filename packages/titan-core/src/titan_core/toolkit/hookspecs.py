@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from titan_core.api import hookspecs
 from titan_core.api.hookspecs import PROJECT, hookspec
 from titan_core.api.plugins.assembled_job import AssembledJob
-from titan_core.toolkit.jobs import JobFact
 from titan_core.toolkit.launching import Launcher
 
 if TYPE_CHECKING:
@@ -62,3 +62,15 @@ def titan_next_commands(job: AssembledJob, end: RunEnd, command: tuple[str, ...]
         command: the command that started the run, as the arguments of ``titan``, without secrets; ``None`` if it is unknown,
             because another launcher started the ranks.
     """
+
+
+@dataclass(frozen=True)
+class JobFact:
+    """A line of `titan job show` from a plugin (hook ``titan_job_facts``)."""
+
+    name: str
+    """A word or two, unique among all facts."""
+    text: str
+    """One line."""
+    value: Any
+    """The same as plain values, for ``--json``."""

@@ -15,7 +15,7 @@ from titan_core.api import CommandContext, Dataset, TextTokenizer, UserError
 from titan_core.api.config.sections import DataSection
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import json_argument, recipe_arguments, small_integer
-from titan_core.toolkit.jobs import note_of
+from titan_core.toolkit.errors import note_of
 from titan_core.toolkit.reading import StepRows
 from titan_core.toolkit.text import print_json, print_notes, print_table, say
 from titan_data.read_cost import read_costs

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from titan_core.api import Batch, CommandContext, Microbatch, ObjectiveFunction, StoredModel, UserError, Vocabulary
-from titan_core.api.checkpoint.store import LoadedModel
+from titan_core.api.checkpoint.stored_model import LoadedModel
 from titan_core.api.config.sections import TrainingSection
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.api.training.batch import IGNORE

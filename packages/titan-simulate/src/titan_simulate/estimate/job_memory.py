@@ -17,7 +17,7 @@ from titan_core.api import Job
 from titan_core.api.config.sections import JobSection, TrainingSection
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import parse_integer
-from titan_core.toolkit.jobs import JobFact
+from titan_core.toolkit.hookspecs import JobFact
 from titan_core.toolkit.simulation import current_simulation
 from titan_core.toolkit.text import show_bytes
 from titan_simulate.costs import costs_of_optimizer

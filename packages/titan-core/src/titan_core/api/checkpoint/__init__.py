@@ -32,8 +32,8 @@ if TYPE_CHECKING:
         DataPosition as DataPosition,
         RefusedChange as RefusedChange,
         TrainState as TrainState,
-        WeightsContext as WeightsContext,
     )
+    from titan_core.api.checkpoint.stored_model import WeightsContext as WeightsContext
     from titan_core.api.data.dataset import SavedPosition as SavedPosition
     from titan_core.api.model.weights import StoredModel as StoredModel
 else:

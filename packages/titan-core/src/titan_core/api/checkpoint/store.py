@@ -1,10 +1,9 @@
-"""The interface between the trainer and a checkpoint plugin, and between commands and models with trained weights."""
+"""The interface between the trainer and a checkpoint plugin."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-    from titan_core.api.observe.events import ValidationReport
     from titan_core.api.parallel.model_part import ModelPart
     from titan_core.api.parallel.world import World
 
@@ -181,64 +179,3 @@ class Checkpoint(Component):
     set_aside: Ref[Callable[[JobContext[Any], int], Sequence[str]]] | None = None
     """(context, step) -> the new places of the checkpoints of later steps and of their exports, which it moves to where no
     start of the job looks for them. Must not import torch."""
-
-
-@dataclass(frozen=True)
-class WeightsContext:
-    """The argument of :attr:`StoredModel.load`."""
-
-    job: AssembledJob
-    world: World
-    parts: list[ModelPart]
-    stored: StoredModel
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model that is ready to compute, divided over the ranks of a job."""
-
-    job: AssembledJob
-    world: World
-    part: ModelPart
-    """The model, in evaluation mode. Its parameters hold the stored weights."""
-
-
-class StoredModels(Protocol):
-    """Access to stored models, for a command (:attr:`titan_core.api.CommandContext.models`)."""
-
-    def find(self, path: str) -> StoredModel:
-        """The model at ``path``: a run's directory, a checkpoint, a folder of weights in another format, or the name of a
-        downloaded model.
-
-        Raises:
-            UserError: no installed plugin can read it.
-        """
-
-    def job(
-        self,
-        stored: StoredModel,
-        world_size: int | None = None,
-        sections: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> AssembledJob:
-        """A job that can compute the model on ``world_size`` ranks (default: the fewest that the overrides allow).
-
-        Args:
-            sections: keys that the command adds to the stored sections. The command's overrides apply on top of both.
-
-        Raises:
-            UserError: all mistakes in the overrides.
-        """
-
-    def validate(self, loaded: LoadedModel) -> ValidationReport:
-        """Measure the model's loss on the validation data of its job. Called on all ranks.
-
-        Raises:
-            UserError: the data cannot be read, or has no target tokens.
-        """
-
-    def open(self, job: AssembledJob, stored: StoredModel) -> AbstractContextManager[LoadedModel]:
-        """Join the other ranks, build the model and load its weights.
-
-        Raises:
-            UserError: the weights are not those of the job's model, or the mesh divides layers or sequences.
-        """

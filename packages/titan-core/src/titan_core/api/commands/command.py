@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pydantic import BaseModel
 
-from titan_core.api.checkpoint.store import StoredModels
+from titan_core.api.checkpoint.stored_model import StoredModels
 from titan_core.api.commands.registry import Registry
 from titan_core.api.config.resolved import Config, Override
 from titan_core.api.data.dataset import DataReplay, StepRows

@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING
 from titan_core.api._lazy import getter, names_of
 
 if TYPE_CHECKING:
+    from titan_core.api.observe.components import Observer as Observer
     from titan_core.api.observe.deferred_reports import DeferredReports as DeferredReports
     from titan_core.api.observe.events import (
         Finding as Finding,
-        Observer as Observer,
         PendingUpdate as PendingUpdate,
         Record as Record,
         Run as Run,

@@ -1,16 +1,11 @@
-"""Observers, which watch a run, and the values that their lifecycle hooks receive."""
+"""The values that lifecycle hooks receive."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from titan_core.api.plugins.component import Component
-from titan_core.api.plugins.errors import Problem
-from titan_core.api.plugins.job import JobContext
-from titan_core.api.plugins.ref import Ref
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -240,21 +235,3 @@ Record = Mapping[str, float | int | None]
 """``step`` and metrics by name, for one logged step or one validation (which has ``validation_loss``, or
 ``validation_loss/NAME``, but no ``loss``).
 ``None``: the value is unknown or not finite."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Observer(Component):
-    """An object with lifecycle hooks, built if the job selects it: a debugger, or a destination of metrics."""
-
-    kind = "observer"
-    build: Ref[Callable[[JobContext[Any]], object]]
-    """Builds the object, before the model. It opens files and connections in ``titan_train_start``, which receives the
-    run."""
-    active: Callable[[JobContext[Any]], bool]
-    check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
-    """Returns the reasons why the job cannot run, before anything is built. Called if active; must not import torch."""
-    first_rank: bool = False
-    """Whether the object exists on rank 0 only, as one that writes metrics. It may have no tensors in a checkpoint."""
-    may_fail: bool = False
-    """Whether a run continues without the object after an exception, with a warning. After a full disk and the like, it is
-    called again."""

@@ -19,7 +19,7 @@ from titan_core.api.data.dataset import StreamSpec
 from titan_core.api.data.tokenizer import TextTokenizer
 from titan_core.api.model._trained_flops import TrainedFlops
 from titan_core.api.model.components import Model
-from titan_core.api.observe.events import Observer
+from titan_core.api.observe.components import Observer
 from titan_core.api.parallel.components import Transform
 from titan_core.api.plugins.component import Component
 from titan_core.api.plugins.errors import Problem, UserError
@@ -103,10 +103,13 @@ class AssembledJob(Job):
         """The last step of the job's stage."""
         return min([self.steps, *(stage.first_step for stage in self.stages[self.stage + 1 :])])
 
-    def tokens_before(self, step: int) -> int:
-        """Return the number of tokens, padding included, that the run reads in its first ``step`` steps."""
+    @property
+    def knows_stages(self) -> bool:  # noqa: D102
+        return True
+
+    def tokens_before(self, step: int) -> int:  # noqa: D102
         if not self.stages:
-            return step * self.batch.tokens_per_step
+            return super().tokens_before(step)
         ends = [stage.first_step for stage in self.stages[1:]] + [step]
         return sum(
             max(0, min(end, step) - stage.first_step) * stage.tokens_per_step

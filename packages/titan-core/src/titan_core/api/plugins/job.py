@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     from titan_core.api.parallel.job_mesh import JobMesh
 
-S = TypeVar("S", bound=Section)
+S = TypeVar("S", bound=Section | None)
+"""Type of a component's own section."""
+T = TypeVar("T", bound=Section)
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,18 @@ class Job:
         """Floating-point operations of the training of a token, forward and backward."""
         return self.model.flops_per_token(self.batch.seq_len)
 
-    def section(self, cls: type[S]) -> S:
+    @property
+    def knows_stages(self) -> bool:
+        """Whether the job knows when the stages of its run begin: not while it is assembled. The check of a learning-rate
+        schedule is called again when it does."""
+        return not (self.config.stages or self.config.stage)
+
+    def tokens_before(self, step: int) -> int:
+        """Return the number of tokens, padding included, that the run reads in its first ``step`` steps, if
+        :attr:`knows_stages`."""
+        return step * self.batch.tokens_per_step
+
+    def section(self, cls: type[T]) -> T:
         """Return the config section of class ``cls``."""
         return self.config.section(cls)
 
