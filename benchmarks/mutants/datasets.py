@@ -52,7 +52,7 @@ MUTANTS = (
     Mutant("foreign-ids-unchecked", "data/foreign/documents.py", "        if self._vocab_size is not None:\n", "        if False:\n", (FOREIGN,)),
     Mutant("announced-bytes-kept-for-one-reading", "data/remote_bytes.py", "return self._left <= 0 and not self._untouched.any()", "return True", ("tests/data/test_remote.py::test_blocks_of_documents_are_fetched_once",)),
     Mutant("losses-not-announced", "data/foreign/datatrove.py", "for _, begin, end in found if self.weighted]", "for _, begin, end in found if not self.weighted]", ("tests/data/test_read_ahead.py",)),
-    Mutant("tools-left-out", "data/chat/tools.py", "    for number in calls:\n", "    for number in ():\n", (TOOLS,)),
+    Mutant("tools-left-out", "data/chat/source.py", "    for number in calls:\n", "    for number in ():\n", (TOOLS,)),
     Mutant("prompts-are-trained-on", "data/chat/tokens.py", "[number % 2 for number in range(len(pieces))]", "[1 for number in range(len(pieces))]", (CHAT,)),
     Mutant("answers-of-other-messages", "data/chat/tokens.py", "[by_index[index] for index in chat.trained]", "list(full.assistant)", (CHAT,)),
     Mutant("changed-renderings-accepted", "data/chat/tokens.py", "if not full.text.startswith(after):", "if False:", (CHAT,)),

@@ -57,7 +57,7 @@ MUTANTS = (
     Mutant("the-smaller-model-counts", NEED, "most, idle, retries = max(least, float(found.allocated))", "most, idle, retries = min(least, float(found.allocated))", (RESERVED,)),
     Mutant("frozen-parameters-have-state", "simulate/estimate/job_memory.py", "int(state * trained)", "int(state * parameters)", ("tests/simulate/test_job_memory.py",)),
     Mutant("frozen-parameters-have-gradients", "simulate/estimate/job_memory.py", "LeastState(parameters + reference, trained,", "LeastState(parameters + reference, parameters,", ("tests/simulate/test_job_memory.py",)),
-    Mutant("shared-parameters-not-frozen", "simulate/estimate/frozen.py", "if name in tied or matches", "if matches", ("tests/simulate/test_job_memory.py",)),
+    Mutant("shared-parameters-not-frozen", "simulate/estimate/job_memory.py", "if name in tied or matches", "if matches", ("tests/simulate/test_job_memory.py",)),
     Mutant("frozen-blocks-extended-like-others", "simulate/estimate/estimate.py", "kinds.append([fixed, *mixers,", "kinds.append([*mixers,", ("tests/integration/test_estimate.py::test_a_few_blocks_give_the_memory_of_all",)),
     Mutant("stages-with-other-rates-simulated-again", "simulate/estimate/stages.py", '"optimizer.lr", ', "", ("tests/integration/test_estimated_stages.py",)),
     Mutant("all-stages-have-one-step", "simulate/estimate/stages.py", "if not matches(", "if matches(", ("tests/integration/test_estimated_stages.py",)),

@@ -13,7 +13,7 @@ import pytest
 
 from titan_core.api import CorruptRecord, UserError
 from titan_data import template_process
-from titan_data.record_template import RecordTemplate
+from titan_data.records import RecordTemplate
 from titan_data.template_process import Renderer
 from titan_data.tokenizers.chat_template import ChatTemplate
 

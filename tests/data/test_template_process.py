@@ -22,7 +22,7 @@ import pytest
 from harness import PATIENCE
 from titan_core.api import CorruptRecord, UserError
 from titan_data import template_process
-from titan_data.record_template import RecordTemplate
+from titan_data.records import RecordTemplate
 from titan_data.template_process import Renderer, SandboxedTemplate, TemplateRefused, TemplateStopped
 
 ENDLESS = "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}{{ text }}"
@@ -182,7 +182,7 @@ def test_it_ends_with_its_parent(source: str) -> None:
     script = (
         "import os, sys, threading\n"
         "from titan_data import template_process\n"
-        "from titan_data.record_template import RecordTemplate\n"
+        "from titan_data.records import RecordTemplate\n"
         "template_process.renderer = found = template_process.Renderer(cpu_seconds=0.5)\n"
         "template = RecordTemplate(sys.argv[1], 'data.format')\n"
         "print(found.process_id, flush=True)\n"

@@ -67,9 +67,9 @@ from titan_core.api.config.resolved import Override
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.plugins.registry import Components
-import titan_data.huggingface, titan_data.record_template, titan_data.chat.source, titan_data.tokenizers.chat_template
+import titan_data.huggingface, titan_data.records, titan_data.chat.source, titan_data.tokenizers.chat_template
 
-titan_data.record_template.RecordTemplate("{{ text }}", "data.format")  # starts the renderer
+titan_data.records.RecordTemplate("{{ text }}", "data.format")  # starts the renderer
 registry = Components.from_installed()
 keys = [f"{name}.{key}" for name, owners in registry.sections().items() for cls in owners for key in cls.model_fields]
 chosen = json.loads(sys.argv[1])
@@ -108,7 +108,7 @@ from harness.chat_model import finetuning
 from harness.jobs import TINY, run_recipe
 from titan_core.api import RunStopped, TokenizerContext, UserError
 from titan_core.cli.main import main
-from titan_data.record_template import RecordTemplate
+from titan_data.records import RecordTemplate
 from titan_data.tokenizers.hugging_face import build
 import titan_models_hf.derive  # transformers loads libraries of C that are installed beside it
 import transformers.models.llama.modeling_llama

@@ -12,8 +12,7 @@ import pytest
 
 from titan_models_hf import cache
 from titan_models_hf.config import FLAVORS, HFArgs
-from titan_models_hf.derive import derive
-from titan_models_hf.patterns import all_by_pattern, by_pattern
+from titan_models_hf.derive import all_by_pattern, by_pattern, derive
 
 DEBUG = FLAVORS["debug"]
 

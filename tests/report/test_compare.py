@@ -14,8 +14,7 @@ from titan_core.cli.main import main
 from titan_core.plugins.discovery import discover
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.runs.run_log import RunLog
-from titan_report.compare.outcome import csv_rows_of, loss_difference, outcome_of, rows_of, speed_up
-from titan_report.compare.purpose import purpose_of
+from titan_report.compare.outcome import csv_rows_of, loss_difference, outcome_of, purpose_of, rows_of, speed_up
 from titan_report.compare.variants import folders_of, split, variants_of
 
 TINY = [

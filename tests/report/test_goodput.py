@@ -11,10 +11,10 @@ import pytest
 from harness.made_runs import BEGAN, end, start, write_lines, write_run
 from titan_core.api import UserError
 from titan_core.toolkit.runs.run_log import RunLog
+from titan_report.figures import OF_CAUSES
 from titan_report.followed_run import FollowedRun
 from titan_report.goodput import CAUSES, TimeByCause, goodput_line, time_by_cause, time_note, time_table, with_earlier
 from titan_report.page import page
-from titan_report.palette import OF_CAUSES
 
 
 def begun(step: int, at: float, began: float, launched: float, **more: Any) -> dict[str, Any]:

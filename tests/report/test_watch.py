@@ -28,8 +28,7 @@ from titan_core.toolkit.processes import pid_namespace
 from titan_core.toolkit.runs import tail
 from titan_core.toolkit.runs.tail import Tail
 from titan_report.attempts import Attempt, pace_of, state_of
-from titan_report.braille import plot
-from titan_report.dashboard import frame
+from titan_report.dashboard import frame, plot
 from titan_report.followed_run import FollowedRun
 
 HERE = {"host": socket.gethostname(), "pid_namespace": pid_namespace()}

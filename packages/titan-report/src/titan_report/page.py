@@ -21,9 +21,20 @@ from titan_report.attempts import Attempt, attempts_of
 from titan_report.charts import Chart, line_charts
 from titan_report.config_differences import config_differences, version_differences
 from titan_report.expert_map import expert_maps
-from titan_report.figures import Figure, chart_figure, expert_figure, time_figure, timeline_figure
+from titan_report.figures import (
+    DARK,
+    LIGHT,
+    OF_CAUSES,
+    Figure,
+    chart_figure,
+    colour_of,
+    expert_figure,
+    round_of,
+    time_figure,
+    timeline_figure,
+    tint_of,
+)
 from titan_report.goodput import TimeByCause, time_by_cause, time_note, time_table, with_earlier
-from titan_report.palette import DARK, LIGHT, OF_CAUSES, colour_of, round_of, tint_of
 from titan_report.shown import Table, clock, distinct_names, finite, time_zone
 from titan_report.stacks import stacks
 from titan_report.summary import summary

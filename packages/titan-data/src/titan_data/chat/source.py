@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +17,11 @@ from titan_core.api import (
     UserError,
     WeightedTokens,
 )
+from titan_core.api.data.tokenizer import Message
 from titan_data.chat.config import ChatSection
 from titan_data.chat.forms import FIELDS, form_of_record, known_fields
-from titan_data.chat.records import chat_of, fields_of
-from titan_data.chat.tokens import plain_tokens, templated_tokens
-from titan_data.chat.tools import require_rendered_tools
+from titan_data.chat.records import CALLS, Chat, chat_of, fields_of
+from titan_data.chat.tokens import DATE, plain_tokens, templated_tokens
 from titan_data.local_files import check_first, form_of
 from titan_data.records import check_format, converted, format_fields
 from titan_data.storage import problems
@@ -177,3 +178,44 @@ def _require_template(tokenizer: Any, context: DatasetContext[ChatSection]) -> N
             "learn where to stop: write {%% endgeneration %%} behind that token",
             ending,
         )
+
+
+_FIX = "use a tokenizer whose chat template renders tools, or remove the record"
+
+
+def require_rendered_tools(chat: Chat, tokenizer: ChatTokenizer, place: str) -> None:
+    """Check that the text of ``chat`` depends on its tools, on each message that calls some, and on each answer of a tool.
+
+    Args:
+        place: where the chat comes from, for errors.
+
+    Raises:
+        CorruptRecord: the template leaves one of them out.
+    """
+    calls = [number for number, message in enumerate(chat.messages) if message.get(CALLS)]
+    answers = [number for number, message in enumerate(chat.messages) if message["role"] == "tool"]
+    if not (calls or answers or chat.tools):
+        return
+    whole = _rendered(chat.messages, chat.tools, tokenizer)
+    if whole is None:
+        return  # the template refuses the chat, and rendering it says why
+    if chat.tools and _rendered(chat.messages, None, tokenizer) == whole:
+        raise CorruptRecord(place, "has tools, which the chat template does not render", _FIX)
+    for number in calls:
+        without = {key: value for key, value in chat.messages[number].items() if key != CALLS}
+        if _rendered([*chat.messages[:number], without, *chat.messages[number + 1 :]], chat.tools, tokenizer) == whole:
+            why = f"message {number + 1} calls tools, and the chat template does not render {CALLS}"
+            raise CorruptRecord(place, why, _FIX)
+    for number in answers:
+        if _rendered([*chat.messages[:number], *chat.messages[number + 1 :]], chat.tools, tokenizer) == whole:
+            why = f"message {number + 1} is the answer of a tool, which the chat template does not render"
+            raise CorruptRecord(place, why, _FIX)
+
+
+def _rendered(messages: Sequence[Message], tools: Sequence[Any] | None, tokenizer: ChatTokenizer) -> str | None:
+    try:
+        return tokenizer.render_chat(messages, False, tools, DATE).text
+    except TemplateStopped:
+        raise
+    except UserError:
+        return None

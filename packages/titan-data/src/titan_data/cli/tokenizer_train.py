@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from titan_core.api import CommandContext, UserError
 from titan_core.api.config.resolved import Override
+from titan_core.api.data.tokenizer import without_surrogates
 from titan_core.toolkit.arguments import integer, json_argument, recipe_arguments
+from titan_core.toolkit.reading import DatasetSpec, DocumentReader, ReadPolicy
 from titan_core.toolkit.status import phase
 from titan_core.toolkit.status_line import StatusLine
 from titan_core.toolkit.text import print_json, say, shorten, show_bytes
 from titan_data.cli.tokenizer_download import keys_for, print_keys
-
-if TYPE_CHECKING:
-    from titan_data.tokenizers.corpus import Corpus
 
 R = TypeVar("R")
 
@@ -52,9 +51,9 @@ def run(context: CommandContext) -> int:
     """Train the tokenizer, write it, and print the keys that select it."""
     arguments = context.arguments
     from titan_core.toolkit.folder_lock import FolderLock
+    from titan_data.cli.tokenizer_train import Corpus
     from titan_data.hub import TOKENIZER_FILES
     from titan_data.tokenizers import bpe
-    from titan_data.tokenizers.corpus import Corpus
 
     folder = Path(arguments.output).expanduser()
     with FolderLock.beside(folder.resolve(), f"--output {arguments.output}"):
@@ -150,3 +149,51 @@ def _progress(corpus: Corpus) -> str:
     if corpus.ended:
         return f"learning merges from {size} of text"
     return f"reading: {corpus.documents:,} documents, {size}"
+
+
+_SAMPLE = 1 << 20
+
+
+class Corpus:
+    """Iterates once over the texts of ``datasets``. If ``limit`` bytes do not suffice for all of them, each dataset gets a
+    share by its weight."""
+
+    def __init__(self, datasets: Sequence[DatasetSpec], policy: ReadPolicy, limit: int) -> None:
+        self._datasets = [dataset for dataset in datasets if dataset.weight]
+        self._policy, self._limit = policy, limit
+        self.documents = self.bytes = self.corrupt = 0
+        """Documents and bytes of UTF-8 read so far, and corrupt records skipped."""
+        self.cut: list[str] = []
+        """Names of the datasets that were not read to their end."""
+        self.ended = False
+        """Whether all texts have been read."""
+        self.sample: list[str] = []
+        """The first texts, about 1 MB."""
+
+    def __iter__(self) -> Iterator[str]:
+        weight = sum(dataset.weight for dataset in self._datasets)
+        for dataset in self._datasets:
+            size = 0
+            for text in self._texts(dataset):
+                if size >= self._limit * dataset.weight / weight:
+                    self.cut.append(dataset.name)
+                    break
+                length = len(text.encode())
+                size += length
+                self.bytes += length
+                self.documents += 1
+                if self.bytes <= _SAMPLE or not self.sample:
+                    self.sample.append(text)
+                yield text
+        self.ended = True
+
+    def _texts(self, dataset: DatasetSpec) -> Iterator[str]:
+        source = dataset.build.load()(dataset.context)
+        shard = source.shard(0, 1, 0)
+        reader = DocumentReader(self._policy, dataset.name)
+        while (document := reader.next(shard)) is not None:
+            if not isinstance(document, str):
+                why = "contains token ids; a tokenizer is trained on text"
+                raise UserError.one(f"dataset {dataset.name!r}", why, "train on the dataset that it was tokenised from")
+            yield without_surrogates(document)
+        self.corrupt += reader.corrupt

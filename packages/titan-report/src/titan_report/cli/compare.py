@@ -17,8 +17,16 @@ from titan_core.toolkit.folder_lock import FolderLock
 from titan_core.toolkit.runs.child_runs import ChildRun, without_checkpoints
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.text import describe_model, print_table, say
-from titan_report.compare.outcome import HEADERS, VariantOutcome, csv_rows_of, outcome_of, rows_of
-from titan_report.compare.purpose import SPEED_STEPS, Purpose, purpose_of
+from titan_report.compare.outcome import (
+    HEADERS,
+    SPEED_STEPS,
+    Purpose,
+    VariantOutcome,
+    csv_rows_of,
+    outcome_of,
+    purpose_of,
+    rows_of,
+)
 from titan_report.compare.variants import Variant, folders_of, variants_of
 from titan_report.page import write_report
 from titan_report.shown import Table, distinct_names

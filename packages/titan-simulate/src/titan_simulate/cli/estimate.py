@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from titan_core.api import CommandContext
 from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
-from titan_core.toolkit.arguments import json_argument, recipe_arguments, world_size_argument
+from titan_core.toolkit.arguments import json_argument, number, recipe_arguments, world_size_argument
 from titan_core.toolkit.errors import EXIT_FAILURE
 from titan_core.toolkit.text import print_json, print_notes, print_table, say
-from titan_simulate.cli.imbalance import imbalance_argument
 from titan_simulate.cli.stages import all_stages, job_of_stage, print_stages, stage_argument, stages_as_json, verdict_of
 from titan_simulate.engine import stub_libraries
 from titan_simulate.engine.command_fork import Report, print_from_fork
@@ -140,3 +139,15 @@ def _print(found: Estimate, capacity: float, assumptions: bool) -> None:
         print_table(("assumption", "value"), [(key, str(value)) for key, value in found.assumptions.items()])
     else:
         say(f"{len(found.assumptions)} assumptions (--assumptions prints them; docs/estimate.md explains the model)")
+
+
+MOST = 1024.0
+
+
+def imbalance_argument(parser: argparse.ArgumentParser) -> None:
+    """Add how unevenly the experts are chosen."""
+    parser.add_argument(
+        "--expert-imbalance", type=number("a factor", 1.0, MOST), default=1.0, metavar="FACTOR",
+        help="rows that the experts of the busiest rank compute, relative to the mean of the ranks that divide the experts "
+        "(default: 1, an even choice)",
+    )  # fmt: skip

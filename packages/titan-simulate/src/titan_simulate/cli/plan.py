@@ -21,7 +21,7 @@ from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import json_argument, number, rank_count, recipe_arguments, seconds, small_integer
 from titan_core.toolkit.errors import EXIT_INTERRUPTED
 from titan_core.toolkit.text import describe_model, print_json, say
-from titan_simulate.cli.imbalance import imbalance_argument
+from titan_simulate.cli.estimate import imbalance_argument
 from titan_simulate.cli.planned import as_json, compared, print_plan, summary, unfinished
 from titan_simulate.cli.planned_stage import PlannedStage, planned_stage
 from titan_simulate.cli.stages import stage_argument

@@ -19,9 +19,8 @@ from titan_simulate.engine.stub_libraries import Device
 from titan_simulate.estimate.after_update import seconds_after_update
 from titan_simulate.estimate.assumptions import assumptions_of
 from titan_simulate.estimate.figures import MICROBATCHES, ONCE, figures_of
-from titan_simulate.estimate.frozen import frozen_parameters
 from titan_simulate.estimate.imbalance import busiest
-from titan_simulate.estimate.job_memory import FP32
+from titan_simulate.estimate.job_memory import FP32, frozen_parameters
 from titan_simulate.estimate.pipeline import Order, PipelineTime, Stage, run, stage_times
 from titan_simulate.estimate.reserved import memory_need
 from titan_simulate.estimate.roofline import send_seconds

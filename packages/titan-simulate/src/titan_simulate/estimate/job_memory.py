@@ -13,7 +13,7 @@ import math
 import os
 from dataclasses import asdict, dataclass
 
-from titan_core.api import Job
+from titan_core.api import Job, matches
 from titan_core.api.config.sections import JobSection, TrainingSection
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import parse_integer
@@ -21,7 +21,6 @@ from titan_core.toolkit.hookspecs import JobFact
 from titan_core.toolkit.simulation import current_simulation
 from titan_core.toolkit.text import show_bytes
 from titan_simulate.costs import costs_of_optimizer
-from titan_simulate.estimate.frozen import frozen_parameters
 
 log = logging.getLogger(__name__)
 
@@ -123,3 +122,15 @@ def _device_memory(choice: str) -> tuple[int, str]:
     ranks = parse_integer(os.environ.get("LOCAL_WORLD_SIZE", "1"), 1, 10_000) or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return memory // ranks, "this machine" if ranks == 1 else f"each of the {ranks} ranks of this machine"
+
+
+def frozen_parameters(job: AssembledJob) -> dict[str, int]:
+    """Return name -> number of elements of each frozen parameter, a shared one once. Imports torch if there may be some."""
+    patterns = job.section(TrainingSection).freeze
+    if not patterns:
+        return {}
+    from titan_simulate.plan.shapes import shapes_of
+
+    tied = {source for name, source in job.model.layout.tied.items() if matches(name, patterns)}
+    shapes = shapes_of(job.family.define, job.model_args).parameters
+    return {name: math.prod(shape) for name, shape in shapes.items() if name in tied or matches(name, patterns)}
