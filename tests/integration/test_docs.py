@@ -139,3 +139,14 @@ def test_examples_are_python_and_import_names_that_exist(page: Path) -> None:
 def test_the_page_about_plugins_lists_each_hook_that_registers() -> None:
     page = text_of(ROOT / "docs/plugins.md")
     assert {hook for hook in REGISTRATION_HOOKS if f"`{hook}`" not in page} == set()
+
+
+def test_the_page_about_the_architecture_says_what_each_file_defines() -> None:
+    section = text_of(ROOT / "docs/architecture.md").partition("## Where do I find")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in section.splitlines() if line.count(" | ") == 2 and "`" in line]
+    assert len(rows) > 20
+    for _, where, names in rows:
+        named = re.findall(r"`([\w/]+\.py)`", where)
+        files = [file for file in FILES if file.endswith(tuple(f"/{name}" for name in named))]
+        text = "".join(text_of(ROOT / file[1:]) for file in files)
+        assert [name for name in re.findall(r"`([\w ]+)`", names) if not re.search(rf"\b{name}\b", text)] == [], where

@@ -36,7 +36,7 @@ THIRD_PARTIES = {
     for name, versions in floors(declared(list(packages().values()))).items()
     if name not in packages()
 }
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/*/README.md")]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/*/README.md")]
 
 
 @pytest.fixture(scope="module")

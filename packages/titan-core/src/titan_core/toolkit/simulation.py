@@ -1,6 +1,6 @@
 """Simulation of one rank of a job without its hardware and without the other ranks. Free of torch.
 
-The trainer runs as always. The few places that ask whether it is simulated are listed in docs/architecture.md.
+The trainer runs as always. The few places that ask whether it is simulated are listed in docs/architecture/simulation.md.
 """
 
 from __future__ import annotations
