@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from pathlib import Path
 
 import jsonschema
 import pytest
 import tomli
 
+from ci.house import source_files
 from ci.workspace import packages
 from harness.jobs import make_job
 from titan_completion.schema import json_schema
@@ -31,6 +34,32 @@ def test_every_key_is_documented_in_help_and_schema() -> None:
             assert field_docs(cls)[key], f"{name}.{key} has no docstring"
             assert schema["properties"][name]["properties"][key]["description"] == field_docs(cls)[key]
     assert "n_kv_heads" in json.dumps(schema["$defs"])
+
+
+def test_code_names_keys_that_exist() -> None:
+    """Checks and fixes name config keys in strings, which no type checker reads."""
+    keys = {name: {key for owner in owners for key in owner.model_fields} for name, owners in REGISTRY.sections().items()}
+    files = [file for package in packages() for file in source_files(package) if file.name != "_contents.py"]
+    found, unknown = 0, []
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+                continue
+            if name := re.fullmatch(r"(\w+)\.(\w+)", node.value):
+                section, key = name.groups()
+                found += key in keys.get(section, ())
+                # A name of a file, or the beginning of a key.
+                if key not in keys.get(section, {key}) and key not in {
+                    "json",
+                    "jsonl",
+                    "safetensors",
+                    "svg",
+                    "rows",
+                    "enable_",
+                }:
+                    unknown.append(f"{file.name}:{node.lineno} {node.value}")
+    assert unknown == []
+    assert found > 200
 
 
 def test_recipes_match_the_schema() -> None:
