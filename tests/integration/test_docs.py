@@ -141,6 +141,14 @@ def test_the_page_about_plugins_lists_each_hook_that_registers() -> None:
     assert {hook for hook in REGISTRATION_HOOKS if f"`{hook}`" not in page} == set()
 
 
+def test_the_reference_lists_all_hooks_in_the_order_in_which_they_fire() -> None:
+    section = text_of(ROOT / "docs/plugins/reference.md").partition("## Hooks in firing order")[2]
+    listed = list(dict.fromkeys(re.findall(r"`(titan_\w+)(?:\([\w, ]*\))?`", section)))
+    declared = [name for name in vars(hookspecs) if name.startswith("titan_")]
+    assert listed[: len(declared)] == declared
+    assert set(listed[len(declared) :]) <= {name for name in vars(toolkit_hooks) if name.startswith("titan_")}
+
+
 def test_the_page_about_the_architecture_says_what_each_file_defines() -> None:
     section = text_of(ROOT / "docs/architecture.md").partition("## Where do I find")[2].partition("\n## ")[0]
     rows = [line.split(" | ") for line in section.splitlines() if line.count(" | ") == 2 and "`" in line]
