@@ -1,4 +1,4 @@
-"""Each kind of data in docs/data.md ("From raw files to a step") is read from raw files and trained on for a step, and is
+"""Each kind of data in docs/data/kinds.md is read from raw files and trained on for a step, and is
 the same stream on any number of ranks and after any interruption."""
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_the_stream_is_the_same_on_any_mesh_and_after_ten_interruptions(kind: st
 
 
 def test_the_page_lists_these_kinds() -> None:
-    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "data" / "kinds.md").read_text(encoding="utf-8")
     section = page.partition("## From raw files to a step\n")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| ([^|]+) \|", section, re.MULTILINE)[2:]
     assert listed == list(KINDS) and len(listed) >= 25

@@ -1,7 +1,7 @@
 """Oddities of Parquet, Arrow, JSON, CSV and text files: their records are those that ``datasets`` yields for the same file,
 or are refused with the column, its type and what to do, or differ for a reason that stands beside them.
 
-``titan_data.arrow_values`` has the rule for types, and docs/data.md that for the rest.
+``titan_data.arrow_values`` has the rule for types, and docs/data/files.md that for the rest.
 """
 
 from __future__ import annotations

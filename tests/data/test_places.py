@@ -1,4 +1,4 @@
-"""Each kind of data in docs/data.md says where its documents are, finds them there, and reads them there."""
+"""Each kind of data in docs/data/kinds.md says where its documents are, finds them there, and reads them there."""
 
 from __future__ import annotations
 

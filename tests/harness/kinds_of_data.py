@@ -1,4 +1,4 @@
-"""The kinds of data in docs/data.md ("From raw files to a step"): each writes raw files, and gives the settings to read
+"""The kinds of data in docs/data/kinds.md: each writes raw files, and gives the settings to read
 them."""
 
 from __future__ import annotations
