@@ -9,10 +9,6 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
-import torch
-
-from titan_core.torch_private import named_arguments
-
 
 @contextmanager
 def same_generators() -> Iterator[None]:
@@ -60,6 +56,8 @@ _RATES = ("p", "dropout", "dropout_p")
 @cache
 def is_random(operator: Any) -> bool:
     """Return whether some calls of ``operator`` draw random numbers."""
+    import torch  # assembly imports this file
+
     untagged = operator.namespace == "aten" and operator.overloadpacket.__name__ in _UNTAGGED
     return untagged or torch.Tag.nondeterministic_seeded in operator.tags
 
@@ -68,6 +66,8 @@ def draws(operator: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) 
     """Return whether this call of ``operator`` draws random numbers: an attention without dropout does not."""
     if not is_random(operator):
         return False
+    from titan_core.torch_private import named_arguments
+
     given = named_arguments(operator, arguments, keywords)
     rates = [given[name] for name in _RATES if isinstance(given.get(name), float)]
     return given.get("train", True) is not False and (not rates or any(rates))
