@@ -27,103 +27,75 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-MISTAKES = {
-    "no such file": (
-        {"training.dataset": "json", "training.dataset_path": "none.jsonl"},
-        'command line: training.dataset_path = "none.jsonl": no such file; check the path (a file, a folder, or a glob)',
-    ),
-    "empty": (
-        {"training.dataset": "json", "training.dataset_path": "empty.jsonl"},
-        'command line: training.dataset_path = "empty.jsonl": the dataset is empty',
-    ),
-    "blank": (
-        {"training.dataset": "json", "training.dataset_path": "blank.jsonl"},
-        'command line: training.dataset_path = "blank.jsonl": the dataset is empty',
-    ),
+def json_at(path: str, **more: object) -> dict[str, object]:
+    return {"training.dataset": "json", "training.dataset_path": path, **more}
+
+
+def validated(**more: str) -> dict[str, object]:
+    return {"validation.enable": "true", "validation.dataset": "json"} | {f"validation.{key}": more[key] for key in more}
+
+
+def mixed(*datasets: str) -> dict[str, object]:
+    return {"data.mixture": f"[{', '.join(f'{{{dataset}}}' for dataset in datasets)}]"}
+
+
+NESTED = "deep.jsonl:1: not a JSON record: its lists and objects are nested too deeply; each line must be one JSON object"
+MISTAKES: dict[str, tuple[dict[str, object], str]] = {
+    "no such file": (json_at("none.jsonl"), 'training.dataset_path = "none.jsonl": no such file; check the path (a file,'),
+    "empty": (json_at("empty.jsonl"), 'training.dataset_path = "empty.jsonl": the dataset is empty'),
+    "blank": (json_at("blank.jsonl"), 'training.dataset_path = "blank.jsonl": the dataset is empty'),
     "no field": (
-        {"training.dataset": "json", "training.dataset_path": "good.jsonl", "data.text_field": "body"},
+        json_at("good.jsonl", **{"data.text_field": "body"}),
         "good.jsonl:1: no field 'body' (fields: text); set data.text_field, or data.format",
     ),
     "a long first line": (
-        {"training.dataset": "json", "training.dataset_path": "long.jsonl", "data.max_record_bytes": 1024},
+        json_at("long.jsonl", **{"data.max_record_bytes": 1024}),
         "long.jsonl:1: the line takes 2,013 bytes, more than data.max_record_bytes = 1024 allows; set "
         "data.max_record_bytes = 2013",
     ),
-    "nesting": (
-        {"training.dataset": "json", "training.dataset_path": "deep.jsonl"},
-        "deep.jsonl:1: not a JSON record: its lists and objects are nested too deeply; each line must be one JSON object",
-    ),
-    "nesting beside token ids": (
-        {"training.dataset": "input_ids", "training.dataset_path": "deep.jsonl"},
-        "deep.jsonl:1: not a JSON record: its lists and objects are nested too deeply; each line must be one JSON object",
-    ),
+    "nesting": (json_at("deep.jsonl"), NESTED),
+    "nesting beside token ids": ({"training.dataset": "input_ids", "training.dataset_path": "deep.jsonl"}, NESTED),
     "a function": (
-        {"training.dataset": "json", "training.dataset_path": "good.jsonl", "data.format": "os:system"},
+        json_at("good.jsonl", **{"data.format": "os:system"}),
         'command line: data.format = "os:system": names code, and a recipe runs none but that of plugins; register the '
         "function as a format in a file, and start `titan --plugin FILE ...` (docs/data.md); or a template of fields looks "
         'like "{{ question }} {{ answer }}"',
     ),
     "a function in a mixture": (
-        {"data.mixture": "[{dataset = 'json', dataset_path = 'good.jsonl', format = 'harness.formats:joined'}]"},
+        mixed("dataset = 'json', dataset_path = 'good.jsonl', format = 'harness.formats:joined'"),
         'data.mixture[0].format = "harness.formats:joined": names code',
     ),
     "a function for validation": (
-        {
-            "validation.enable": "true",
-            "validation.dataset": "json",
-            "validation.dataset_path": "good.jsonl",
-            "validation.format": "os:system",
-        },
+        validated(dataset_path="good.jsonl", format="os:system"),
         'validation.format = "os:system": names code',
     ),
     "no such format": (
-        {"training.dataset": "json", "training.dataset_path": "good.jsonl", "data.format": "joinde"},
+        json_at("good.jsonl", **{"data.format": "joinde"}),
         "data.format = \"joinde\": no installed plugin provides this format; did you mean 'joined'?; a template of fields",
     ),
-    "not a template": (
-        {"training.dataset": "json", "training.dataset_path": "good.jsonl", "data.format": "{{ text"},
-        "data.format = '{{ text': is not a template: ",
-    ),
+    "not a template": (json_at("good.jsonl", **{"data.format": "{{ text"}), "data.format = '{{ text': is not a template: "),
     "a template of another field": (
-        {"training.dataset": "json", "training.dataset_path": "good.jsonl", "data.format": "{{ txet }}"},
+        json_at("good.jsonl", **{"data.format": "{{ txet }}"}),
         "good.jsonl:1: data.format: 'txet' is undefined in the record (fields: text); correct the template",
     ),
-    "no path": (
-        {"training.dataset": "tokenized"},
-        "training.dataset_path: dataset 'tokenized' needs the path to its folder; set training.dataset_path",
-    ),
+    "no path": ({"training.dataset": "tokenized"}, "'tokenized' needs the path to its folder; set training.dataset_path"),
     "not tokenised": (
         {"training.dataset": "tokenized", "training.dataset_path": "."},
         "not a complete tokenised dataset: tokenized.json: No such file or directory; run `titan data tokenize`",
     ),
-    "all zero": (
-        {"data.mixture": "[{dataset = 'stdlib', weight = 0.0}]"},
-        'data.mixture = [{dataset = "stdlib"',
-    ),
-    "negative": (
-        {"data.mixture": "[{dataset = 'stdlib', weight = -1.0}]"},
-        "data.mixture[0].weight = -1.0: must be at least 0",
-    ),
-    "one name": (
-        {"data.mixture": "[{dataset = 'stdlib'}, {dataset = 'stdlib'}]"},
-        "two datasets are named 'stdlib'; give each a different name",
-    ),
+    "all zero": (mixed("dataset = 'stdlib', weight = 0.0"), 'data.mixture = [{dataset = "stdlib"'),
+    "negative": (mixed("dataset = 'stdlib', weight = -1.0"), "data.mixture[0].weight = -1.0: must be at least 0"),
+    "one name": (mixed("dataset = 'stdlib'", "dataset = 'stdlib'"), "two datasets are named 'stdlib'; give each a"),
     "unknown": (
-        {"data.mixture": "[{dataset = 'stdlib'}, {dataset = 'jsn'}]"},
-        "command line: data.mixture[1].dataset = \"jsn\": no installed plugin provides this dataset; did you mean 'json'?",
+        mixed("dataset = 'stdlib'", "dataset = 'jsn'"),
+        "data.mixture[1].dataset = \"jsn\": no installed plugin provides this dataset; did you mean 'json'?",
     ),
     "a path beside a mixture": (
-        {"data.mixture": "[{dataset = 'stdlib'}]", "training.dataset_path": "good.jsonl"},
+        mixed("dataset = 'stdlib'") | {"training.dataset_path": "good.jsonl"},
         'training.dataset_path = "good.jsonl": conflicts with data.mixture, in which each dataset has its own path',
     ),
-    "validation": (
-        {"validation.enable": "true", "validation.dataset": "json", "validation.dataset_path": "none.jsonl"},
-        'command line: validation.dataset_path = "none.jsonl": no such file',
-    ),
-    "vocabulary": (
-        {"model.args.vocab_size": "200"},
-        "its vocabulary has 258 tokens, but the model's has only 200; choose another tokenizer or flavor",
-    ),
+    "validation": (validated(dataset_path="none.jsonl"), 'validation.dataset_path = "none.jsonl": no such file'),
+    "vocabulary": ({"model.args.vocab_size": "200"}, "258 tokens, but the model's has only 200; choose another tokenizer"),
 }
 
 
@@ -136,32 +108,24 @@ def test_mistakes_are_reported_before_anything_is_built(folder: Path, mistake: s
 
 
 def test_several_mistakes_are_reported_at_once(folder: Path) -> None:
-    mixture = (
-        "[{dataset = 'json', dataset_path = 'none.jsonl'}, {dataset = 'json', dataset_path = 'empty.jsonl', name = 'b'}]"
-    )
+    first, second = (f"dataset = 'json', dataset_path = '{name}.jsonl', name = '{name}'" for name in ("none", "empty"))
     with pytest.raises(UserError) as caught:
-        make_job("tiny", {"data.mixture": mixture})
+        make_job("tiny", mixed(first, second))
     assert len(caught.value.problems) == 2
 
 
 def test_too_few_documents(folder: Path) -> None:
-    job = make_job("tiny", {"training.dataset": "json", "training.dataset_path": "good.jsonl",
-                                    "training.global_batch_size": "32"})  # fmt: skip
+    job = make_job("tiny", json_at("good.jsonl", **{"training.global_batch_size": "32"}))
     with pytest.raises(UserError, match="dataset 'json': has 20 documents, fewer than the 32 logical shards"):
         OpenedData.of(job)
 
 
 def test_undecodable_bytes_end_the_command_with_one_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     settings = {
-        "training.dataset": "text",
-        "training.dataset_path": "bad.txt",
-        "training.global_batch_size": "1",
-        "training.local_batch_size": "1",
-        "training.steps": "500",
-        "training.seq_len": "256",
-        "model.args": "{dim = 16, n_layers = 1, n_heads = 1, n_kv_heads = 1, ffn_dim = 16}",
-        "job.device": "cpu",
-    }
+        "training.dataset": "text", "training.dataset_path": "bad.txt", "training.global_batch_size": "1",
+        "training.local_batch_size": "1", "training.steps": "500", "training.seq_len": "256",
+        "model.args": "{dim = 16, n_layers = 1, n_heads = 1, n_kv_heads = 1, ffn_dim = 16}", "job.device": "cpu",
+    }  # fmt: skip
     arguments = ["train", "tiny", *(part for key, value in settings.items() for part in (f"--{key}", value))]
     assert main(arguments) == 2
     err = capfd.readouterr().err

@@ -20,17 +20,6 @@ from titan_data.foreign.formats import open_tokens
 pytestmark = pytest.mark.usefixtures("cache_folder")
 
 
-def bad_mds(change: Callable[[dict[str, Any], Path], object], name: str = "mds_int32") -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        path = copied(folder, name)
-        contents = json.loads((path / "index.json").read_text())
-        change(contents, path)
-        (path / "index.json").write_text(json.dumps(contents))
-        return path
-
-    return make
-
-
 def cut(file: Path) -> dict[str, Any]:
     """Compress half of a shard; return what the index says of the file."""
     content = gzip.decompress(file.read_bytes())
@@ -38,126 +27,91 @@ def cut(file: Path) -> dict[str, Any]:
     return {"basename": file.name, "bytes": file.stat().st_size}
 
 
-MISTAKES: dict[str, tuple[Callable[[Path], Path], MdsSection, str]] = {
-    "mds: nothing there": (lambda folder: folder, MdsSection(), "contains no index.json; name the folder that"),
-    "mds: splits": (
-        lambda folder: copied(folder, "mds_int32").parent,
-        MdsSection(),
-        "index.json; name one of its folders: mds_int32",
-    ),
-    "mds: version": (bad_mds(lambda index, path: index.update(version=3)), MdsSection(), "has version 3, but this"),
-    "mds: format": (
-        bad_mds(lambda index, path: index["shards"][0].update(format="json")),
-        MdsSection(),
-        "has format 'json', not",
-    ),
-    "mds: another compression": (
-        bad_mds(
-            lambda index, path: [
-                one.update(compression="br:11", zip_data={**one["zip_data"], "basename": "shard.00000.mds.br"})
-                for one in index["shards"]
-            ],
-            "mds_zstd",
-        ),
-        MdsSection(),
-        "shard 0: is compressed (br:11), which titan-data does not read; write the dataset with zstd, gz or bz2",
-    ),
-    "mds: a lost compressed shard": (
-        bad_mds(lambda index, path: (path / "shard.00001.mds.zstd").unlink(), "mds_zstd"),
-        MdsSection(),
-        "shard.00001.mds.zstd: is missing",
-    ),
-    "mds: a damaged compressed shard": (
-        bad_mds(
-            lambda index, path: (path / "shard.00000.mds.gz").write_bytes(bytes(index["shards"][0]["zip_data"]["bytes"])),
-            "mds_gz",
-        ),
-        MdsSection(),
+def other_compression(shards: list[Any], path: Path) -> None:
+    for shard in shards:
+        shard.update(compression="br:11", zip_data={**shard["zip_data"], "basename": "shard.00000.mds.br"})
+
+
+def no_array(shards: list[Any], path: Path) -> None:
+    for shard in shards:
+        shard.update(column_names=["a", "b"], column_encodings=["str", "str"])
+
+
+def longer_columns(shards: list[Any], path: Path) -> None:
+    file = path / "shard.00000.mds"
+    patched(file, int(numpy.frombuffer(file.read_bytes(), "<u4", 1, 4)[0]), struct.pack("<I", 10**6))
+
+
+DAMAGE: dict[str, tuple[str, Callable[[list[Any], Path], object], str]] = {
+    "format": ("mds_int32", lambda shards, path: shards[0].update(format="json"), "has format 'json', not"),
+    "another compression": ("mds_zstd", other_compression, "shard 0: is compressed (br:11), which titan-data does not read"),
+    "a lost compressed shard": ("mds_zstd", lambda shards, path: (path / "shard.00001.mds.zstd").unlink(), "is missing"),
+    "a damaged compressed shard": (
+        "mds_gz",
+        lambda shards, path: (path / "shard.00000.mds.gz").write_bytes(bytes(shards[0]["zip_data"]["bytes"])),
         "shard.00000.mds.gz: cannot be decompressed as gzip",
     ),
-    "mds: a short compressed shard": (
-        bad_mds(lambda index, path: (path / "shard.00000.mds.zstd").write_bytes(b"1234"), "mds_zstd"),
-        MdsSection(),
+    "a short compressed shard": (
+        "mds_zstd",
+        lambda shards, path: (path / "shard.00000.mds.zstd").write_bytes(b"1234"),
         "shard.00000.mds.zstd: has 4 bytes, but index.json says 425 and 3 samples",
     ),
-    "mds: half a shard, compressed": (
-        bad_mds(lambda index, path: index["shards"][0].update(zip_data=cut(path / "shard.00000.mds.gz")), "mds_gz"),
-        MdsSection(),
+    "half a shard, compressed": (
+        "mds_gz",
+        lambda shards, path: shards[0].update(zip_data=cut(path / "shard.00000.mds.gz")),
         "shard.00000.mds.gz, sample 1: damaged: it lies at bytes",
     ),
-    "mds: a lost shard": (
-        bad_mds(lambda index, path: (path / "shard.00001.mds").unlink()),
-        MdsSection(),
-        "shard.00001.mds: is missing",
-    ),
-    "mds: a short shard": (
-        bad_mds(lambda index, path: (path / "shard.00001.mds").write_bytes(b"")),
-        MdsSection(),
-        "has 0 bytes, but index",
-    ),
-    "mds: elsewhere": (
-        bad_mds(lambda index, path: index["shards"][0]["raw_data"].update(basename="../x.mds")),
-        MdsSection(),
+    "a lost shard": ("mds_int32", lambda shards, path: (path / "shard.00001.mds").unlink(), "shard.00001.mds: is missing"),
+    "a short shard": ("mds_int32", lambda shards, path: (path / "shard.00001.mds").write_bytes(b""), "has 0 bytes, but"),
+    "elsewhere": (
+        "mds_int32",
+        lambda shards, path: shards[0]["raw_data"].update(basename="../x.mds"),
         "names the file '../x.mds', which is not in the folder",
     ),
-    "mds: fewer than no samples": (
-        bad_mds(lambda index, path: index["shards"][0].update(samples=-5)),
-        MdsSection(),
+    "fewer than no samples": (
+        "mds_int32",
+        lambda shards, path: shards[0].update(samples=-5),
         "shard 0: damaged: ValueError samples is -5",
     ),
-    "mds: no list": (
-        bad_mds(lambda index, path: index["shards"].insert(0, 5)),
-        MdsSection(),
-        "shard 0: damaged: TypeE",
-    ),
-    "mds: no type": (
-        bad_mds(lambda index, path: None, "mds_bytes"),
-        MdsSection(),
-        "plain bytes, which do not record the type",
-    ),
-    "mds: text": (
-        bad_mds(lambda index, path: None),
-        MdsSection(column="source"),
-        "column 'source' is encoded as 'str', and not as an array of integers (columns: source (str), tokens (nda",
-    ),
-    "mds: no such column": (
-        bad_mds(lambda index, path: None),
-        MdsSection(column="ids"),
-        "has no column 'ids' (columns: source (str), tokens",
-    ),
-    "mds: no array": (
-        bad_mds(
-            lambda index, path: [
-                one.update(column_names=["a", "b"], column_encodings=["str", "str"]) for one in index["shards"]
-            ]
-        ),
-        MdsSection(),
-        "has no column that may be token ids",
-    ),
-    "mds: a sample": (
-        bad_mds(lambda index, path: patched(path / "shard.00000.mds", 4, struct.pack("<I", 5))),
-        MdsSection(),
+    "no list": ("mds_int32", lambda shards, path: shards.insert(0, 5), "shard 0: damaged: TypeE"),
+    "no type": ("mds_bytes", lambda shards, path: None, "plain bytes, which do not record the type"),
+    "no array": ("mds_int32", no_array, "has no column that may be token ids"),
+    "a sample": (
+        "mds_int32",
+        lambda shards, path: patched(path / "shard.00000.mds", 4, struct.pack("<I", 5)),
         "shard.00000.mds, sample 0: damaged: it lies at bytes 5 to",
     ),
-    "mds: a size": (
-        bad_mds(
-            lambda index, path: patched(
-                path / "shard.00000.mds",
-                int(numpy.frombuffer((path / "shard.00000.mds").read_bytes(), "<u4", 1, 4)[0]),
-                struct.pack("<I", 10**6),
-            )
-        ),
-        MdsSection(),
-        "damaged: its columns are longer than the sample",
-    ),
+    "a size": ("mds_int32", longer_columns, "damaged: its columns are longer than the sample"),
 }
+"""Fixtures, changes of their index's shards or of their files, and the words of the error."""
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_what_is_not_understood_is_refused(mistake: str, tmp_path: Path) -> None:
-    make, section, message = MISTAKES[mistake]
-    (problem,) = problems(context("mds", make(tmp_path), section))
+def require_refused(path: Path, message: str, column: str = "") -> None:
+    (problem,) = problems(context("mds", path, MdsSection(column=column)))
     assert message in problem
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_refused(damage: str, tmp_path: Path) -> None:
+    name, change, message = DAMAGE[damage]
+    path = copied(tmp_path, name)
+    index = json.loads((path / "index.json").read_text())
+    change(index["shards"], path)
+    (path / "index.json").write_text(json.dumps(index))
+    require_refused(path, message)
+
+
+def test_other_folders_versions_and_columns_are_refused(tmp_path: Path) -> None:
+    require_refused(tmp_path, "contains no index.json; name the folder that")
+    path = copied(tmp_path, "mds_int32")
+    require_refused(tmp_path, "index.json; name one of its folders: mds_int32")
+    require_refused(
+        path, "column 'source' is encoded as 'str', and not as an array of integers (columns: source (str)", "source"
+    )
+    require_refused(path, "has no column 'ids' (columns: source (str), tokens", "ids")
+    index = json.loads((path / "index.json").read_text())
+    (path / "index.json").write_text(json.dumps(index | {"version": 3}))
+    require_refused(path, "has version 3, but this")
 
 
 @pytest.mark.parametrize(("name", "unpack"), [("mds_zstd", zstandard.decompress), ("mds_gz", gzip.decompress)])
