@@ -10,6 +10,7 @@ SAVING = "tests/ckpt/test_saving.py"
 RESUME = "tests/ckpt/test_resume.py"
 DAMAGE = "tests/ckpt/test_damage.py"
 PARTS = "tests/ckpt/test_checkpoint_parts.py"
+STEPS = "tests/ckpt/test_parts.py"
 DURABLE = "tests/ckpt/test_durability.py"
 DCP = "tests/ckpt/test_dcp.py"
 ARRANGED = "tests/ckpt/test_arrangement.py"
@@ -71,8 +72,8 @@ MUTANTS = (
     Mutant("copies-written-before-they-are-complete", "ckpt/save/staging.py", "            self._copied.synchronize()\n", "            pass\n", ("tests/ckpt/test_staging.py",)),
     Mutant("failed-copy-blocks-training", "ckpt/save/staging.py", "        finally:\n            self._requested.set()\n", "        finally:\n            pass\n        self._requested.set()\n", ("tests/ckpt/test_staging.py",)),
     Mutant("staging-of-another-dtype", "ckpt/save/staging.py", " or copy.dtype != local.dtype:", ":", (SAVING,)),
-    Mutant("python-generator-not-restored", "ckpt/contents/state.py", "random.setstate((version, tuple(words), gauss))", "pass", (PARTS,)),
-    Mutant("torch-generator-not-restored", "ckpt/contents/state.py", "torch.set_rng_state(_tensor_of(cpu))", "pass", (PARTS,)),
+    Mutant("python-generator-not-restored", "ckpt/contents/state.py", "random.setstate((version, tuple(words), gauss))", "pass", (STEPS,)),
+    Mutant("torch-generator-not-restored", "ckpt/contents/state.py", "torch.set_rng_state(_tensor_of(cpu))", "pass", (STEPS,)),
     Mutant("generators-of-the-first-rank", "ckpt/contents/state.py", 'saved["generators"][dist.get_rank()]', 'saved["generators"][0]', (PARTS,)),
     Mutant("schedule-not-restored", "ckpt/contents/state.py", "scheduler.load_state_dict(_merged(present, kept))", "scheduler.load_state_dict(present)", (PARTS,)),
     Mutant("rates-of-groups-not-restored", "ckpt/torch_private.py", '[group["lr"] for group in scheduler.optimizer.param_groups]', '[0.0 for group in scheduler.optimizer.param_groups]', ("tests/ckpt/test_checkpoint_parts.py",)),

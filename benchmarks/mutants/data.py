@@ -35,7 +35,7 @@ MUTANTS = (
     Mutant("other-numbers-of-shards-accepted", "core/data/streams.py", '        SHARDS: spec.plan.logical_shards,\n', "", (IDENTITY,)),
     Mutant("targets-of-the-next-document", MADE, "    targets[documents[:, 1:] != documents[:, :-1]] = IGNORE", "    targets[documents[:, 1:] < documents[:, :-1]] = IGNORE", (ORACLE,)),
     Mutant("targets-shifted-by-nothing", MADE, "rows[:, 1:].astype(numpy.int64)", "rows[:, :-1].astype(numpy.int64)", (ORACLE,)),
-    Mutant("positions-do-not-begin-anew", MADE, "positions = numpy.arange(width) - starts", "positions = numpy.arange(width) - 0 * starts", (BATCHES + "::test_document_mask_separates_documents",)),
+    Mutant("positions-do-not-begin-anew", MADE, "positions = numpy.arange(width) - starts", "positions = numpy.arange(width) - 0 * starts", (BATCHES + "::test_with_document_mask_the_last_token_of_a_document_has_no_target",)),
     Mutant("short-rows-have-targets", MADE, "row[max(sum(pieces) - 1, 0) :] = IGNORE", "row[max(sum(pieces), 0) :] = IGNORE", (VALIDATED, BATCHES)),
     Mutant("ranks-own-the-first-shards", LOADER, "range(rank * owned, (rank + 1) * owned)", "range(owned)", (DATA,)),
     Mutant("peeking-consumes", LOADER, "        self._peeked.clear()\n        data, self._positions = step", "        data, self._positions = step", (DATA,)),
@@ -67,5 +67,5 @@ MUTANTS = (
     Mutant("corrupt-records-stop-nothing", "core/toolkit/reading.py", 'if self._policy.on_corrupt == "stop":', 'if self._policy.on_corrupt == "never":', (READING,)),
     Mutant("one-retry-too-many", "core/toolkit/reading.py", "if attempt > self._policy.retries:", "if attempt > self._policy.retries + 1:", (READING,)),
     Mutant("waits-do-not-grow", "core/toolkit/reading.py", "2 ** (attempt - 1)", "1", (READING,)),
-    Mutant("splits-lose-the-rest", "core/api/training/batch.py", "starts = range(0, len(self.tokens), size)", "starts = range(0, len(self.tokens) - size + 1, size)", ("tests/core/test_model_parts.py",)),
+    Mutant("splits-lose-the-rest", "core/api/training/batch.py", "starts = range(0, len(self.tokens), size)", "starts = range(0, len(self.tokens) - size + 1, size)", (BATCHES,)),
 )  # fmt: skip

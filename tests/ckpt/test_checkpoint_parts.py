@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +13,7 @@ import torch.distributed as dist
 
 from harness.one_of_many import OneOfMany
 from titan_ckpt.contents import state
-from titan_ckpt.contents.state import generator_states, restore_generators, restore_schedule, schedule_state
+from titan_ckpt.contents.state import restore_schedule, schedule_state
 from titan_ckpt.format.catalogue import steps_in
 from titan_ckpt.format.chunks import bytes_of
 from titan_ckpt.format.folder import Folder
@@ -23,30 +21,6 @@ from titan_ckpt.format.manifest import check_chunk
 from titan_ckpt.format.stored import BrokenCheckpoint, Chunk, chunk_digest
 from titan_ckpt.resume.optimizer_restore import restore_rates
 from titan_ckpt.save.retention import to_remove
-
-
-@pytest.fixture(autouse=True)
-def _restore_generators() -> Iterator[None]:
-    python, cpu = random.getstate(), torch.get_rng_state()
-    yield
-    random.setstate(python)
-    torch.set_rng_state(cpu)
-
-
-@pytest.mark.parametrize("used", [False, True])
-def test_random_generators_are_restored(used: bool) -> None:
-    random.seed(3), torch.manual_seed(3)
-    if used:
-        random.gauss(0.0, 1.0)  # generates two values; the second is part of the state
-        torch.rand(1)
-    kept = generator_states(torch.device("cpu"))
-    drawn = random.gauss(0.0, 1.0), random.random(), torch.rand(3), torch.randn(2)
-    random.seed(1), torch.manual_seed(1)
-    restore_generators(kept, torch.device("cpu"))
-    again = random.gauss(0.0, 1.0), random.random(), torch.rand(3), torch.randn(2)
-    assert again[:2] == drawn[:2]
-    assert torch.equal(again[2], drawn[2])
-    assert torch.equal(again[3], drawn[3])
 
 
 @pytest.mark.parametrize(("mesh", "seed"), [({"dp_shard": 2}, 22), ({"tp": 2}, 7)], ids=["same mesh", "other mesh"])
@@ -69,14 +43,7 @@ def test_each_rank_restores_its_own_generators(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize(
     ("latest", "every", "removed"),
-    [
-        (0, 0, []),
-        (2, 0, [6, 4, 3, 2]),
-        (1, 0, [8, 6, 4, 3, 2]),
-        (2, 3, [4, 2]),
-        (2, 4, [6, 3, 2]),
-        (9, 0, []),
-    ],
+    [(0, 0, []), (2, 0, [6, 4, 3, 2]), (1, 0, [8, 6, 4, 3, 2]), (2, 3, [4, 2]), (2, 4, [6, 3, 2]), (9, 0, [])],
 )
 def test_the_retention_policy(latest: int, every: int, removed: list[int]) -> None:
     assert to_remove([3, 9, 2, 8, 6, 4], latest, every) == removed

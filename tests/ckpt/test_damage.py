@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import torch
 
 from harness import PATIENCE
 from harness.jobs import RunRecord, run_recipe
-from titan_ckpt.config import CheckpointSection
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.manifest import read_manifest, verify_data
 from titan_ckpt.format.stored import UNFINISHED, BrokenCheckpoint
@@ -25,16 +25,10 @@ from titan_core.toolkit.launching import RESTART
 from titan_core.toolkit.runs.run_log import RunLog
 
 TINY: dict[str, object] = {
-    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}",
-    "training.seq_len": 16,
-    "training.local_batch_size": 2,
-    "training.global_batch_size": 2,
-    "training.steps": 6,
-    "training.deterministic": "true",
-    "checkpoint.enable": "true",
-    "checkpoint.interval": 2,
-    "job.device": "cpu",
-}
+    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}", "training.seq_len": 16,
+    "training.local_batch_size": 2, "training.global_batch_size": 2, "training.steps": 6, "training.deterministic": "true",
+    "checkpoint.enable": "true", "checkpoint.interval": 2, "job.device": "cpu",
+}  # fmt: skip
 CHECKPOINTS = Path("outputs/tiny/checkpoint")
 
 
@@ -65,40 +59,26 @@ def flip(file: Path, place: float) -> None:
     file.write_bytes(data)
 
 
+def replaced(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+DAMAGE: dict[str, Callable[[Path, Path], object]] = {
+    "a flipped byte": lambda data, manifest: flip(data, 0.5),
+    "a flipped last byte": lambda data, manifest: flip(data, 1.0),
+    "a flipped byte of the manifest": lambda data, manifest: replaced(manifest, '"tokens_seen":', '"tokens_sfen":'),
+    "a changed number in the manifest": lambda data, manifest: replaced(manifest, '"step":4', '"step":5'),
+    "garbage for a manifest": lambda data, manifest: manifest.write_bytes(b"\x00\xff garbage"),
+    "truncated data": lambda data, manifest: data.write_bytes(data.read_bytes()[:-1]),
+    "no data": lambda data, manifest: data.unlink(),
+    "no manifest": lambda data, manifest: manifest.unlink(),
+}
+
+
 def damage(kind: str, folder: Path) -> None:
-    data, manifest = folder / "data-00000.bin", folder / "checkpoint.json"
-    match kind:
-        case "a flipped byte":
-            flip(data, 0.5)
-        case "a flipped last byte":
-            flip(data, 1.0)
-        case "a flipped byte of the manifest":
-            text = manifest.read_text()
-            manifest.write_text(text.replace('"tokens_seen":', '"tokens_sfen":'))
-        case "a changed number in the manifest":
-            text = manifest.read_text()
-            assert '"step":4' in text
-            manifest.write_text(text.replace('"step":4', '"step":5'))
-        case "garbage for a manifest":
-            manifest.write_bytes(b"\x00\xff garbage")
-        case "truncated data":
-            data.write_bytes(data.read_bytes()[:-1])
-        case "no data":
-            data.unlink()
-        case "no manifest":
-            manifest.unlink()
-
-
-DAMAGE = [
-    "a flipped byte",
-    "a flipped last byte",
-    "a flipped byte of the manifest",
-    "a changed number in the manifest",
-    "garbage for a manifest",
-    "truncated data",
-    "no data",
-    "no manifest",
-]
+    DAMAGE[kind](folder / "data-00000.bin", folder / "checkpoint.json")
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
@@ -190,26 +170,16 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(saved: RunRecord) -> N
         run({"model.args": "{dim = 32, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}"})
 
 
-def test_another_stream_of_data_is_refused(saved: RunRecord) -> None:
-    with pytest.raises(UserError, match=r"training.seed = 3: was 0 when the position in the data was saved"):
-        run({"training.seed": 3})
-
-
 def test_a_missing_step_is_refused(saved: RunRecord) -> None:
     with pytest.raises(UserError, match=r"step-3: it is not complete"):
         run({"checkpoint.load_step": 3})
 
 
-def test_an_unwritable_folder_is_reported_before_training(in_tmp: Path) -> None:
+@pytest.mark.parametrize("folder", ["taken", "nosuch://bucket/run", "s3://bucket/run"])
+def test_a_folder_that_cannot_be_written_is_reported_before_training(in_tmp: Path, folder: str) -> None:
     Path("taken").write_text("a file")
-    with pytest.raises(UserError, match=r"taken: cannot be written"):
-        run({"checkpoint.folder": f"{in_tmp}/taken"})
-
-
-@pytest.mark.parametrize("folder", ["nosuch://bucket/run", "s3://bucket/run"])
-def test_a_url_that_fsspec_does_not_support_is_reported(in_tmp: Path, folder: str) -> None:
     with pytest.raises(UserError, match=r"cannot be written: .*set checkpoint.folder to another location"):
-        run({"checkpoint.folder": folder})
+        run({"checkpoint.folder": f"{in_tmp}/taken" if folder == "taken" else folder})
 
 
 class FullDisk:
@@ -282,7 +252,6 @@ def test_no_pickle_is_read_or_written(saved: RunRecord, monkeypatch: pytest.Monk
 
 
 def test_pinned_memory_without_a_gpu_is_refused(in_tmp: Path) -> None:
-    assert CheckpointSection.model_fields["async_mode"].default == "disabled"
     with pytest.raises(UserError, match='pinned memory requires a CUDA device; set it to "async"'):
         run({"checkpoint.async_mode": "async_with_pinned_mem"})
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,14 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from harness import PATIENCE
-from harness.jobs import make_job
-from titan_ckpt.config import CheckpointSection
 from titan_ckpt.contents.state import generator_states, restore_generators
 from titan_ckpt.contents.tensors import model_tensors
-from titan_ckpt.format import writer
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.manifest import read_manifest, verify_data
 from titan_ckpt.format.reader import Reader
 from titan_ckpt.format.stored import NAME, UNFINISHED, BrokenCheckpoint, chunk_digest
 from titan_ckpt.format.writer import Writer
-from titan_ckpt.save import saving
-from titan_ckpt.save.saving import Saving
-from titan_ckpt.save.staging import Staging
-from titan_core.api import ModelPart, hookimpl
-from titan_core.loop import training
+from titan_core.api import ModelPart
 
 CPU = torch.device("cpu")
 
@@ -98,123 +89,15 @@ def test_damaged_generators_are_refused(states: dict[str, Any]) -> None:
         restore_generators(before, CPU)
 
 
-def test_staged_copies_do_not_change_with_the_originals() -> None:
-    tensors = {"a": torch.ones(5), "b": torch.ones(2, 2).t()}
-    staging = Staging(CPU, pinned=False)
-    copies = staging.snapshot(tensors).copy()
-    for tensor in tensors.values():
-        tensor.fill_(7)
-    assert all(torch.equal(copy, torch.ones_like(copy)) for copy in copies.values())
-    again = staging.snapshot(tensors).copy()
-    assert {name: copy.data_ptr() for name, copy in again.items()} == {
-        name: copy.data_ptr() for name, copy in copies.items()
-    }
-    assert all(copy.unique().tolist() == [7] for copy in again.values())
-
-
-class Gate:
-    """Blocks a thread until it is opened."""
-
-    def __init__(self) -> None:
-        self.reached, self.open = threading.Event(), threading.Event()
-
-    def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            self.reached.set()
-            assert self.open.wait(PATIENCE)
-            return function(*arguments, **keywords)
-
-        return call
-
-
-BACKGROUND: dict[str, object] = {
-    "model.args": "{dim = 16, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 16}",
-    "training.seq_len": 8,
-    "training.local_batch_size": 1,
-    "training.steps": 3,
-    "checkpoint.enable": "true",
-    "checkpoint.interval": 1,
-    "checkpoint.async_mode": "async",
-    "job.device": "cpu",
-    "job.dump_folder": "run",
-}
-
-
-class Weights:
-    """Records the weights after each step."""
-
-    def __init__(self) -> None:
-        self.after: dict[int, dict[str, Tensor]] = {}
-
-    @hookimpl
-    def titan_train_start(self, run: Any) -> None:
-        self.parts = run.parts
-
-    @hookimpl
-    def titan_step_end(self, report: Any) -> None:
-        self.after[report.step] = {name: tensor.clone() for name, tensor in model_tensors(self.parts).items()}
-
-
-def weights_of(step: int) -> dict[str, Tensor]:
-    from titan_ckpt.format.chunks import read_whole
-
-    folder = Folder(f"run/checkpoint/step-{step}")
-    manifest = read_manifest(folder)
-    return {name: read_whole(folder, manifest, name) for name in manifest.tensors if name.startswith("model.")}
-
-
-def test_an_update_waits_for_the_copy_and_not_for_the_disk(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copy of step 1 is blocked until training waits for it. Writing is blocked until step 2 has ended."""
-    copying, writing, weights, waited = Gate(), Gate(), Weights(), []
-    monkeypatch.setattr(Staging, "copy", copying.before(Staging.copy))
-    monkeypatch.setattr(writer, "bytes_of", writing.before(writer.bytes_of))
-    original = saving.Saving.wait_for_copy
-
-    def wait_for_copy(self: Saving) -> None:
-        if self._pending is not None and not waited:
-            assert copying.reached.wait(PATIENCE)
-            assert not self._pending.snapshot._requested.is_set()
-            waited.append(self._pending.step)
-            copying.open.set()  # only now, so that training without the wait would have continued
-            original(self)
-            assert self._pending.snapshot._requested.is_set()
-            return
-        original(self)
-
-    class Opens(Weights):
-        @hookimpl
-        def titan_step_end(self, report: Any) -> None:
-            super().titan_step_end(report)
-            if report.step == 2:
-                assert writing.reached.wait(PATIENCE)
-                writing.open.set()
-
-    weights = Opens()
-    monkeypatch.setattr(saving.Saving, "wait_for_copy", wait_for_copy)
-    training.train(make_job("tiny", BACKGROUND), [weights])
-    assert waited == [1]
-    assert not torch.equal(*(weights.after[step]["model.norm.weight"] for step in (1, 2)))
-    for step in (1, 2, 3):
-        for name, tensor in weights_of(step).items():
-            assert torch.equal(tensor, weights.after[step][name]), (step, name)
-
-
 def divided(folder: Path) -> tuple[Folder, Any]:
     """Return a checkpoint whose only tensor has two chunks, and the contents of its manifest."""
     target = saved(folder, {"model.w": torch.arange(8.0).view(4, 2)})
     contents = json.loads((folder / "step-3" / NAME).read_text())["checkpoint"]
     data = (folder / "step-3" / "data-00000.bin").read_bytes()
-    contents["tensors"]["model.w"]["chunks"] = [
-        [
-            [row, 0],
-            [2, 2],
-            "data-00000.bin",
-            at,
-            16,
-            chunk_digest("model.w", "float32", (row, 0), (2, 2), data[at : at + 16]),
-        ]
-        for row, at in ((0, 0), (2, 16))
-    ]
+    chunks = contents["tensors"]["model.w"]["chunks"] = []
+    for row, at in ((0, 0), (2, 16)):
+        digest = chunk_digest("model.w", "float32", (row, 0), (2, 2), data[at : at + 16])
+        chunks.append([[row, 0], [2, 2], "data-00000.bin", at, 16, digest])
     return target, contents
 
 
@@ -244,10 +127,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Any, list[Any]], Any], str]] = {
     "absolute": (lambda m, c: m.__setitem__("files", {"/etc/passwd": 32}), "is not the name of a data file"),
     "parent": (lambda m, c: m.__setitem__("files", {"../data-00000.bin": 32}), "is not the name of a data file"),
     "type": (lambda m, c: m["tensors"]["model.w"].__setitem__("dtype", "float99"), "unknown dtype 'float99'"),
-    "size": (
-        lambda m, c: m["tensors"]["model.w"].__setitem__("dtype", "float64"),
-        "has a chunk of 16 bytes, which does not match float64",
-    ),
+    "size": (lambda m, c: m["tensors"]["model.w"].__setitem__("dtype", "float64"), "16 bytes, which does not match float64"),
     "shape": (lambda m, c: m["tensors"]["model.w"].__setitem__("shape", [8, 2]), "is incomplete"),
     "step": (lambda m, c: m.__setitem__("step", -1), "step: Input should be"),
     "text": (lambda m, c: c[0].__setitem__(3, "0"), "has values of the wrong type"),
@@ -283,13 +163,7 @@ def test_a_renamed_folder_is_refused(tmp_path: Path) -> None:
 
     saved(tmp_path, {"model.w": torch.ones(2)})
     (tmp_path / "step-3").rename(tmp_path / "step-30")
-    assert (
-        "it is the checkpoint of step 3, but its folder is named step-30"
-        in entry(Folder(str(tmp_path / "step-30")), 30).problem
-    )
+    problem = entry(Folder(str(tmp_path / "step-30")), 30).problem
+    assert "it is the checkpoint of step 3, but its folder is named step-30" in problem
     (tmp_path / "step-30").rename(tmp_path / "best")
     assert entry(Folder(str(tmp_path / "best")), 0).manifest is not None
-
-
-def test_background_saves_are_off_by_default() -> None:
-    assert CheckpointSection().async_mode == "disabled"

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harness.jobs import TINY
 from harness.refusals import refused
-from titan_core.api import UserError
 from titan_core.api._shown import LONGEST_SHOWN, show
 from titan_core.api.config.toml import LONGEST, BadToml, parse_toml
-from titan_core.api.data.dataset import ReadPolicy
 from titan_core.cli.main import main
 from titan_core.config.load import read_raw
 from titan_core.plugins.registry import Components
-from titan_core.toolkit import reading
-from titan_core.toolkit.reading import DocumentReader
 
 REGISTRY = Components.from_installed()
 
@@ -150,28 +145,6 @@ def test_toml_within_the_limits_is_read() -> None:
     with pytest.raises(BadToml) as caught:
         parse_toml("a = 1\nb =\n")
     assert caught.value.line == 2
-
-
-class Unreachable(Iterator[object]):
-    """A document shard behind a network that is down."""
-
-    def __next__(self) -> object:
-        raise ConnectionError("down")
-
-    def state_dict(self) -> dict[str, object]:
-        return {}
-
-    def load_state_dict(self, state: object) -> None:
-        pass
-
-
-def test_retry_delays_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    reader = DocumentReader(ReadPolicy("stop", retries=20, first_wait=3600.0 * 24 * 30), "x")
-    monkeypatch.setattr(reader.stopped, "wait", lambda seconds: waits.append(seconds))
-    with pytest.raises(UserError, match="after 20 retries"):
-        reader.next(Unreachable())  # type: ignore[arg-type]
-    assert waits == [reading.LONGEST_WAIT] * 20
 
 
 def test_prefetching_more_than_fits_into_memory_is_refused(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:

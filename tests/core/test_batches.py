@@ -10,29 +10,10 @@ import pytest
 import torch
 
 from harness.letters import BYTE, letters, stream
-from harness.loaders import LENGTHS, close, loaders, loaders_of, plan
+from harness.loaders import plan
 from titan_core.api.training.batch import IGNORE, with_positions
 from titan_core.data.batches import _batch
 from titan_core.data.loader import DataLoader
-
-
-def test_document_mask_separates_documents() -> None:
-    """Positions and documents restart at each mark, and the last token of a document has no target."""
-    (loader,) = loaders_of(stream(letters(LENGTHS), plan=plan(1, seq_len=31)), document_mask=True)
-    for _ in range(5):
-        step = loader.next_step()
-        assert step is not None
-        (batch,) = step.microbatches
-        assert batch.positions is not None
-        assert batch.documents is not None
-        begins = batch.tokens[:, 1:] == 256
-        assert begins.any()
-        assert ((batch.documents[:, 1:] != batch.documents[:, :-1]) == begins).all()
-        assert (batch.positions[:, 1:][begins] == 0).all()
-        assert (batch.positions[:, 1:][~begins] == batch.positions[:, :-1][~begins] + 1).all()
-        assert ((batch.targets == IGNORE) == (batch.tokens == 257)).all()
-        assert (batch.targets != IGNORE).sum() == sum(step.targets_by_dataset) == step.target_weight
-    close([loader])
 
 
 def rows(*values: list[int]) -> Any:
@@ -82,16 +63,6 @@ def test_microbatches_keep_all_tensors_of_a_batch() -> None:
     assert torch.equal(with_positions(batch).positions, batch.positions)  # type: ignore[arg-type]
     fresh = with_positions(replace(batch, positions=None)).positions
     assert fresh is not None and fresh.tolist() == [[0, 1, 2]] * 5
-
-
-def test_targets_are_the_next_tokens() -> None:
-    (loader,) = loaders(1)
-    step = loader.next_step()
-    assert step is not None
-    for batch in step.microbatches:
-        assert batch.tokens[:, 1:].equal(batch.targets[:, :-1])
-        assert bool((batch.targets != IGNORE).all())
-    loader.close()
 
 
 class OneToken:

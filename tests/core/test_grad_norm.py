@@ -17,15 +17,18 @@ from titan_core.loop.optimizer_step import clip_gradients, global_norm, local_gr
 from titan_core.loop.world import join_world
 
 
-@pytest.mark.parametrize(("norm", "factor"), [(0.0, 1.0), (0.5, 1.0), (1.0, 1.0), (2.0, 0.5), (80.0, 1 / 80)])
+@pytest.mark.parametrize(
+    ("norm", "limit", "factor"),
+    [(0.0, 1.0, 1), (0.5, 1.0, 1), (1.0, 1.0, 1), (2.0, 1.0, 1 / 2), (80.0, 1.0, 1 / 80), (3.0, 0.5, 1 / 6), (3.0, 10.0, 1)],
+)
 @pytest.mark.parametrize("pieces", [1, 4])
-def test_clipping_scales_down_and_never_up(norm: float, factor: float, pieces: int) -> None:
+def test_clipping_scales_down_and_never_up(norm: float, limit: float, factor: float, pieces: int) -> None:
     gradients = {1: [torch.full((2,), 3.0), torch.full((1,), 5.0)], pieces: [torch.full((3,), 7.0)]}
     before = {key: [tensor.clone() for tensor in tensors] for key, tensors in gradients.items()}
-    clip_gradients(gradients, torch.tensor(norm), max_norm=1.0)
+    clip_gradients(gradients, torch.tensor(norm), limit)
     for key, tensors in before.items():
         for original, clipped in zip(tensors, gradients[key], strict=True):
-            torch.testing.assert_close(clipped, original * factor, rtol=2e-6, atol=0.0)
+            torch.testing.assert_close(clipped, original * factor, rtol=0.0 if norm < limit else 2e-6, atol=0.0)
 
 
 @pytest.mark.parametrize(

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from harness.tiny import TinyArgs, layout
 from harness.tiny_model import TinyModel
-from titan_core.api import (
-    Column,
-    Constant,
-    Experts,
-    ModelLayout,
-    Replicate,
-    Router,
-    Row,
-    Rule,
-    Shard,
-    UserError,
-    causal_attention,
-)
+from titan_core.api import Column, Constant, Experts, Replicate, Router, Row, Rule, Shard, UserError, causal_attention
 from titan_core.model.layout_check import check_layout
 
 ARGS = TinyArgs()
@@ -29,69 +18,47 @@ LAYOUT = layout(ARGS)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("changes", "message"),
     [
-        (replace(LAYOUT, embedding=("wte",)), "embedding names 'wte', which is not a module"),
-        (replace(LAYOUT, head=()), "head is empty"),
-        (replace(LAYOUT, blocks="norm"), "'norm', which is a RMSNorm, not a ModuleList or ModuleDict"),
-        (replace(LAYOUT, num_blocks=3), "num_blocks is 3, but 'layers' has 6"),
-        (replace(LAYOUT, regions=("layers.*.mlp",)), r"regions pattern 'layers.\*.mlp' matches no module"),
-        (replace(LAYOUT, sums=("layers.*.mlp",)), r"sums pattern 'layers.\*.mlp' matches no module"),
-        (replace(LAYOUT, mixers={"mixer": causal_attention(1)}), "mixers pattern 'mixer' matches no module"),
-        (replace(LAYOUT, rules={"layers.*.qkv": Column()}), r"rules pattern 'layers.\*.qkv' matches no parameter"),
+        ({"embedding": ("wte",)}, "embedding names 'wte', which is not a module"),
+        ({"head": ()}, "head is empty"),
+        ({"blocks": "norm"}, "'norm', which is a RMSNorm, not a ModuleList or ModuleDict"),
+        ({"num_blocks": 3}, "num_blocks is 3, but 'layers' has 6"),
+        ({"regions": ("layers.*.mlp",)}, r"regions pattern 'layers.\*.mlp' matches no module"),
+        ({"sums": ("layers.*.mlp",)}, r"sums pattern 'layers.\*.mlp' matches no module"),
+        ({"mixers": {"mixer": causal_attention(1)}}, "mixers pattern 'mixer' matches no module"),
+        ({"rules": {"layers.*.qkv": Column()}}, r"rules pattern 'layers.\*.qkv' matches no parameter"),
+        ({"rules": {"norm.weight": Row()}}, r"Row\(\) for 'norm.weight', but its module is a RMSNorm, not an nn.Linear"),
+        ({"rules": {"norm.weight": Shard(1)}}, r"Shard\(dim=1, norm=False\) for 'norm.weight', which has 1 dimension"),
+        ({"rules": {"norm.weight": Experts(-2)}}, r"Experts\(dim=-2, .* for 'norm.weight', which has 1 dimension"),
         (
-            replace(LAYOUT, rules={"norm.weight": Row()}),
-            r"Row\(\) for 'norm.weight', but its module is a RMSNorm, not an nn.Linear",
+            {"rules": {"*.w1.weight": Shard(0, norm=True)}},
+            r"norm=True\) for 'layers.0.feed_forward.w1.weight': all parameters of a norm have one dimension",
         ),
+        ({"rules": {"*.w1.weight": Experts(1, Shard(-1))}}, "which divides one dimension twice"),
+        ({"exact": ("*.router.weight",)}, r"layout of model 'tiny': exact pattern '\*.router.weight' matches no parameter"),
+        ({"routers": {"*.router": Router(experts=2, per_token=1)}}, r"routers pattern '\*.router' matches no module"),
         (
-            replace(LAYOUT, rules={"norm.weight": Shard(1)}),
-            r"Shard\(dim=1, norm=False\) for 'norm.weight', which has 1 dimension",
-        ),
-        (
-            replace(LAYOUT, rules={"norm.weight": Experts(-2)}),
-            r"Experts\(dim=-2, .* for 'norm.weight', which has 1 dimension",
-        ),
-        (
-            replace(LAYOUT, rules={"*.w1.weight": Shard(0, norm=True)}),
-            "Shard\\(dim=0, norm=True\\) for 'layers.0.feed_forward.w1.weight': all parameters of a norm have one dimension",
-        ),
-        (replace(LAYOUT, rules={"*.w1.weight": Experts(1, Shard(-1))}), "which divides one dimension twice"),
-        (
-            replace(LAYOUT, exact=("*.router.weight",)),
-            r"layout of model 'tiny': exact pattern '\*.router.weight' matches no parameter",
-        ),
-        (
-            replace(LAYOUT, routers={"*.router": Router(experts=2, per_token=1)}),
-            r"routers pattern '\*.router' matches no module",
-        ),
-        (
-            replace(
-                LAYOUT,
-                rules={"layers.0.feed_forward.w1.weight": Experts(), **LAYOUT.rules},
-                routers={"layers.*.feed_forward": Router(experts=7, per_token=1)},
-            ),
+            {
+                "rules": {"layers.0.feed_forward.w1.weight": Experts(), **LAYOUT.rules},
+                "routers": {"layers.*.feed_forward": Router(experts=7, per_token=1)},
+            },
             r"routers let 'layers.0.feed_forward' choose from 7 experts, but its block has \d+",
         ),
-        (replace(LAYOUT, block_costs=(1.0,)), "block_costs has 1 numbers, but num_blocks is 6"),
-        (
-            replace(LAYOUT, block_costs=(1.0,) * 5 + (0.0,)),
-            r"block_costs must be positive and finite, but are \[1.0, .*0.0\]",
-        ),
-        (replace(LAYOUT, parameters={"layers.*": Constant(0.0)}), "parameter 'output.weight' has no initial value"),
-        (
-            replace(LAYOUT, parameters={"*": Constant(0.0), "x": Constant(0.0)}),
-            "parameters pattern 'x' matches no parameter",
-        ),
-        (replace(LAYOUT, buffers={}), "buffer 'angles' has no function that computes it"),
-        (replace(LAYOUT, tied={"output.weight": "tok_embeddings.weight"}), "but they are not one parameter in the model"),
+        ({"block_costs": (1.0,)}, "block_costs has 1 numbers, but num_blocks is 6"),
+        ({"block_costs": (1.0,) * 5 + (0.0,)}, r"block_costs must be positive and finite, but are \[1.0, .*0.0\]"),
+        ({"parameters": {"layers.*": Constant(0.0)}}, "parameter 'output.weight' has no initial value"),
+        ({"parameters": {"*": Constant(0.0), "x": Constant(0.0)}}, "parameters pattern 'x' matches no parameter"),
+        ({"buffers": {}}, "buffer 'angles' has no function that computes it"),
+        ({"tied": {"output.weight": "tok_embeddings.weight"}}, "but they are not one parameter in the model"),
     ],
 )
-def test_contradictions(wrong: ModelLayout, message: str) -> None:
+def test_contradictions(changes: dict[str, Any], message: str) -> None:
     with torch.device("meta"):
         model = TinyModel(ARGS)
     check_layout(model, LAYOUT, "tiny")
     with pytest.raises(UserError, match=message):
-        check_layout(model, wrong, "tiny")
+        check_layout(model, replace(LAYOUT, **changes), "tiny")
 
 
 def test_blocks_must_be_numbered() -> None:
@@ -102,13 +69,15 @@ def test_blocks_must_be_numbered() -> None:
         check_layout(model, LAYOUT, "tiny")
 
 
-def test_shared_parameters_must_be_declared() -> None:
+def test_shared_parameters_must_be_declared_and_are_not_exact() -> None:
     args = ARGS.model_copy(update={"tie_embeddings": True})
     with torch.device("meta"):
         model = TinyModel(args)
     check_layout(model, layout(args), "tiny")
     with pytest.raises(UserError, match=r"'output\.weight' is shared with another"):
         check_layout(model, replace(layout(args), tied={}), "tiny")
+    with pytest.raises(UserError, match=r"exact contains 'tok_embeddings.weight', which is tied to another parameter"):
+        check_layout(model, replace(layout(args), exact=("tok_embeddings.weight",)), "tiny")
 
 
 def test_a_module_computes_in_fp32_or_not() -> None:
@@ -122,14 +91,6 @@ def test_a_module_computes_in_fp32_or_not() -> None:
     check_layout(model, replace(LAYOUT, exact=("norm.*", "layers.0.*")), "tiny")
     with pytest.raises(UserError, match=r"exact contains 'norm.scale' but not 'norm.weight' of the same module"):
         check_layout(model, replace(LAYOUT, exact=("norm.scale",)), "tiny")
-
-
-def test_a_tied_parameter_is_not_exact() -> None:
-    args = ARGS.model_copy(update={"tie_embeddings": True})
-    with torch.device("meta"):
-        model = TinyModel(args)
-    with pytest.raises(UserError, match=r"exact contains 'tok_embeddings.weight', which is tied to another parameter"):
-        check_layout(model, replace(layout(args), exact=("tok_embeddings.weight",)), "tiny")
 
 
 def test_a_layers_weight_and_bias_have_one_rule() -> None:

@@ -53,16 +53,6 @@ def test_each_rank_reads_whole_logical_shards() -> None:
 BATCH = Batch(torch.arange(12).view(3, 4), torch.tensor([[1, IGNORE, 2, 3]] * 3))
 
 
-def test_a_batch_is_split_in_order() -> None:
-    parts = replace(BATCH, positions=BATCH.tokens + 1, documents=BATCH.tokens + 2).split(2)
-    assert [part.tokens.tolist() for part in parts] == [[[0, 1, 2, 3], [4, 5, 6, 7]], [[8, 9, 10, 11]]]
-    assert parts[1].positions is not None and parts[1].documents is not None
-    assert torch.equal(parts[1].positions, BATCH.tokens[2:] + 1)
-    assert torch.equal(parts[1].documents, BATCH.tokens[2:] + 2)
-    assert [int((part.targets != IGNORE).sum()) for part in parts] == [6, 3]
-    assert BATCH.split(2)[0].positions is None
-
-
 def test_default_positions_become_explicit() -> None:
     assert with_positions(BATCH).positions is not None
     assert torch.equal(cast(Tensor, with_positions(BATCH).positions), torch.arange(4).expand(3, 4))
@@ -71,10 +61,7 @@ def test_default_positions_become_explicit() -> None:
     assert with_positions(given) is given
     assert arguments_of(BATCH, layout) == {}
     everything = replace(BATCH, positions=BATCH.tokens, documents=BATCH.tokens)
-    assert arguments_of(everything, layout).keys() == {
-        "positions",
-        "documents",
-    }
+    assert arguments_of(everything, layout).keys() == {"positions", "documents"}
 
 
 class Tied(nn.Module):

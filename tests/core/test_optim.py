@@ -27,37 +27,12 @@ from titan_core.optim.lr_schedule import build_wsd, wsd_factor
 from titan_core.plugin import titan_optimizers
 
 
-def factors(steps: int, **section: Any) -> list[float]:
-    return [wsd_factor(step, LRSchedulerSection(**section), steps) for step in range(steps)]
-
-
-def test_warmup_rises_to_the_peak() -> None:
-    assert factors(10, warmup_steps=4, decay_ratio=0.0) == [0.25, 0.5, 0.75, 1.0, 1, 1, 1, 1, 1, 1]
-
-
-def test_linear_decay_would_reach_the_floor_one_step_after_the_last() -> None:
-    assert factors(10, warmup_steps=0, decay_ratio=0.5)[5:] == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
-    assert factors(10, warmup_steps=0, decay_ratio=0.5, min_lr_factor=0.5)[5:] == pytest.approx([1, 0.9, 0.8, 0.7, 0.6])
-
-
-def test_without_a_ratio_decay_starts_after_warmup() -> None:
-    assert factors(10, warmup_steps=5)[4:] == pytest.approx([1.0, 1.0, 0.8, 0.6, 0.4, 0.2])
-
-
-def test_decay_shapes() -> None:
-    assert factors(5, warmup_steps=0, decay_ratio=0.8, decay_type="sqrt")[2:] == pytest.approx(
-        [0.5, 1 - 0.5**0.5, 1 - 0.75**0.5]
-    )
-    cosine = factors(101, warmup_steps=0, decay_ratio=1.0, decay_type="cosine")
-    assert cosine == sorted(cosine, reverse=True)
-    assert cosine[51] == pytest.approx(0.5, abs=0.02)
-
-
 def test_more_warmup_than_steps_is_all_warmup(caplog: pytest.LogCaptureFixture) -> None:
-    assert factors(4, warmup_steps=8) == [0.25, 0.5, 0.75, 1.0]
+    section = LRSchedulerSection(warmup_steps=8)
+    assert [wsd_factor(step, section, 4) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
     build_wsd(schedule_context(optimizer, LRSchedulerSection(warmup_steps=8, decay_ratio=0.5), 10))
-    build_wsd(schedule_context(optimizer, LRSchedulerSection(warmup_steps=8), 4))
+    build_wsd(schedule_context(optimizer, section, 4))
     assert "decaying over 2" in caplog.text
     assert "training has only 4 steps; warming up over all" in caplog.text
 
@@ -70,12 +45,18 @@ DECAYS: dict[str, Callable[[float], float]] = {
 
 
 @pytest.mark.parametrize("decay_type", DECAYS)
-@pytest.mark.parametrize(("warmup", "decay", "floor"), [(0, 0, 0.0), (3, 4, 0.0), (1, 11, 0.25), (5, 7, 0.5), (12, 0, 0.0)])
-def test_every_step_has_the_learning_rate_of_its_phase(decay_type: Any, warmup: int, decay: int, floor: float) -> None:
+@pytest.mark.parametrize(
+    ("warmup", "decay", "floor"), [(0, 0, 0.0), (3, 4, 0.0), (1, 11, 0.25), (5, None, 0.5), (12, 0, 0.0)]
+)
+def test_every_step_has_the_learning_rate_of_its_phase(
+    decay_type: Any, warmup: int, decay: int | None, floor: float
+) -> None:
     """Warmup starts at a fraction of the peak and ends at the peak. Decay starts at the peak and would reach the floor one
-    step after training."""
+    step after training. Without a ratio, it starts after warmup."""
     steps = 12
-    section = LRSchedulerSection(warmup_steps=warmup, decay_ratio=decay / steps, decay_type=decay_type, min_lr_factor=floor)
+    ratio = None if decay is None else decay / steps
+    section = LRSchedulerSection(warmup_steps=warmup, decay_ratio=ratio, decay_type=decay_type, min_lr_factor=floor)
+    decay = steps - warmup if decay is None else decay
     expected = [(step + 1) / warmup for step in range(warmup)] + [1.0] * (steps - warmup - decay)
     for left in range(decay, 0, -1):  # remaining steps, including this one
         expected.append(floor + (1 - floor) * DECAYS[decay_type](left / decay))
@@ -142,28 +123,13 @@ def test_vectors_scalars_and_biases_do_not_decay_by_default() -> None:
     assert [group.as_dict(0.1)["lr"] for group in groups] == [0.1, 0.1]
 
 
-def decay_under_fsdp() -> tuple[dict[str, float], list[int]]:
-    """Return the decay by name for the same model under FSDP, and the shape of this rank's shard of the stacked experts."""
-    dist.init_process_group("gloo")
-    try:
-        model = Varied()
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        fully_shard(model, mesh=mesh, ignored_params={model.temperature})  # FSDP does not shard scalars
-        groups = grouped(model.named_parameters(), OptimizerSection(lr=0.1, weight_decay=0.2))
-        return decay_by_name(groups), list(model.experts.to_local().shape)  # type: ignore[operator]
-    finally:
-        dist.destroy_process_group()
+OPTIMIZERS = {optimizer.name: optimizer.build.load() for optimizer in titan_optimizers()}
 
 
-def test_decay_does_not_depend_on_sharding(gloo: GlooPool) -> None:
-    for decay, local in gloo.run(2, decay_under_fsdp):
-        assert decay == {**dict.fromkeys(DECAYED, 0.2), **dict.fromkeys(NOT_DECAYED, 0.0)}
-        assert local == [2, 3, 3]
-
-
-@pytest.mark.parametrize(("build", "cls"), [(build_adamw, torch.optim.AdamW), (build_adam, torch.optim.Adam)])
-def test_an_empty_param_groups_decays_everything_like_torch_and_torchtitan(build: Any, cls: Any) -> None:
-    """With ``optimizer.param_groups = []``. All other settings match torch's of the same names."""
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_empty_param_groups_decays_everything_like_torch_and_torchtitan(name: str) -> None:
+    """With ``optimizer.param_groups = []``. All other settings match those of torch's optimizer of this name."""
+    build, cls = OPTIMIZERS[name], getattr(torch.optim, name)
     section = OptimizerSection(lr=0.05, beta1=0.7, beta2=0.99, eps=1e-3, weight_decay=0.3, param_groups=[])
     results = []
     for ours in (True, False):
@@ -174,7 +140,7 @@ def test_an_empty_param_groups_decays_everything_like_torch_and_torchtitan(build
             if ours
             else cls(model.parameters(), lr=0.05, betas=(0.7, 0.99), eps=1e-3, weight_decay=0.3, foreach=False)
         )
-        assert len(optimizer.param_groups) == 1
+        assert isinstance(optimizer, cls) and len(optimizer.param_groups) == 1
         for step in range(4):
             model(torch.full((2, 3), 1.0 + step).cumsum(0).cumsum(1)).backward()
             optimizer.step()
@@ -183,10 +149,11 @@ def test_an_empty_param_groups_decays_everything_like_torch_and_torchtitan(build
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.parametrize("implementation", ["auto", "for-loop", "foreach", "fused"])
 @pytest.mark.parametrize("build", [build_adamw, build_adam])
-def test_a_step_follows_the_papers(build: Any) -> None:
+def test_a_step_follows_the_papers(build: Any, implementation: Any) -> None:
     """Compare with the formulas in double precision, for each setting and group."""
-    section = OptimizerSection(lr=0.05, beta1=0.6, beta2=0.95, eps=1e-2, weight_decay=0.3)
+    section = OptimizerSection(lr=0.05, beta1=0.6, beta2=0.95, eps=1e-2, weight_decay=0.3, implementation=implementation)
     matrix, gain = nn.Parameter(torch.tensor([[0.5, -2.0]])), nn.Parameter(torch.tensor([1.5]))
     optimizer = build(optimizer_context([("w", matrix), ("g", gain)], section))
     expected = {"w": matrix.detach().double(), "g": gain.detach().double()}
@@ -208,18 +175,6 @@ def test_a_step_follows_the_papers(build: Any) -> None:
         optimizer.step()
     torch.testing.assert_close(matrix.detach().double(), expected["w"], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gain.detach().double(), expected["g"], rtol=1e-5, atol=1e-6)
-
-
-def test_optimizers_have_torchs_names() -> None:
-    section = OptimizerSection()
-    made = {
-        optimizer.name: type(optimizer.build.load()(optimizer_context(module().named_parameters(), section)))
-        for optimizer in titan_optimizers()
-    }
-    torchs = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam}
-    assert all(issubclass(made[name], kind) for name, kind in torchs.items())
-    assert made.keys() == torchs.keys()
-    assert not issubclass(made["Adam"], torch.optim.AdamW)
 
 
 @pytest.mark.parametrize(
@@ -289,13 +244,13 @@ class WithExperts(SmallGPT):
         self.output.bias = nn.Parameter(torch.zeros(288))
 
 
-def roles() -> dict[str, tuple[str, tuple[int, ...]]]:
-    parameters = trained_parameters([part_of(WithExperts())])
+def roles(model: nn.Module) -> dict[str, tuple[str, tuple[int, ...]]]:
+    parameters = trained_parameters([part_of(model)])
     return {parameter.name: (parameter.role.value, tuple(parameter.shape)) for parameter in parameters}
 
 
 def test_each_parameter_has_a_role_by_layout_and_shape() -> None:
-    found = roles()
+    found = roles(WithExperts())
     assert found["embedding.token.weight"] == ("embedding", (288, 24))
     assert found["embedding.position.weight"] == ("embedding", (64, 24))
     assert found["blocks.0.attention.q.weight"] == ("hidden matrix", (24, 24))
@@ -307,50 +262,25 @@ def test_each_parameter_has_a_role_by_layout_and_shape() -> None:
     assert found.keys() == dict(WithExperts().named_parameters()).keys()
 
 
-def roles_under_fsdp() -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the roles for the same model under FSDP, in which every rank holds only a shard of each parameter."""
+def divided() -> tuple[dict[str, float], list[int], dict[str, tuple[str, tuple[int, ...]]]]:
+    """Under FSDP: return the decay by name, the shape of this rank's shard of the stacked experts, and roles and shapes."""
     dist.init_process_group("gloo")
     try:
-        model = WithExperts()
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        for block in model.blocks:
+        model, whole = Varied(), WithExperts()
+        fully_shard(model, mesh=mesh, ignored_params={model.temperature})  # FSDP does not shard scalars
+        groups = grouped(model.named_parameters(), OptimizerSection(lr=0.1, weight_decay=0.2))
+        for block in whole.blocks:
             fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        parameters = trained_parameters([part_of(model)])
-        return {parameter.name: (parameter.role.value, tuple(parameter.shape)) for parameter in parameters}
+        fully_shard(whole, mesh=mesh)
+        return decay_by_name(groups), list(model.experts.to_local().shape), roles(whole)  # type: ignore[operator]
     finally:
         dist.destroy_process_group()
 
 
-def test_roles_and_shapes_do_not_depend_on_the_mesh(gloo: GlooPool) -> None:
-    assert gloo.run(2, roles_under_fsdp) == [roles()] * 2
-
-
-@pytest.mark.parametrize("implementation", ["auto", "for-loop", "foreach", "fused"])
-@pytest.mark.parametrize("build", [build_adamw, build_adam])
-def test_implementations_agree(implementation: str, build: Any) -> None:
-    results = []
-    for chosen in (implementation, "for-loop"):
-        torch.manual_seed(0)
-        model = nn.Linear(4, 4)
-        section = OptimizerSection(lr=0.1, implementation=chosen)  # type: ignore[arg-type]
-        optimizer = build(optimizer_context(model.named_parameters(), section))
-        for _ in range(3):
-            model(torch.ones(2, 4)).pow(2).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        results.append(model.weight.detach())
-    torch.testing.assert_close(*results)
-
-
-@pytest.mark.parametrize(("size", "limit"), [(0.3, 1.0), (1.0, 1.0), (3.0, 1.0), (3.0, 0.5), (3.0, 10.0)])
-def test_clipping_scales_down_only_gradients_above_the_limit(size: float, limit: float) -> None:
-    gradient = torch.tensor([0.6, 0.8]) * size
-    clipped = gradient.clone()
-    clip_gradients({1: [clipped]}, torch.tensor(size), limit)
-    torch.testing.assert_close(clipped, gradient * min(1.0, limit / size), rtol=1e-5, atol=0)
-    if size < limit:
-        assert torch.equal(clipped, gradient)
+def test_decay_roles_and_shapes_do_not_depend_on_sharding(gloo: GlooPool) -> None:
+    decay = {**dict.fromkeys(DECAYED, 0.2), **dict.fromkeys(NOT_DECAYED, 0.0)}
+    assert gloo.run(2, divided) == [(decay, [2, 3, 3], roles(WithExperts()))] * 2
 
 
 def test_norm_and_clipping_equal_torchs_on_one_device() -> None:

@@ -128,22 +128,6 @@ def test_a_source_of_ten_thousand_million_documents_is_read_at_once() -> None:
     assert seconds(10**10) < seconds(1000) + 0.5  # a stored order of 1e10 takes 80 GB and minutes
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 3])
-def test_small_corpora_have_an_order(size: int) -> None:
-    class Letters:
-        def __len__(self) -> int:
-            return size
-
-        def text(self, index: int) -> str:
-            return "abc"[index]
-
-    for epoch in range(4):
-        source = ShuffledDocuments(Letters(), 1)
-        assert sorted(map(str, source.shard(0, 1, epoch))) == list("abc")[:size]
-        halves = [list(map(str, source.shard(index, 2, epoch))) for index in range(2)]
-        assert sorted(halves[0] + halves[1]) == list("abc")[:size]
-
-
 def chi_square(counts: Any) -> float:
     """Return the chi-square statistic of equal frequencies, in standard deviations from its mean."""
     counts = numpy.asarray(counts, float)

@@ -17,7 +17,7 @@ from harness.jobs import make_job
 from titan_core.api import JobMesh, MeshDim, MeshPlan, MeshView, UserError
 from titan_core.api.parallel.mesh import STANDARD_DIMS
 from titan_core.loop.world import _replica_group, join_world, require_own_gpu
-from titan_core.toolkit.device import attention_kernels, choose_device
+from titan_core.toolkit.device import attention_kernels, backend_for, choose_device
 from titan_core.torch_private import process_groups
 
 
@@ -87,13 +87,17 @@ def test_a_rank_uses_the_gpu_of_its_number_or_the_only_one(
 ) -> None:
     gpus.count = count
     monkeypatch.setenv("LOCAL_RANK", str(local_rank))
-    assert choose_device("auto") == torch.device("cuda", index)
+    assert choose_device("auto") == choose_device("cuda") == torch.device("cuda", index)
     assert gpus.chosen == index
 
 
-def test_more_ranks_than_gpus_are_refused(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_ranks_than_gpus_are_refused_and_a_gpu_where_there_is_none(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(UserError, match="local rank 2: this machine has only 2 CUDA devices"):
+        choose_device("cuda")
+    gpus.count = 0
+    assert choose_device("auto") == torch.device("cpu")
+    with pytest.raises(UserError, match="torch finds no CUDA device"):
         choose_device("cuda")
 
 
@@ -116,7 +120,7 @@ def test_the_users_setting_of_the_allocator_stays(gpus: Any, monkeypatch: pytest
 
 
 def test_the_allocator_is_not_configured_for_a_job_on_the_cpu(gpus: Any) -> None:
-    choose_device("cpu")
+    assert choose_device("cpu") == torch.device("cpu") and backend_for(torch.device("cpu")) == "gloo"
     assert "PYTORCH_ALLOC_CONF" not in os.environ
 
 
@@ -210,13 +214,8 @@ def test_the_order_of_attention_kernels_is_fixed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capability: tuple[int, int], first: list[str]
 ) -> None:
     def state() -> tuple[Any, ...]:
-        cuda = torch.backends.cuda
-        enabled = (
-            cuda.cudnn_sdp_enabled(),
-            cuda.flash_sdp_enabled(),
-            cuda.mem_efficient_sdp_enabled(),
-            cuda.math_sdp_enabled(),
-        )
+        kernels = ("cudnn", "flash", "mem_efficient", "math")
+        enabled = [getattr(torch.backends.cuda, f"{kernel}_sdp_enabled")() for kernel in kernels]
         return *enabled, torch._C._get_sdp_priority_order()
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)

@@ -15,6 +15,7 @@ from titan_core.api import CorruptRecord, TextTokenizer, UserError
 from titan_core.api.data.dataset import ReadPolicy
 from titan_core.data.buffered_shuffle import BufferedShuffle
 from titan_core.data.tokens import TokenStream
+from titan_core.toolkit import reading
 from titan_core.toolkit.reading import DocumentReader, is_transient
 
 
@@ -85,12 +86,6 @@ def test_other_errors_are_not_transient(error: Exception) -> None:
         DocumentReader(ReadPolicy(retries=2, first_wait=0.0), "letters").next(Failing({1: error}))
 
 
-def test_a_permanently_unreadable_source_is_one_clear_error() -> None:
-    reader = DocumentReader(ReadPolicy(retries=2, first_wait=0.0), "letters")
-    with pytest.raises(UserError, match="dataset 'letters': cannot be read after 2 retries: TimeoutError: slow"):
-        reader.next(Failing({number: TimeoutError("slow") for number in (1, 2, 3)}))
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_corrupt_records_are_counted_and_skipped_or_end_the_job(workers: int) -> None:
     source = letters("3,!,5,!,2,9,4,4,7,7", seed=4)  # in this order, both corrupt records are among the first
@@ -140,16 +135,6 @@ def test_empty_documents_are_skipped_and_counted(workers: int, caplog: pytest.Lo
         assert "dataset 'letters': skipping documents without text; 1 so far" in caplog.text
 
 
-@pytest.mark.parametrize("on_end", ["repeat", "stop"])
-def test_a_dataset_of_empty_documents_is_refused(on_end: str) -> None:
-    (loader,) = loaders_of(stream(letters("0,0,0,0"), plan=plan(1, global_size=2, shards=2), on_end=on_end))
-    with pytest.raises(
-        UserError, match=r"dataset 'letters': all 2 documents of logical shard 0 of 2 are empty; check data.tex"
-    ):
-        loader.next_step()
-    loader.close()
-
-
 class Broken:
     """Fails ``times`` times before each document."""
 
@@ -187,3 +172,12 @@ def test_retry_delays_double_and_retries_are_limited(times: int, waits: list[flo
     else:
         assert reader.next(Broken(times)) == "text"  # type: ignore[arg-type]
         assert waited == waits
+
+
+def test_retry_delays_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    reader = DocumentReader(ReadPolicy(retries=20, first_wait=3600.0 * 24 * 30), "d")
+    monkeypatch.setattr(reader.stopped, "wait", waits.append)
+    with pytest.raises(UserError, match="after 20 retries"):
+        reader.next(Broken(21))  # type: ignore[arg-type]
+    assert waits == [reading.LONGEST_WAIT] * 20

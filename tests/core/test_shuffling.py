@@ -44,44 +44,6 @@ def test_a_shuffle_buffer_is_restored_exactly() -> None:
         assert list(third) == whole[done:]
 
 
-def test_epochs_have_the_same_documents_in_different_orders() -> None:
-    def order(seed: int, epoch: int) -> list[Any]:
-        spec = letters(",".join(map(str, range(50))), seed=seed)
-        return list(spec.build.load()(spec.context).shard(0, 1, epoch))
-
-    assert order(0, 0) != order(0, 1)
-    assert sorted(order(0, 0)) == sorted(order(0, 1))
-    assert order(0, 0) != order(1, 0)
-
-
-def test_shards_take_every_nth_document_of_an_epoch() -> None:
-    source: Any = ShuffledDocuments(Letters(["1"] * 20, 40), seed=3)
-    order = shuffled(20, 3, 2)
-    expected = [chr(40 + index) for index in order]
-    assert list(source.shard(0, 1, 2)) == expected
-    for shard in range(3):
-        assert list(source.shard(shard, 3, 2)) == expected[shard::3]
-
-
-def test_a_long_shard_is_read_and_restored_in_any_of_its_blocks() -> None:
-    """Documents are looked up in blocks of 4,096 positions."""
-
-    class Numbers:
-        def __len__(self) -> int:
-            return 25_000
-
-        def text(self, index: int) -> str:
-            return str(index)
-
-    source = ShuffledDocuments(Numbers(), seed=3)
-    whole = list(source.shard(1, 2, 0))
-    assert sorted(map(int, whole + list(source.shard(0, 2, 0)))) == list(range(25_000))
-    shard = source.shard(1, 2, 0)
-    for done in (12_000, 0, 4095, 4096, 4097, 8192, 12_499):
-        shard.load_state_dict({"next": done})
-        assert next(shard) == whole[done]
-
-
 def test_a_blocks_order_depends_on_its_number() -> None:
     got = [int(text) for text in BufferedShuffle(Plain(6), 4, (7, 1))]  # type: ignore[call-overload]
     orders = [numpy.random.default_rng([7, 1, block]).permutation(size) for block, size in ((0, 4), (1, 2))]
@@ -145,11 +107,3 @@ def test_document_order_depends_on_seed_and_epoch() -> None:
 
     assert len({tuple(order(seed, epoch)) for seed in range(2) for epoch in range(3)}) == 6
     assert order(1, 2) == [source.text(index) for index in shuffled(8, 1, 2)]
-
-
-def test_a_mixture_depends_on_its_seed_and_keeps_its_shares() -> None:
-    def chosen(seed: int) -> list[int]:
-        return [Mixture([3.0, 0.0, 1.0], seed).dataset_of(number) for number in range(64)]
-
-    assert len({tuple(chosen(seed)) for seed in range(8)}) == 8
-    assert [chosen(0).count(dataset) for dataset in range(3)] == [48, 0, 16]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from harness.objectives import OfTargets
 from harness.one_of_many import CPU, OneOfMany
-from titan_core.api import Batch, SharedRequest, StepInput, UserError, Vocabulary, World
+from titan_core.api import Batch, SharedRequest, StepInput, Vocabulary, World
 from titan_core.api.config.sections import TrainingSection, ValidationSection
 from titan_core.api.parallel.step import GradientAccumulation
 from titan_core.api.training.batch import IGNORE
@@ -25,7 +25,6 @@ from titan_core.loop.validation import Validation
 from titan_core.model.next_token import NextToken
 from titan_core.runlog import time_by_cause
 from titan_core.runlog.time_by_cause import Stopwatch
-from titan_core.toolkit.device import backend_for, choose_device
 
 
 def test_the_loss_is_a_sum_in_fp32_over_what_is_a_target() -> None:
@@ -64,26 +63,6 @@ def test_microbatches_add_up_to_the_mean_over_the_global_batch() -> None:
     assert module.weight.grad.item() == 8.0 / 4
     assert run.evaluate(StepInput(batches, 1, 0)).item() == 16.0
     assert module.weight.grad.item() == 8.0 / 4
-
-
-def test_the_device_is_the_one_that_is_wanted_and_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine of two made-up GPUs, and on one of none."""
-    chosen: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert choose_device("cpu") == CPU
-    assert choose_device("auto") == choose_device("cuda") == torch.device("cuda", 1)
-    assert chosen == [torch.device("cuda", 1)] * 2
-    monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(UserError, match="local rank 2: this machine has only 2 CUDA devices"):
-        choose_device("auto")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose_device("auto") == CPU
-    with pytest.raises(UserError, match="torch finds no CUDA device"):
-        choose_device("cuda")
-    assert (backend_for(CPU), backend_for(torch.device("cuda"))) == ("gloo", "cpu:gloo,cuda:nccl")
 
 
 @pytest.fixture

@@ -104,9 +104,7 @@ def test_a_replica_without_a_target_in_a_step_learns_nothing(monkeypatch: pytest
 
     monkeypatch.setattr(batches, "_batch", without_targets)
     monkeypatch.setattr(
-        Lookahead,
-        "take",
-        lambda self: replace(look(self), num_targets=100, weight=100.0, replica_weight=0.0),
+        Lookahead, "take", lambda self: replace(look(self), num_targets=100, weight=100.0, replica_weight=0.0)
     )
     record = run_recipe("tiny", {**TINY, "training.steps": 1, "optimizer.weight_decay": 0.0}, weights=True)
     assert record.losses == [0.0]
@@ -116,7 +114,7 @@ def test_a_replica_without_a_target_in_a_step_learns_nothing(monkeypatch: pytest
 
 def test_a_dataset_of_empty_texts_is_an_error_and_not_a_loss_of_zero(in_tmp: Path) -> None:
     settings = {**TINY, "training.dataset": "letters"}
-    with pytest.raises(UserError, match=r"dataset 'letters': all \d+ documents of logical shard \d of 4 are empty"):
+    with pytest.raises(UserError, match=r"dataset 'letters': all \d+ documents of logical shard .* are empty; check data"):
         run_recipe("tiny", {**settings, "training.dataset_path": ",".join(["0"] * 20)})
     run_recipe("tiny", {**settings, "training.dataset_path": ",".join(["0", "30"] * 10), "job.dump_folder": "some"})
     last = json.loads((in_tmp / "some/metrics.jsonl").read_text().splitlines()[-1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 import transformers
 from pydantic import ValidationError
-from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from harness.rope_spellings import KINDS, SIZES, read_and_written
@@ -56,34 +54,6 @@ def test_the_table_equals_that_of_transformers_at_every_position(name: str) -> N
         cos, sin = theirs(torch.zeros(()), positions[None])
         torch.testing.assert_close(ours[positions, 0], cos[0, :, :half], rtol=0, atol=1e-6)
         torch.testing.assert_close(ours[positions, 1], sin[0, :, :half], rtol=0, atol=1e-6)
-
-
-def exact_frequencies(args: LlamaArgs) -> Tensor:
-    """Compute the frequencies in double precision: long waves are divided, short ones kept, the others blended."""
-    values = []
-    for index in range(args.head_dim // 2):
-        frequency = args.rope_theta ** (-2 * index / args.head_dim)
-        if (scaling := args.rope_scaling) is not None:
-            turns = scaling.original_max_seq_len * frequency / (2 * math.pi)
-            share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-            share = min(1.0, max(0.0, share))
-            frequency = (1 - share) * frequency / scaling.factor + share * frequency
-        values.append(frequency)
-    return torch.tensor(values, dtype=torch.float64)
-
-
-@pytest.mark.parametrize("name", distinct())
-def test_the_table_stays_within_the_rounding_of_fp32_angles(name: str) -> None:
-    args = distinct()[name]
-    table = rope_table(args)
-    frequencies = exact_frequencies(args)
-    positions = torch.cat([torch.arange(0, args.max_seq_len, 61), torch.tensor([args.max_seq_len - 1])])
-    angles = torch.outer(positions.double(), frequencies)
-    # A frequency is rounded a few times (power, reciprocal, blend), and the angle once more.
-    bound = 8 * 2.0**-24 * angles + 1e-7
-    ours = table[positions].double()
-    assert ((ours[:, 0] - angles.cos()).abs() <= bound).all()
-    assert ((ours[:, 1] - angles.sin()).abs() <= bound).all()
 
 
 def test_bands_of_frequencies_must_be_in_order() -> None:

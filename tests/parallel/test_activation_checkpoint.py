@@ -32,6 +32,9 @@ TINY: dict[str, object] = {
 }
 
 
+SELECTIVE = {"activation_checkpoint.mode": "selective"}
+
+
 class CountMatmuls(TorchDispatchMode):
     """Counts matmuls and attention calls."""
 
@@ -66,27 +69,19 @@ def costs(overrides: dict[str, object]) -> tuple[int, int, int]:
         return sum(kept.values()), count.matmuls, count.attention
 
 
-def test_full_recomputes_every_block_and_two_every_second_block(in_tmp: Path) -> None:
+def test_each_mode_recomputes_what_it_says(in_tmp: Path) -> None:
+    """Selective recomputation keeps attention and half of the matmuls."""
     bytes_none, matmuls_none, attention_none = costs({})
     bytes_full, matmuls_full, attention_full = costs({"activation_checkpoint.mode": "full"})
-    half = {"activation_checkpoint.mode": "selective", "activation_checkpoint.selective_ac_option": "2"}
-    bytes_half, matmuls_half, attention_half = costs(half)
-    assert (attention_none, attention_half, attention_full) == (4, 6, 8)
+    _, matmuls_selective, attention_selective = costs(SELECTIVE)
+    by_block = {n: costs({**SELECTIVE, "activation_checkpoint.selective_ac_option": str(n)}) for n in (2, 3, 4)}
+    bytes_half, matmuls_half, _ = by_block[2]
+    assert (attention_none, attention_full, attention_selective) == (4, 8, 4)
+    assert [attention for _, _, attention in by_block.values()] == [6, 6, 5]  # two blocks, the first and the fourth, one
     assert matmuls_none < matmuls_half < matmuls_full
+    assert matmuls_none < matmuls_selective < matmuls_full
     assert bytes_full < bytes_half < bytes_none
     assert bytes_full < 0.3 * bytes_none
-    third = {**half, "activation_checkpoint.selective_ac_option": "3"}
-    assert costs(third)[2] == 6  # the first and the fourth block
-    fourth = {**half, "activation_checkpoint.selective_ac_option": "4"}
-    assert costs(fourth)[2] == 5  # the first block alone
-
-
-def test_selective_keeps_attention_and_half_of_the_matmuls(in_tmp: Path) -> None:
-    _, matmuls_none, attention_none = costs({})
-    _, matmuls_full, _ = costs({"activation_checkpoint.mode": "full"})
-    _, matmuls, attention = costs({"activation_checkpoint.mode": "selective"})
-    assert attention == attention_none
-    assert matmuls_none < matmuls < matmuls_full
 
 
 class CountCalls(TorchDispatchMode):
@@ -122,17 +117,11 @@ def silu_calls(overrides: dict[str, object], transforms: tuple[str, ...] = (), b
         return count.calls
 
 
-SELECTIVE = {"activation_checkpoint.mode": "selective"}
-
-
-def test_plugins_add_operators_to_keep(in_tmp: Path) -> None:
+def test_plugins_add_operators_to_keep_or_choose_a_policy_for_each_block(in_tmp: Path) -> None:
     assert silu_calls({}) == 4
     assert silu_calls(SELECTIVE) == 8
     assert silu_calls(SELECTIVE, ("saves_silu",)) == 4
     assert silu_calls(SELECTIVE, by_layout="aten::silu") == 4
-
-
-def test_plugins_choose_a_policy_for_each_block(in_tmp: Path) -> None:
     assert silu_calls(SELECTIVE, ("policies",)) == 4 + 2
 
 

@@ -208,30 +208,6 @@ def test_a_bad_record_on_one_rank_is_the_same_clear_error_on_all(gloo: GlooPool,
     assert "no letters" in messages[0]
 
 
-def local_bytes(folder: str) -> tuple[int, int]:
-    """Return the bytes of this rank's parameters, and of the whole model's."""
-    from titan_core.api import hookimpl
-    from titan_core.loop.training import train
-
-    os.chdir(folder)
-    sizes = []
-
-    class Count:
-        @hookimpl
-        def titan_train_start(self, run: object) -> None:
-            parameters = list(run.parts[0].module.parameters())  # type: ignore[attr-defined]
-            sizes.append(sum(p.to_local().numel() * p.element_size() for p in parameters))
-            sizes.append(sum(p.numel() * p.element_size() for p in parameters))
-
-    train(make_job("tiny", {**TINY, "training.steps": 1}), [Count()])
-    return sizes[0], sizes[1]
-
-
-def test_each_rank_holds_its_share(gloo: GlooPool, tmp_path: Path) -> None:
-    for mine, whole_model in gloo.run(4, local_bytes, str(tmp_path)):
-        assert mine <= 0.27 * whole_model
-
-
 def different_seeds(folder: str) -> str:
     os.chdir(folder)
     try:

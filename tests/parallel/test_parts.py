@@ -3,84 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness.jobs import make_job
-from titan_core.api import Batch, ModelLayout, ModelPart, UserError, Vocabulary
+from titan_core.api import ModelLayout, ModelPart, UserError, Vocabulary
 from titan_core.model.next_token import NextToken
 from titan_core.model.part_guard import PartGuard
 from titan_core.plugins.registry import Components
 from titan_parallel.activation_checkpoint import Selection
-from titan_parallel.context_parallel import HeadAndTail
-from titan_parallel.hints import divisors
 from titan_parallel.pipeline import _stage
-from titan_parallel.pipeline_plan import _extra_layers, _rank_of, microbatches_of
+from titan_parallel.pipeline_plan import _extra_layers
 from titan_parallel.split_backward_contexts import contexts
 
-# -- numbers
-
-
-@pytest.mark.parametrize(("number", "expected"), [(1, [1]), (7, [1, 7]), (12, [1, 2, 3, 4, 6, 12])])
-def test_divisors(number: int, expected: list[int]) -> None:
-    assert divisors(number) == expected
-
-
-# -- context parallelism
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_rank_has_a_chunk_from_the_front_and_its_mirror_from_the_back(size: int) -> None:
-    seq = 2 * size * 2
-    tokens = torch.arange(2 * seq).view(2, seq)
-    documents = torch.arange(seq).div(3, rounding_mode="floor").expand(2, -1)
-    shares = [HeadAndTail(rank, size)(Batch(tokens, tokens + 1, documents=documents)) for rank in range(size)]
-    for rank, share in enumerate(shares):
-        head, tail = 2 * rank, seq - 2 * rank - 2
-        expected = [head, head + 1, tail, tail + 1]
-        assert share.positions is not None
-        assert share.positions.tolist() == [expected, expected]
-        assert torch.equal(share.tokens, tokens[:, expected])
-        assert torch.equal(share.targets, share.tokens + 1)
-        assert share.documents is documents
-    assert sorted(torch.cat([share.tokens for share in shares], 1)[0].tolist()) == tokens[0].tolist()
-
-
-def test_positions_may_restart_with_each_document() -> None:
-    tokens, positions = torch.arange(8)[None], torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2]])
-    share = HeadAndTail(1, 2)(Batch(tokens, tokens, positions=positions))
-    assert share.positions is not None
-    assert share.positions.tolist() == [[2, 0, 1, 0]]
-
-
 # -- pipelines
-
-
-@pytest.mark.parametrize(
-    ("stages", "ranks", "order", "holders"),
-    [
-        (2, 2, "loop", (0, 1)),
-        (6, 2, "loop", (0, 1, 0, 1, 0, 1)),
-        (6, 3, "v", (0, 1, 2, 2, 1, 0)),
-        (5, 2, "loop", (0, 1, 0, 1, 0)),
-    ],
-)
-def test_stages_go_round_the_ranks_or_back_and_forth(stages: int, ranks: int, order: Any, holders: tuple[int, ...]) -> None:
-    assert _rank_of(stages, ranks, order) == holders
-
-
-@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
-def test_microbatches_hold_each_sequence_once(microbatches: int, pieces: int, size: int) -> None:
-    keys = SimpleNamespace(pipeline_parallel_microbatch_size=size)
-    batch = SimpleNamespace(microbatches=microbatches, local_size=pieces * size)
-    job: Any = SimpleNamespace(batch=batch, section=lambda cls: keys)
-    assert microbatches_of(job) * size == microbatches * pieces * size
 
 
 def test_the_head_counts_by_its_operations_and_the_embedding_as_half() -> None:
