@@ -84,10 +84,7 @@ def test_a_branch_of_a_finished_or_stopped_run_trains_further(in_tmp: Path) -> N
 
 
 REFUSED: dict[str, tuple[list[object], str]] = {
-    "not saved": (
-        [RUN, "--at", 4],
-        "--at 4: outputs/tiny/checkpoint has no checkpoint of this step; saved: 3, 6, 8; choose",
-    ),
+    "not saved": ([RUN, "--at", 4], "--at 4: outputs/tiny/checkpoint has no checkpoint of this step; saved: 3, 6, 8;"),
     "no run": (["outputs", "--at", 3], "run 'outputs': has no config.toml; pass a run's directory"),
     "no folder": (["nothing", "--at", 3], "run 'nothing': no such directory"),
     "not new": ([RUN, "--at", 3, "--to", "outputs"], "outputs: already exists and is not empty; choose a new folder"),

@@ -122,10 +122,7 @@ LIES: dict[str, tuple[Callable[[Metadata], Any], str]] = {
         lambda m: [setattr(i, "transform_descriptors", ["stream.zstd"]) for i in infos(m)],
         "norm.weight is stored with a transform (['stream.zstd']), which is not supported",
     ),
-    "another": (
-        lambda m: [setattr(i, "offset", next(j.offset for j in others(m))) for i in infos(m)],
-        "__0_0.distcp: ",
-    ),
+    "another": (lambda m: [setattr(i, "offset", next(j.offset for j in others(m))) for i in infos(m)], "__0_0.distcp: "),
     "nowhere": (
         lambda m: [m.storage_data.pop(k) for k in list(m.storage_data) if k.fqn == "norm.weight"],
         "does not locate",

@@ -206,13 +206,9 @@ time.sleep(1000)
 
 def test_it_ends_with_its_parent(in_tmp: Path) -> None:
     overrides = {
-        **TINY,
-        "model.name": "packed",
-        "model.flavor": "tiny",
-        "model.args": "{}",
-        "training.steps": 1,
+        **TINY, "model.name": "packed", "model.flavor": "tiny", "model.args": "{}", "training.steps": 1,
         "checkpoint.enable": "true",
-    }
+    }  # fmt: skip
     run_recipe("tiny", {**overrides, "job.dump_folder": "run"})
     data = Path("run/checkpoint/step-1/data-00000.bin")
     data.unlink()

@@ -22,16 +22,10 @@ from titan_core.api import UserError, hookimpl
 
 ARGS = "{dim = 32, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 48%s}"
 TINY: dict[str, object] = {
-    "model.args": ARGS % "",
-    "training.seq_len": 16,
-    "training.local_batch_size": 2,
-    "training.global_batch_size": 2,
-    "training.steps": 2,
-    "checkpoint.enable": "true",
-    "checkpoint.interval": 1,
-    "job.device": "cpu",
+    "model.args": ARGS % "", "training.seq_len": 16, "training.local_batch_size": 2, "training.global_batch_size": 2,
+    "training.steps": 2, "checkpoint.enable": "true", "checkpoint.interval": 1, "job.device": "cpu",
     "job.dump_folder": "run",
-}
+}  # fmt: skip
 WEIGHTS = {"checkpoint.initial_load_path": "run/checkpoint/step-2", "job.dump_folder": "other", "training.steps": 1}
 
 

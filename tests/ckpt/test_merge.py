@@ -16,16 +16,10 @@ from titan_ckpt.format.chunks import read_whole
 from titan_core.cli.main import main
 
 TINY: dict[str, object] = {
-    "model.args": "{dim = 32, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}",
-    "training.seq_len": 16,
-    "training.local_batch_size": 2,
-    "training.steps": 6,
-    "checkpoint.enable": "true",
-    "checkpoint.interval": 2,
-    "checkpoint.keep_latest_k": 0,
-    "job.device": "cpu",
-    "job.dump_folder": "run",
-}
+    "model.args": "{dim = 32, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}", "training.seq_len": 16,
+    "training.local_batch_size": 2, "training.steps": 6, "checkpoint.enable": "true", "checkpoint.interval": 2,
+    "checkpoint.keep_latest_k": 0, "job.device": "cpu", "job.dump_folder": "run",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

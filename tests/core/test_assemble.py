@@ -96,10 +96,7 @@ def test_any_dimension_may_take_the_remaining_ranks() -> None:
         ({"training.dataset_path": "here"}, r"dataset 'stdlib' takes no path"),
         ({"validation.enable": "true"}, r"validation\.dataset = \"\": is required; set it to the dataset to validate on"),
         ({"model.tokenizer_path": "here"}, r"tokenizer 'byte' takes no file"),
-        (
-            {"optimizer.param_groups": "[{pattern = 'a'}, {pattern = 'a'}]"},
-            r"contains a pattern twice",
-        ),
+        ({"optimizer.param_groups": "[{pattern = 'a'}, {pattern = 'a'}]"}, r"contains a pattern twice"),
     ],
 )
 def test_invalid_jobs_are_refused(overrides: dict[str, object], message: str) -> None:

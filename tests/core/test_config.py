@@ -29,21 +29,9 @@ def load(text: str, tmp_path: Path, *overrides: str):  # type: ignore[no-untyped
     [
         ("[training]\nsteps = 5\nsteps =\n", [], r"my\.toml:3: not valid TOML: .*fix this line: steps ="),
         ("[training]\nstepz = 5", [], r"my\.toml: training\.stepz = 5: unknown key; did you mean 'steps'\?"),
-        (
-            "[training]\nsteps = 'many'",
-            [],
-            r"my\.toml: training\.steps = \"many\": must be a whole number, greater than 0 and at most 1000000000",
-        ),
-        (
-            "[training]\nsteps = 2.5",
-            [],
-            r"training\.steps = 2\.5: must be a whole number, greater than 0 and at most 1000000000",
-        ),
-        (
-            "[training]\nsteps = true",
-            [],
-            r"training\.steps = true: must be a whole number, greater than 0 and at most 1000000000",
-        ),
+        ("[training]\nsteps = 'many'", [], r"my\.toml: training\.steps = \"many\": must be a whole number, greater than 0"),
+        ("[training]\nsteps = 2.5", [], r"training\.steps = 2\.5: must be a whole number, greater than 0"),
+        ("[training]\nsteps = true", [], r"training\.steps = true: must be a whole number, greater than 0"),
         ("[training]\nsteps = 0", [], r"training\.steps = 0: must be greater than 0"),
         ("[training]\non_nan = 'pray'", [], r"training\.on_nan = \"pray\": must be 'stop', 'skip', 'warn' or 'ignore'"),
         ("[trainin]\nsteps = 5", [], r"\[trainin\]: no installed plugin owns this section; did you mean 'training'"),
@@ -54,11 +42,7 @@ def load(text: str, tmp_path: Path, *overrides: str):  # type: ignore[no-untyped
             [],
             r"param_groups\[0\]\.patern = \"\*\": unknown key; did you mean 'patt",
         ),
-        (
-            "",
-            ["--training.steps", "x"],
-            r"command line: training\.steps = \"x\": must be a whole number, greater than 0 and at most 1000000000",
-        ),
+        ("", ["--training.steps", "x"], r"command line: training\.steps = \"x\": must be a whole number, greater than 0"),
         ("", ["--training.stepz=3"], r"command line: training\.stepz = 3: unknown key"),
         ("", ["--traning.steps", "3"], r"command line: --traning\.\*: no installed plugin owns this section"),
         ("", ["--training.deterministic"], r"command line: --training\.deterministic: needs a value"),
@@ -147,11 +131,7 @@ def test_a_section_of_a_missing_plugin_is_omitted_if_the_recipe_says_so(tmp_path
 
 @pytest.mark.parametrize(
     ("text", "overrides"),
-    [
-        (OPTIONAL.replace("'wings', ", ""), []),
-        (OPTIONAL, ["--wings.span", "4"]),
-        (OPTIONAL, ["--plugins.optional", "[]"]),
-    ],
+    [(OPTIONAL.replace("'wings', ", ""), []), (OPTIONAL, ["--wings.span", "4"]), (OPTIONAL, ["--plugins.optional", "[]"])],
 )
 def test_it_is_an_error_otherwise_and_if_the_command_line_sets_it(tmp_path: Path, text: str, overrides: list[str]) -> None:
     with pytest.raises(UserError, match="no installed plugin owns this section"):

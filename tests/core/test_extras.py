@@ -13,16 +13,7 @@ from harness.jobs import TINY, make_job
 from harness.letters import letters, stream
 from harness.loaders import close, loaders_of, merged, plan
 from harness.tagged import FIELDS, Tagged
-from titan_core.api import (
-    Batch,
-    DatasetContext,
-    ExtraField,
-    Objective,
-    Problem,
-    Ref,
-    UserError,
-    WeightedTokens,
-)
+from titan_core.api import Batch, DatasetContext, ExtraField, Objective, Problem, Ref, UserError, WeightedTokens
 from titan_core.api.data.dataset import DatasetSpec, StreamSpec
 from titan_core.data.witness import digest_of
 from titan_core.job.data_plan import check_extras

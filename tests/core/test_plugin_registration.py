@@ -87,10 +87,7 @@ def test_no_hook_may_return_none(hook: str, tmp_path: Path, monkeypatch: pytest.
     [
         (TRANSFORM.format(active="Ref('odd:yes')", more=""), "whose active is a Ref; it must be a plain function"),
         (TRANSFORM.format(active="True", more=""), "whose active is True, not a function"),
-        (
-            TRANSFORM.format(active="yes", more=", mesh=MeshUse(sums='fsdp')"),
-            "whose mesh.sums is 'fsdp', not a tuple of str",
-        ),
+        (TRANSFORM.format(active="yes", more=", mesh=MeshUse(sums='fsdp')"), "mesh.sums is 'fsdp', not a tuple of str"),
         (TRANSFORM.format(active="yes", more=", serves=(1,)"), "whose serves contains 1, not a str"),
         (TRANSFORM.format(active="yes", more=", mesh=MeshUse(dims=('x',))"), "whose mesh.dims contains 'x', not a MeshDim"),
         (TRANSFORM.format(active="yes", more="").replace("Phase.DATA", "7"), "whose phase is 7, not a Phase"),

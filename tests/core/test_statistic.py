@@ -15,13 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from harness.counted_gpt import COUNTED, SHAPES, Counted, expected
 from harness.small_gpt import VOCAB
 from titan_core.api import Batch, ModelPart, StepInput, UserError, add_statistic
-from titan_core.api.parallel.microbatch import (
-    AuxiliaryLosses,
-    Microbatch,
-    StepCounts,
-    current_microbatch,
-    microbatch_scope,
-)
+from titan_core.api.parallel.microbatch import AuxiliaryLosses, Microbatch, StepCounts, current_microbatch, microbatch_scope
 from titan_core.api.parallel.step import GradientAccumulation, shape_inference
 from titan_core.loop.losses import StatisticSums
 from titan_core.model.loss_head import attach

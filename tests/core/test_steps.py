@@ -122,16 +122,6 @@ def test_an_abandoned_step_is_computed_again_with_the_same_data(in_tmp: Path, mo
     found = run_recipe("tiny", {**TINY, "metrics.log_freq": 1}, weights=True, observers=[watches])
     assert (found.losses, found.grad_norms, found.targets) == (expected.losses, expected.grad_norms, expected.targets)
     assert all(torch.equal(weight, expected.final[name]) for name, weight in found.final.items())
-    again = [
-        "start 2",
-        "cancelled 2",
-        "start 2",
-        "end 2",
-        "start 3",
-        "cancelled 3",
-        "start 3",
-        "cancelled 3",
-        "start 3",
-        "end 3",
-    ]
-    assert watches.events == ["start 1", "end 1", *again, "start 4", "end 4"]
+    second = ["start 2", "cancelled 2", "start 2", "end 2"]
+    third = ["start 3", "cancelled 3", "start 3", "cancelled 3", "start 3", "end 3"]
+    assert watches.events == ["start 1", "end 1", *second, *third, "start 4", "end 4"]

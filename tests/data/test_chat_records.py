@@ -153,14 +153,8 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "no part": ({"messages": [{"role": "user", "content": ["a"]}]}, "part 1 of the content .* is a string without a text"),
     "a number": ({"messages": [{"role": "user", "content": 5}]}, "the content of message 1 .* is a number, not text"),
-    "calls of tools": (
-        {"conversations": [{"from": "function_call", "value": "f()"}]},
-        "calls of tools cannot be represented",
-    ),
-    "several pairs": (
-        {"prompt": "a", "completion": "b", "response": "c"},
-        "may be 'prompt' and 'completion', or 'prompt' and",
-    ),
+    "calls of tools": ({"conversations": [{"from": "function_call", "value": "f()"}]}, "calls of tools cannot be"),
+    "several pairs": ({"prompt": "a", "completion": "b", "response": "c"}, "may be 'prompt' and 'completion', or"),
     "earlier turns": ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, "'history' has earlier turns"),
     "tools": ({"messages": [QUESTION, ANSWERED], "tools": "f(x)"}, "'tools' is a text, not a list of tools, and not JSON"),
     "a tool that is text": ({"messages": [QUESTION, ANSWERED], "tools": ["f"]}, "tool 1 of field 'tools' is a text, not an"),
@@ -168,18 +162,9 @@ BAD: dict[str, tuple[Any, str]] = {
         {"messages": [QUESTION, {**ANSWERED, "tool_calls": [5]}]},
         "call 1 of tool_calls of message 2 .* is a number, not",
     ),
-    "calls in a text": (
-        {"messages": [QUESTION, {**ANSWERED, "tool_calls": "f()"}]},
-        "tool_calls of message 2 .* is a text, not a list of calls",
-    ),
-    "a tool": (
-        {"messages": [QUESTION, ANSWERED], "tools": {"name": "f"}},
-        "'tools' contains an object, not a list of tools",
-    ),
-    "context of messages": (
-        {"instruction": [QUESTION], "input": "a", "output": [ANSWERED]},
-        "'input' cannot follow a prompt",
-    ),
+    "calls in a text": ({"messages": [QUESTION, {**ANSWERED, "tool_calls": "f()"}]}, "tool_calls .* not a list of calls"),
+    "a tool": ({"messages": [QUESTION, ANSWERED], "tools": {"name": "f"}}, "'tools' .* an object, not a list of tools"),
+    "context of messages": ({"instruction": [QUESTION], "input": "a", "output": [ANSWERED]}, "'input' cannot follow"),
     "weight": ({"messages": [{**ANSWERED, "weight": 0.5}]}, "weight of message 1 .* is 0.5, not 0 or 1"),
     "nothing to train on": ({"messages": [QUESTION]}, "no message of the assistant"),
     "all excluded": ({"messages": [QUESTION, {**ANSWERED, "weight": 0}]}, "no message of the assistant"),

@@ -31,11 +31,7 @@ def test_calls_of_tools_are_trained_on_if_the_template_renders_them(tmp_path: Pa
     ("record", "template", "message"),
     [
         ({"messages": [QUESTION, CALL, ANSWERED]}, TEMPLATE, "message 2 calls tools, and the chat template does not render"),
-        (
-            {"messages": [QUESTION, ANSWERED], "tools": [{"name": "f"}]},
-            TEMPLATE,
-            "has tools, which the chat template does not",
-        ),
+        ({"messages": [QUESTION, ANSWERED], "tools": [{"name": "f"}]}, TEMPLATE, "tools, which the chat template does not"),
         (
             {"messages": [QUESTION, CALL, RESULT, ANSWERED]},
             WITH_TOOLS.replace("{% for m in messages %}", "{% for m in messages if m.role != 'tool' %}"),

@@ -49,10 +49,7 @@ BAD_RECORDS: dict[str, tuple[Any, str]] = {
     "lists": ({"input_ids": [[1, 2], [3]]}, "column 'input_ids' contains an array that is not a list of token ids"),
     "floats": ({"input_ids": [1.0, 2.0]}, "column 'input_ids' contains an array that is not a list of token ids"),
     "huge": ({"input_ids": [2**70]}, "column 'input_ids' contains an array that is not a list of token ids"),
-    "outside": (
-        {"input_ids": [1, 258]},
-        "token 1 has the id 258, but the largest id of the vocabulary is 257; set model.to",
-    ),
+    "outside": ({"input_ids": [1, 258]}, "token 1 has the id 258, but the largest id of the vocabulary is 257; set"),
     "negative": ({"input_ids": [1, -1]}, "token 1 has the id -1, but the largest id of the vocabulary is 257"),
     "labels": ({"input_ids": [1, 2], "labels": [2, -100]}, "label 0 is 2, but token 0 is 1: labels other than the tokens"),
     "short": ({"input_ids": [1, 2], "labels": [1]}, "column 'labels' has 1 values, but there are 2 token ids"),

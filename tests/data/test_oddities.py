@@ -173,14 +173,8 @@ UNNOTICED = {
 }
 """What ``datasets`` yields of types that it does not know, either."""
 DAMAGED: dict[str, tuple[pyarrow.Array, str]] = {
-    "text that is not JSON": (
-        pyarrow.array(["{no"], pyarrow.json_()),
-        "(extension<arrow.json>) has a value that cannot be read",
-    ),
-    "no such zone": (
-        pyarrow.array([1], pyarrow.timestamp("us", "Mars/Olympus")),
-        "(timestamp[us, tz=Mars/Olympus]) has a value",
-    ),
+    "text that is not JSON": (pyarrow.array(["{no"], pyarrow.json_()), "(extension<arrow.json>) has a value that cannot"),
+    "no such zone": (pyarrow.array([1], pyarrow.timestamp("us", "Mars/Olympus")), "(timestamp[us, tz=Mars/Olympus]) has"),
     "after the year 9999": (pyarrow.array([2**30], pyarrow.date32()), "(date32[day]) has a value that cannot be read"),
     "a long duration": (pyarrow.array([2**62], pyarrow.duration("s")), "(duration[s]) has a value that cannot be read"),
 }

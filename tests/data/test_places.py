@@ -17,13 +17,9 @@ from titan_core.data.tracing import place_of
 from titan_data.places import file_at, parse_place
 
 TINY: dict[str, object] = {
-    "model.args": "{dim = 16, n_layers = 1, n_heads = 1, n_kv_heads = 1, ffn_dim = 16}",
-    "training.seq_len": 128,
-    "training.local_batch_size": 4,
-    "training.global_batch_size": 4,
-    "training.steps": 1,
-    "job.device": "cpu",
-}
+    "model.args": "{dim = 16, n_layers = 1, n_heads = 1, n_kv_heads = 1, ffn_dim = 16}", "training.seq_len": 128,
+    "training.local_batch_size": 4, "training.global_batch_size": 4, "training.steps": 1, "job.device": "cpu",
+}  # fmt: skip
 QUICK = ("JSON lines", "a JSON array", "CSV", "Parquet, several row groups, zstd", "text files", "nanoGPT", "Megatron-LM")
 
 

@@ -119,14 +119,8 @@ def test_a_folder_without_splits_is_read_whole(tmp_path: Path, names: list[str])
 
 
 AMBIGUOUS = {
-    "only a test split": (
-        ["test/a.jsonl"],
-        "ambiguous which split to read: the only split is test; set training.dataset_split to test, or 'all' for all files",
-    ),
-    "no train split": (
-        ["test/a.jsonl", "dev/a.jsonl"],
-        "ambiguous which split to read: the splits are test, validation; set",
-    ),
+    "only a test split": (["test/a.jsonl"], "the only split is test; set training.dataset_split to test, or 'all'"),
+    "no train split": (["test/a.jsonl", "dev/a.jsonl"], "ambiguous which split to read: the splits are test, validation;"),
     "files beside a test split": (
         ["a.jsonl", "test.jsonl"],
         r"the only split is test, and there are files outside all splits \(a.jsonl\)",

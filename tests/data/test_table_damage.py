@@ -39,11 +39,7 @@ BAD: dict[str, tuple[str, Callable[[Path], Path], str]] = {
     "a truncated stream": ("an Arrow stream", bad(lambda raw: raw[:-500]), "not Arrow, or damaged: the message at byte "),
     "a truncated Arrow file": ("an Arrow file", bad(lambda raw: raw[: len(raw) // 2]), "not Arrow, or damaged: "),
     "a stream without a schema": ("an Arrow stream", bad(lambda raw: raw[500:]), "not Arrow, or damaged: "),
-    "an empty Arrow file": (
-        "an Arrow stream",
-        bad(lambda raw: b""),
-        "not Arrow, or damaged: it does not",
-    ),
+    "an empty Arrow file": ("an Arrow stream", bad(lambda raw: b""), "not Arrow, or damaged: it does not"),
     "no Arrow file": ("an Arrow stream", bad(lambda raw: b'{"text": "a"}\n' * 99), "not Arrow, or damaged: "),
 }
 

@@ -109,19 +109,9 @@ def test_each_dataset_of_a_mixture_has_a_folder(in_tmp: Path, capsys: pytest.Cap
 @pytest.mark.full
 def test_a_killed_command_leaves_nothing_running_and_resumes(tmp_path: Path) -> None:
     command = [
-        sys.executable,
-        "-m",
-        "titan_core",
-        "data",
-        "tokenize",
-        "tiny",
-        "--output",
-        "tokens",
-        "--workers",
-        "2",
-        "--parts",
+        sys.executable, "-m", "titan_core", "data", "tokenize", "tiny", "--output", "tokens", "--workers", "2", "--parts",
         "40",
-    ]
+    ]  # fmt: skip
     started = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + PATIENCE
     while not list(tmp_path.glob("tokens/*.idx")):
@@ -165,15 +155,9 @@ def swap(folder: Path) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (truncate, r"part-00001\.bin: has \d+ bytes, but tokenized\.json says \d+ bytes: the index does not match"),
-    "another index": (
-        swap,
-        r"part-00001\.idx: the last document ends at token \d+, but the data has \d+ tokens: the index does not",
-    ),
+    "another index": (swap, r"part-00001\.idx: the last document ends at token \d+, but the data has \d+ tokens: the index"),
     "missing": (lambda folder: (folder / "part-00000.idx").unlink(), r"part-00000\.idx: is missing"),
-    "no index": (
-        lambda folder: (folder / INDEX).unlink(),
-        r"not a complete tokenised dataset: tokenized\.json: No such file",
-    ),
+    "no index": (lambda folder: (folder / INDEX).unlink(), r"not a complete tokenised dataset: tokenized\.json: No"),
     "no JSON": (lambda folder: (folder / INDEX).write_text("{"), r"tokenized\.json: damaged"),
     "another format": (
         lambda folder: (folder / INDEX).write_text('{"format": 9}'),

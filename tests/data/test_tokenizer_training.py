@@ -100,14 +100,8 @@ def test_each_dataset_of_a_mixture_gets_a_share_of_the_limit(in_tmp: Path, capsy
         (("--training.dataset", "json", "--training.dataset_path", "blank.jsonl"), "the corpus: contains no text; set"),
         (("--training.dataset_path", "bad.txt"), "not UTF-8 text"),
         (("--output", "corpus.txt"), "corpus.txt: is not a folder; name another one with --output"),
-        (
-            ("--output", "mixed"),
-            "mixed: is not empty (it contains a.txt); name another folder with --output, or add --force",
-        ),
-        (
-            ("--output", "had"),
-            "had: already contains a tokenizer; name another folder with --output, or add --force to replace",
-        ),
+        (("--output", "mixed"), "is not empty (it contains a.txt); name another folder with --output, or add --force"),
+        (("--output", "had"), "had: already contains a tokenizer; name another folder with --output, or add --force to"),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -19,16 +19,10 @@ from titan_debug.crash.recorder import command_line, relevant_variables
 from titan_debug.crash.report import RankCrash, Report, crash_folder, write_crash
 
 RUN: dict[str, object] = {
-    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}",
-    "training.seq_len": 32,
-    "training.local_batch_size": 2,
-    "training.steps": 5,
-    "lr_scheduler.warmup_steps": 2,
-    "job.device": "cpu",
-    "job.dump_folder": "run",
-    "metrics.log_freq": 1,
-    "comm.train_timeout_seconds": 3,
-}
+    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}", "training.seq_len": 32,
+    "training.local_batch_size": 2, "training.steps": 5, "lr_scheduler.warmup_steps": 2, "job.device": "cpu",
+    "job.dump_folder": "run", "metrics.log_freq": 1, "comm.train_timeout_seconds": 3,
+}  # fmt: skip
 CRASH = Path("run/debug/crash")
 
 

@@ -145,12 +145,7 @@ def test_matmuls_count_by_their_type() -> None:
 @pytest.mark.parametrize(
     ("device", "capability", "settings", "message"),
     [
-        (
-            "cuda",
-            (9, 0),
-            {},
-            "fp32 matmuls run without tensor cores (in bfloat16, this GPU reaches 989 TFLOP/s)",
-        ),
+        ("cuda", (9, 0), {}, "fp32 matmuls run without tensor cores (in bfloat16, this GPU reaches 989 TFLOP/s)"),
         (
             "cuda",
             (9, 0),

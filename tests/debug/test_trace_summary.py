@@ -21,13 +21,9 @@ from titan_debug.profiling.trace_summary import TraceSummary, difference, inters
 from titan_debug.profiling.traces import TraceEvents, trace_files
 
 RUN: dict[str, object] = {
-    **TINY,
-    "job.device": "cpu",
-    "profiling.enable_profiling": "true",
-    "profiling.profile_freq": 4,
-    "profiling.profiler_warmup": 1,
-    "profiling.profiler_active": 2,
-}
+    **TINY, "job.device": "cpu", "profiling.enable_profiling": "true", "profiling.profile_freq": 4,
+    "profiling.profiler_warmup": 1, "profiling.profiler_active": 2,
+}  # fmt: skip
 MAIN, GLOO, OTHER = 1, 2, 3
 Event = dict[str, Any]
 

@@ -113,12 +113,9 @@ def test_statistics_of_a_step_that_fewer_ranks_repeated(tmp_path: Path) -> None:
 def test_statistics_that_cannot_be_written_do_not_end_the_run(in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = {option.removeprefix("--"): value for option, value in zip(TINY[::2], TINY[1::2], strict=True)}
     settings = {
-        **given,
-        "training.steps": 2,
-        "numerics.statistics_freq": 1,
-        "job.dump_folder": "run",
+        **given, "training.steps": 2, "numerics.statistics_freq": 1, "job.dump_folder": "run",
         "numerics.save_statistics_folder": "config.toml",
-    }
+    }  # fmt: skip
     assert run_recipe("tiny", settings).reason == "all steps are done"
     assert re.search(r"rank-0\.jsonl cannot be written: (Not a directory|File exists)", caplog.text)
 

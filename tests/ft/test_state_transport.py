@@ -94,9 +94,7 @@ def test_a_state_arrives_as_it_was_when_it_was_offered() -> None:
     state = {"weight": torch.arange(1000.0), "large": torch.zeros(2**19), "counts": {"c4": 5}, "part": torch.arange(9)[3:5]}
     received: list[dict[str, Any]] = []
     with transport() as sender, transport() as receiver:
-        asks = threading.Thread(
-            target=lambda: received.append(receiver.recv_checkpoint(0, sender.metadata(), 7, LONG)),
-        )
+        asks = threading.Thread(target=lambda: received.append(receiver.recv_checkpoint(0, sender.metadata(), 7, LONG)))
         asks.start()
         sender.send_checkpoint([1], 7, state, LONG)
         state["weight"].zero_()

@@ -68,8 +68,7 @@ def test_prompt_and_continuation_end_at_the_training_length(in_tmp: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("prompts", "message"),
-    [(f'["{"a" * 40}"]', "has 41 tokens, and training.seq_len = 32"), ("[]", "at least 1")],
+    ("prompts", "message"), [(f'["{"a" * 40}"]', "has 41 tokens, and training.seq_len = 32"), ("[]", "at least 1")]
 )
 def test_prompts_that_cannot_be_continued_are_refused_before_the_run(in_tmp: Path, prompts: str, message: str) -> None:
     with pytest.raises(UserError, match=message):

@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.hf_families import (
-    FAMILIES,
-    config_of,
-    gradient_difference,
-    largest_difference,
-    settings,
-    train_and_reference,
-)
+from harness.hf_families import FAMILIES, config_of, gradient_difference, largest_difference, settings, train_and_reference
 
 QUICK = ("llama", "qwen3")
 

@@ -18,19 +18,12 @@ from titan_models_llama.config import FLAVORS, LlamaArgs, RopeScaling
 from titan_models_llama.layout import layout
 from titan_models_llama.model import Llama
 
+PUBLISHED = {"1B": 1_235_814_400, "3B": 3_212_749_824, "8B": 8_030_261_248, "70B": 70_553_706_496, "405B": 405_853_388_800}
 
-@pytest.mark.parametrize(
-    ("flavor", "parameters"),
-    [
-        ("1B", 1_235_814_400),
-        ("3B", 3_212_749_824),
-        ("8B", 8_030_261_248),
-        ("70B", 70_553_706_496),
-        ("405B", 405_853_388_800),
-    ],
-)
-def test_published_sizes(flavor: str, parameters: int) -> None:
-    assert FLAVORS[flavor].num_params == parameters
+
+@pytest.mark.parametrize("flavor", PUBLISHED)
+def test_published_sizes(flavor: str) -> None:
+    assert FLAVORS[flavor].num_params == PUBLISHED[flavor]
 
 
 @pytest.mark.parametrize("tied", [False, True])

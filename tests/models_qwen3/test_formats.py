@@ -84,10 +84,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"layer_types": ["full_attention", "sliding_attention"]},
         r"layer_types is \[.*\], and this model has only layers of 'full_attention'",
     ),
-    "layers of another number": (
-        {"layer_types": ["full_attention"]},
-        "layer_types has 1 layers, and num_hidden_layers is 36",
-    ),
+    "layers of another number": ({"layer_types": ["full_attention"]}, "has 1 layers, and num_hidden_layers is 36"),
     "not causal": ({"is_causal": False}, "is_causal is false, and positions of this model"),
     "layers of a wrong type": ({"layer_types": "full_attention"}, "layer_types is .*, and this model has only layers of"),
     "yarn": ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is \"yarn\", .* supports only 'default'"),

@@ -97,10 +97,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a dense layer within": ({"mlp_only_layers": [0, 3]}, r"mlp_only_layers is \[.*\], and in this model only the first"),
     "a loss of the routers": ({"output_router_logits": True}, "output_router_logits is true, and adds a loss"),
     "shared experts": ({"n_shared_experts": 1}, "n_shared_experts is 1, and this model does not know what that means"),
-    "two numbers of experts": (
-        {"num_local_experts": 4},
-        "num_experts is 128 and num_local_experts is 4, and both are names",
-    ),
+    "two numbers of experts": ({"num_local_experts": 4}, "num_experts is 128 and num_local_experts is 4, and both are"),
     "no experts": ({"num_experts": 0}, "num_experts is 0, not a whole number above 0"),
     "too few experts": ({"num_experts": 4}, "experts_per_token 8 exceeds the 4 experts"),
 }

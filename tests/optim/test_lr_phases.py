@@ -132,10 +132,7 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "exponent of inverse_sqrt": ([WARMUP, {"shape": "inverse_sqrt", "exponent": 0.5}], "exponent has no effect"),
     "open in the middle": ([{"shape": "constant"}, {"shape": "constant"}], r"phases\[0\]: only the last phase"),
     "a law first": ([{"shape": "inverse_sqrt"}], r"phases\[0\]: .* cannot be the first"),
-    "a jump": (
-        [WARMUP, {"shape": "constant", "start_factor": 0.5}],
-        r"phases\[1\]: it starts at 0.5, .* ends at 1: set jump",
-    ),
+    "a jump": ([WARMUP, {"shape": "constant", "start_factor": 0.5}], r"phases\[1\]: it starts at 0.5, .* at 1: set jump"),
     "a jump from a law": (
         [WARMUP, {"shape": "power", "exponent": 1.0, "steps": 2}, {"shape": "constant", "start_factor": 0.5}],
         "depends on the job: set jump = true",

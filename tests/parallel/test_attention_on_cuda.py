@@ -12,13 +12,10 @@ from harness.quick import rows
 from titan_parallel.torch_private import AttentionKernel, attention_kernel
 
 TINY: dict[str, object] = {
-    "model.args": "{dim = 64, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 128}",
-    "training.seq_len": 512,
-    "training.local_batch_size": 1,
-    "training.global_batch_size": 2,
-    "lr_scheduler.warmup_steps": 1,
+    "model.args": "{dim = 64, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 128}", "training.seq_len": 512,
+    "training.local_batch_size": 1, "training.global_batch_size": 2, "lr_scheduler.warmup_steps": 1,
     "training.mixed_precision_param": "bfloat16",
-}
+}  # fmt: skip
 LAYERS = 2
 TP, CP = "parallelism.tensor_parallel_degree", "parallelism.context_parallel_degree"
 HEADS = "parallelism.context_parallel_heads_degree"
@@ -60,10 +57,7 @@ def test_the_ring_communicates_once_forward_and_once_backward(fake_cuda: FakeCud
             ("_reduce_scatter_base_", "backward"): 1,
         }
     else:
-        expected = {
-            ("alltoall_base_", "forward"): size - 1,
-            ("alltoall_base_", "backward"): (1 + again) * (size - 1) + size,
-        }
+        expected = {("alltoall_base_", "forward"): size - 1, ("alltoall_base_", "backward"): (1 + again) * (size - 1) + size}
     assert collectives(found) == expected
 
 
@@ -162,11 +156,7 @@ MASKS = {
     "CP 2 by heads": 2,
     "CP 4, 2 by heads": 3,
 }
-CP_OPTIONS = {
-    **OPTIONS,
-    "CP 2, documents": (2, {CP: 2, AC: "full", **DOCUMENTS}),
-    "CP 2 by heads": (2, {CP: 2, HEADS: 2}),
-}
+CP_OPTIONS = {**OPTIONS, "CP 2, documents": (2, {CP: 2, AC: "full", **DOCUMENTS}), "CP 2 by heads": (2, {CP: 2, HEADS: 2})}
 
 
 @pytest.mark.parametrize("case", rows(MASKS, (), ("TP 2", "CP 2, documents", "CP 4, 2 by heads")))
@@ -196,11 +186,7 @@ def kernel_faults(name: str, dtype: torch.dtype) -> list[str]:
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [
-        ("flash_attention", torch.bfloat16),
-        ("cudnn_attention", torch.bfloat16),
-        ("efficient_attention", torch.float32),
-    ],
+    [("flash_attention", torch.bfloat16), ("cudnn_attention", torch.bfloat16), ("efficient_attention", torch.float32)],
 )
 def test_kernels_return_what_the_ring_merges(fake_cuda: FakeCuda, name: str, dtype: torch.dtype) -> None:
     assert fake_cuda.run(kernel_faults, name, dtype) == []

@@ -23,13 +23,9 @@ from titan_core.data.loader import data_loader
 from titan_core.data.streams import OpenedData
 
 BRIEF: dict[str, object] = {
-    "training.dataset": "prompts",
-    "training.dataset_path": "64",
-    "training.steps": 3,
-    "training.global_batch_size": 4,
-    "lr_scheduler.warmup_steps": 1,
-    "data.document_mask": "true",
-}
+    "training.dataset": "prompts", "training.dataset_path": "64", "training.steps": 3, "training.global_batch_size": 4,
+    "lr_scheduler.warmup_steps": 1, "data.document_mask": "true",
+}  # fmt: skip
 
 
 class OfDocuments(ObjectiveFunction):

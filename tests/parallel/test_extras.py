@@ -22,17 +22,10 @@ from titan_core.data.loader import data_loader
 from titan_core.data.streams import OpenedData
 
 BRIEF: dict[str, object] = {
-    "training.dataset": "tagged",
-    "training.dataset_path": "64",
-    "training.steps": 3,
-    "training.global_batch_size": 4,
-    "lr_scheduler.warmup_steps": 1,
-    "data.document_mask": "true",
-    "validation.enable": "true",
-    "validation.dataset": "tagged",
-    "validation.dataset_path": "9",
-    "validation.freq": 3,
-}
+    "training.dataset": "tagged", "training.dataset_path": "64", "training.steps": 3, "training.global_batch_size": 4,
+    "lr_scheduler.warmup_steps": 1, "data.document_mask": "true", "validation.enable": "true",
+    "validation.dataset": "tagged", "validation.dataset_path": "9", "validation.freq": 3,
+}  # fmt: skip
 
 
 class TaggedEmbedding(Embedding):

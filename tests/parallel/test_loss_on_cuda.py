@@ -8,11 +8,9 @@ LOSS = "logits and loss"  # titan-simulate's name of this owner
 VOCAB, DIM, TOKENS, CHUNK = 65_536, 64, 2 * 512, 128
 MODEL: dict[str, object] = {
     "model.args": f"{{dim = {DIM}, n_layers = 1, n_heads = 2, n_kv_heads = 2, ffn_dim = 64, vocab_size = {VOCAB}}}",
-    "training.seq_len": 512,
-    "training.local_batch_size": 2,
-    "training.global_batch_size": 16,
+    "training.seq_len": 512, "training.local_batch_size": 2, "training.global_batch_size": 16,
     "training.mixed_precision_param": "bfloat16",
-}
+}  # fmt: skip
 
 
 def test_the_loss_holds_the_logits_of_a_chunk_and_nothing_is_computed_twice(fake_cuda: FakeCuda) -> None:

@@ -114,10 +114,7 @@ class Mixer(CausalAttention):
         (SharedAttentionDropout, r"'blocks\.0\.attention\.after' is also 'blocks\.0\.dropout', and would draw the same"),
         (AcrossBlocks, r"'blocks\.0\.dropout' is also 'blocks\.1\.dropout', and would draw the same numbers each time"),
         (CalledTwice, r"'embedding\.dropout' is called 2 times in a forward pass.*; use a separate module for each call"),
-        (
-            HeadsBeforePositions,
-            r"'blocks\.0\.attention\.mixer\.dropout' must be called with a tensor \[batch, seq, features\.\.\.\]",
-        ),
+        (HeadsBeforePositions, r"attention\.mixer\.dropout' must be called with a tensor \[batch, seq, features\.\.\.\]"),
     ],
 )
 def test_modules_that_would_draw_the_same_numbers_twice_are_refused(

@@ -16,13 +16,9 @@ from titan_core.api import UserError
 LETTERS = {"short": "7/5/11/4/9/6/8/12/3/5", "long": "30/41/17/23/38/29/33/36/27"}
 SETS = ", ".join(f'{{name = "{name}", dataset = "letters", dataset_path = "{path}"}}' for name, path in LETTERS.items())
 SETTINGS: dict[str, object] = {
-    **FAST,
-    "training.steps": 2,
-    "training.dataset": "letters",
-    "training.dataset_path": "20/30/40/25/31/22/37/28/35/24/26",
-    "validation.enable": "true",
-    "validation.freq": 1,
-}
+    **FAST, "training.steps": 2, "training.dataset": "letters", "training.dataset_path": "20/30/40/25/31/22/37/28/35/24/26",
+    "validation.enable": "true", "validation.freq": 1,
+}  # fmt: skip
 SEVERAL = {**SETTINGS, "validation.sets": f"[{SETS}]"}
 MESHES: dict[str, tuple[int, dict[str, object]]] = {
     "FSDP 2": (2, {}),

@@ -26,13 +26,9 @@ if TYPE_CHECKING:
 
 
 RUN: dict[str, object] = {
-    **TINY,
-    "training.steps": 12,
-    "validation.enable": "true",
-    "validation.dataset": "stdlib",
-    "validation.steps": 1,
+    **TINY, "training.steps": 12, "validation.enable": "true", "validation.dataset": "stdlib", "validation.steps": 1,
     "validation.freq": 6,
-}
+}  # fmt: skip
 
 
 HOSTILE = "<script>document.title = 'owned'<b>"
