@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from harness.jobs import TINY, make_job
 from titan_core.api import JobContext, UserError, hookimpl
 from titan_core.loop.training import train
 from titan_core.runlog.console import ConsoleLog, format_line
-from titan_core.toolkit.status import current_progress, hide_all
+from titan_core.toolkit.status import current_task, hide_all
 
 
 @pytest.fixture(autouse=True)
@@ -21,25 +20,23 @@ def _shown() -> None:
     hide_all(False)  # an interrupt hides the progress of this process, which may have tested one
 
 
-def test_the_console(in_tmp: Path) -> None:
-    console = Console(width=160, record=True, file=(in_tmp / "out").open("w"), highlight=False)
-    recorder = ConsoleRun(console)
+def test_the_console(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = ConsoleRun()
     train(make_job("tiny", TINY), [recorder])
-    text = console.export_text()
+    text = capsys.readouterr().out
     assert "model      tiny debug" in text
     assert "batch      4 sequences of 32 tokens = 1 x 2 x 2" in text
     assert re.search(r"step 4/4 \| loss +\d\.\d{4} \| grad norm +\d\.\d{3} \| lr .* tokens/s \| mfu .*% \| memory", text)
     assert "done: 4 steps; config, plugins and metrics are in outputs/tiny" in text
     assert recorder.progress == [("tiny debug (37.0K)", 4, step) for step in (1, 2, 3, 4)]
-    assert current_progress() is None  # nothing is left behind
+    assert current_task() is None  # nothing is left behind
 
 
-def test_the_end_of_a_failed_run_names_no_class(in_tmp: Path) -> None:
+def test_the_end_of_a_failed_run_names_no_class(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The error is reported after it, in a line of its own."""
-    console = Console(width=160, record=True, file=(in_tmp / "out").open("w"), highlight=False)
     with pytest.raises(UserError):
-        train(make_job("tiny", TINY), [ConsoleRun(console), FailsAt(2)])
-    ends = [line for line in console.export_text().splitlines() if "stopped after" in line or "ended after" in line]
+        train(make_job("tiny", TINY), [FailsAt(2)])
+    ends = [line for line in capsys.readouterr().out.splitlines() if "stopped after" in line or "ended after" in line]
     assert ends == ["stopped after step 1 of 4; config, plugins and metrics are in outputs/tiny"]
 
 
@@ -95,23 +92,22 @@ def test_metrics_of_the_objective_follow_the_loss() -> None:
 
 
 class ConsoleRun:
-    """A second console logger, whose output the test can read."""
+    """A console logger, and what its progress bar shows."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.progress: list[tuple[str, int, int]] = []
+    def __init__(self) -> None:
+        self.progress: list[tuple[str, float | None, float]] = []
 
     @hookimpl
     def titan_train_start(self, run: Any) -> None:
-        self.log = ConsoleLog(JobContext(section=None, job=run.job), self.console)
+        self.log = ConsoleLog(JobContext(section=None, job=run.job))
         self.log.titan_train_start(run)
 
     @hookimpl
     def titan_step_end(self, report: Any) -> None:
         self.log.titan_step_end(report)
-        progress = current_progress()
+        progress = current_task()
         assert progress is not None
-        self.progress.append((progress.name, progress.total, progress.done))
+        self.progress.append((progress.description, progress.total, progress.completed))
         if report.step == 4:
             self.log.titan_metrics({
                 "step": 4, "loss": report.loss.item(), "grad_norm": 1.0, "lr": 0.1,

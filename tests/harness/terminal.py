@@ -32,6 +32,10 @@ class Screen:
         for numbers, command, control, plain in _TOKEN.findall(text):
             if command == "K":
                 self._erase(numbers)
+            elif command == "A":
+                self._row -= int(numbers or 1)
+            elif command == "G":
+                self._column = int(numbers or 1) - 1
             elif command == "m":
                 self.colors.add(numbers)
             elif command in "hl" and numbers == "?25":

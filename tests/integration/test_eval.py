@@ -18,7 +18,7 @@ from ci.workspace import packages
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
 from titan_core.cli.main import main
-from titan_core.toolkit import status_line
+from titan_core.toolkit import status
 from titan_core.toolkit.status import phase
 
 TP = ["--parallelism.tensor_parallel_degree", "2"]
@@ -74,7 +74,7 @@ def test_slow_work_is_shown_while_it_lasts(
     entered: list[str] = []
 
     def enter(self: phase) -> phase:
-        if status_line._shown is not None:
+        if status._shown is not None:
             entered.append(self.name)
         return original(self)
 

@@ -134,8 +134,6 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
         "functions of transformers, which are put back; parameters of a model, by their names",
     ),
     ("titan-launch/src/titan_launch/meeting/rendezvous.py", "getattr"): (1, OWN_NAMES),
-    ("titan-core/src/titan_core/toolkit/status_line.py", "getattr"): (3, OWN_NAMES),
-    ("titan-core/src/titan_core/toolkit/status_line.py", "setattr"): (3, OWN_NAMES),
     ("titan-parallel/src/titan_parallel/activation_checkpoint.py", "getattr"): (
         3,
         "operators that a layout names",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from titan_core.toolkit import status_line
+from titan_core.toolkit import status
 from titan_core.toolkit.launching import OUTCOMES
 from titan_launch.meeting import handler
 from titan_launch.restart import policy as restart_policy
@@ -19,8 +19,8 @@ from titan_launch.restart import policy as restart_policy
 def _no_status_line_is_left() -> Iterator[None]:
     """An agent that fails leaves closing it to the launcher."""
     yield
-    if status_line._shown is not None:
-        status_line._shown.close()
+    if status._shown is not None:
+        status._shown.close()
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, b
 from harness.agents import KEY, agent_of
 from titan_core.api import UserError
 from titan_core.cli.main import main
-from titan_core.toolkit import status_line
+from titan_core.toolkit import status
 from titan_core.toolkit.launching import LOCAL_ADDRESS
-from titan_core.toolkit.status_line import StatusLine
+from titan_core.toolkit.status import StatusLine
 from titan_launch.launch import environment_of_ranks
 from titan_launch.meeting import meeting_point
 from titan_launch.meeting.meeting_point import require_meeting_point
@@ -195,7 +195,7 @@ def test_options_are_checked_on_one_machine_too(options: str, why: str, capsys: 
 def test_a_machine_says_whom_it_waits_for(
     free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(status_line, "PLAIN_SECONDS", 0.3)
+    monkeypatch.setattr(status, "PLAIN_SECONDS", 0.3)
     alone = options(f"localhost:{free}")
     console = Console()
     with pytest.raises(UserError, match=r"machines joined within 1 s \(--rdzv-timeout\)"), rendezvous_errors(alone):
@@ -209,7 +209,7 @@ def test_a_machine_says_whom_it_waits_for(
 def test_a_machine_says_where_it_connects(
     free: int, elsewhere: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(status_line, "PLAIN_SECONDS", 0.3)
+    monkeypatch.setattr(status, "PLAIN_SECONDS", 0.3)
     with StatusLine(), pytest.raises(UserError, match="nothing answered within 1 s"):
         require_meeting_point(options(f"localhost:{free}"))
     assert capsys.readouterr().err == f"titan: connecting to localhost:{free}: tries for 1 s (0 s)\n"

@@ -16,8 +16,7 @@ from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import integer, json_argument, number
 from titan_core.toolkit.files import read_text
 from titan_core.toolkit.launching import RankJob
-from titan_core.toolkit.status import phase
-from titan_core.toolkit.status_line import StatusLine
+from titan_core.toolkit.status import StatusLine, phase
 from titan_core.toolkit.text import print_json
 from titan_inference.prompts import encode_prompt
 

@@ -16,8 +16,7 @@ from titan_core.api.checkpoint.stored_model import LoadedModel
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import integer, json_argument
 from titan_core.toolkit.launching import RankJob
-from titan_core.toolkit.status import phase
-from titan_core.toolkit.status_line import StatusLine
+from titan_core.toolkit.status import StatusLine, phase
 from titan_core.toolkit.text import print_json, print_table, shorten
 from titan_inference.cli import model_argument
 from titan_inference.task_checks import LM_EVAL

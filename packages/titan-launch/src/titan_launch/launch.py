@@ -33,8 +33,7 @@ from titan_core.toolkit.open_files import allow_open_files
 from titan_core.toolkit.own_files import require_inside
 from titan_core.toolkit.processes import environment_of_child, python
 from titan_core.toolkit.runs.files import LOGS
-from titan_core.toolkit.status import phase
-from titan_core.toolkit.status_line import StatusLine
+from titan_core.toolkit.status import StatusLine, phase
 from titan_core.toolkit.text import shorten
 from titan_launch.agent import Agent
 from titan_launch.config import NUMA_BINDING

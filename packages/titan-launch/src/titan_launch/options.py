@@ -11,7 +11,7 @@ from titan_core.api import CommandContext, UserError
 from titan_core.api.config.numbers import MOST_PROCESSES, MOST_RANKS
 from titan_core.toolkit.arguments import integer, parse_integer
 from titan_core.toolkit.launching import JOB_KEY, RankJob
-from titan_core.toolkit.status import phase
+from titan_core.toolkit.status import StatusLine, phase
 from titan_core.toolkit.text import say, shorten
 from titan_launch.config import NUMA_BINDING, NUMA_BINDINGS
 from titan_launch.restart.policy import SAVE_SECONDS
@@ -105,7 +105,6 @@ def run(context: CommandContext, ranks: RankJob) -> int:
     """
     given = {name: value for name, value in vars(context.arguments).items() if value is not None}
     _require_effects(given)
-    from titan_core.toolkit.status_line import StatusLine
     from titan_launch.launch import launch
     from titan_launch.meeting.rendezvous import options_of
     from titan_launch.meeting.sizes import Sizes

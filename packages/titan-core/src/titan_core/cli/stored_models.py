@@ -16,8 +16,7 @@ from titan_core.config.load import RawConfig, resolve
 from titan_core.config.pretrained import described_by, find_model
 from titan_core.job.assemble import assemble, check_pretrained, mesh_of
 from titan_core.plugins.registry import Components
-from titan_core.toolkit.status import phase
-from titan_core.toolkit.status_line import StatusLine
+from titan_core.toolkit.status import StatusLine, phase
 
 if TYPE_CHECKING:
     from titan_core.api import ValidationReport

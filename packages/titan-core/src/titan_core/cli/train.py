@@ -30,8 +30,7 @@ from titan_core.toolkit.launching import (
 )
 from titan_core.toolkit.output import continue_without
 from titan_core.toolkit.processes import end_with_parent
-from titan_core.toolkit.status import phase
-from titan_core.toolkit.status_line import StatusLine
+from titan_core.toolkit.status import StatusLine, phase
 from titan_core.toolkit.text import log_to_stderr, say
 
 if TYPE_CHECKING:

@@ -6,24 +6,23 @@ import textwrap
 from contextlib import ExitStack
 
 from rich.console import Console
+from rich.progress import Progress
 
 from titan_core.api import Finding, JobContext, Record, Run, RunEnd, StepReport, hookimpl
-from titan_core.api._shown import printable
 from titan_core.api.config.sections import MetricsSection
 from titan_core.api.data.dataset import StreamSpec
 from titan_core.api.observe.events import Sample
 from titan_core.toolkit.device import device_name
 from titan_core.toolkit.output import closed_output
-from titan_core.toolkit.status import RunProgress, hide_progress, show_progress
-from titan_core.toolkit.status_line import StatusLine
-from titan_core.toolkit.text import describe_model, format_mfu, is_estimated, show_count
+from titan_core.toolkit.status import StatusLine, shown_task
+from titan_core.toolkit.text import describe_model, format_mfu, is_estimated, say, show_count
 
 
 class ConsoleLog:
     """Prints to stdout. On a terminal, the status line stays below the lines, and lines are made to fit."""
 
-    def __init__(self, context: JobContext[MetricsSection], console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False, soft_wrap=True)
+    def __init__(self, context: JobContext[MetricsSection]) -> None:
+        self._console = Console()
         self._width = self._console.width if self._console.is_interactive and self._console.file.isatty() else None
         self._run: Run | None = None
         self._open = ExitStack()
@@ -35,17 +34,18 @@ class ConsoleLog:
         self._run = run
         for line in describe_run(run):
             self._print(line if self._width is None else textwrap.fill(line, self._width, subsequent_indent=" " * 11))
-        self._progress = RunProgress(f"{run.job.name} ({show_count(run.size.parameters)})", run.steps, run.step)
+        self._progress = Progress(auto_refresh=False, speed_estimate_period=60.0)  # the status line draws its task
+        name = f"{run.job.name} ({show_count(run.size.parameters)})"
+        self._task = self._progress.add_task(name, total=run.steps, completed=run.step, loss="-")
         # Of an application that calls the trainer; `titan train` has one.
         self._open.enter_context(StatusLine())
-        show_progress(self._progress)
-        self._open.callback(hide_progress, self._progress)
+        self._open.enter_context(shown_task(self._progress.tasks[0]))
 
     @hookimpl
     def titan_step_end(self, report: StepReport) -> None:
         """Advance the bar. Its loss is that of the last logged step, because reading a loss waits for the device. If nobody
         can see it any more, say so once in the run's log."""
-        self._progress.done = report.step
+        self._progress.update(self._task, completed=report.step)
         assert self._run is not None
         for number, why in closed_output().items():
             if number not in self._reported:
@@ -59,7 +59,7 @@ class ConsoleLog:
         width = None if self._width is None else self._console.width
         self._print(format_line(record, self._run.steps, width))
         if "loss" in record:
-            self._progress.loss = _figure(record["loss"], ".3f")
+            self._progress.update(self._task, loss=_figure(record["loss"], ".3f"))
 
     @hookimpl
     def titan_sample(self, sample: Sample) -> None:
@@ -86,7 +86,7 @@ class ConsoleLog:
         self._print(f"{ending}; config, plugins and metrics are in {self._run.dump_folder}")
 
     def _print(self, text: str) -> None:
-        self._console.print(printable(text), markup=False)
+        say(text, flush=True)
 
 
 def describe_run(run: Run) -> list[str]:

@@ -14,8 +14,7 @@ from titan_core.api.config.resolved import Override
 from titan_core.api.data.tokenizer import without_surrogates
 from titan_core.toolkit.arguments import integer, json_argument, recipe_arguments
 from titan_core.toolkit.reading import DatasetSpec, DocumentReader, ReadPolicy
-from titan_core.toolkit.status import phase
-from titan_core.toolkit.status_line import StatusLine
+from titan_core.toolkit.status import StatusLine, phase
 from titan_core.toolkit.text import print_json, say, shorten, show_bytes
 from titan_data.cli.tokenizer_download import keys_for, print_keys
 

@@ -11,8 +11,7 @@ import threading
 from dataclasses import dataclass
 
 from titan_core.toolkit.output import write_all
-from titan_core.toolkit.status import ERASE
-from titan_core.toolkit.status_line import StatusLine
+from titan_core.toolkit.status import ERASE, StatusLine
 from titan_core.toolkit.text import printable
 
 _SHOW_CURSOR = "\x1b[?25h"

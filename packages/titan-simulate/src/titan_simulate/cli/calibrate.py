@@ -13,7 +13,7 @@ from shlex import quote
 from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.arguments import process_count
 from titan_core.toolkit.launching import own_command
-from titan_core.toolkit.status_line import StatusLine
+from titan_core.toolkit.status import StatusLine
 from titan_core.toolkit.text import print_table, say, shorten
 
 

@@ -14,8 +14,7 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any, NoReturn
 
-from titan_core.toolkit.status import phase
-from titan_core.toolkit.status_line import StatusLine
+from titan_core.toolkit.status import StatusLine, phase
 from titan_simulate.engine.forks import RemoteError, begin, opened, received
 
 REPEAT_SECONDS = 10.0
