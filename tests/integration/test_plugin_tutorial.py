@@ -43,18 +43,18 @@ def run(command: str, environment: dict[str, str]) -> subprocess.CompletedProces
 def test_each_command_of_the_page_succeeds(in_tmp: Path) -> None:
     environment = write_files()
     commands = [line for language, text in blocks() if not language for line in text.splitlines()]
-    assert [command.split()[1] for command in commands] == ["pip", "plugins", "config", "train", "verify", "verify"]
+    assert [command.split()[1] for command in commands] == ["pip", "plugins", "config", "train", "verify", "--plugin"]
     for command in commands:
         done = run(command, environment)
         assert done.returncode == 0, done.stdout + done.stderr
         if command == "titan plugins":
-            assert "tinylm" in done.stdout and "racks" in done.stdout
+            assert "tinylm" in done.stdout
 
 
 @pytest.mark.full
 def test_the_mistakes_that_the_page_proposes_are_refused(in_tmp: Path) -> None:
     environment = write_files()
-    plugin, gradients = Path("src/tinylm/plugin.py"), Path("src/tinylm/gradients.py")
+    plugin, racks = Path("src/tinylm/plugin.py"), Path("racks.py")
     right = plugin.read_text()
     plugin.write_text(right.replace('"blocks.*.attention.mixer"', '"blocks.*.attention.mix"'))
     assert run("uv pip install --no-deps -e .", environment).returncode == 0
@@ -62,7 +62,11 @@ def test_the_mistakes_that_the_page_proposes_are_refused(in_tmp: Path) -> None:
     assert refused.returncode == 2 and "blocks.*.attention.mix" in refused.stderr, refused.stderr
 
     plugin.write_text(right)
-    gradients.write_text(re.sub(r"dist\.all_reduce\(.*\)", "pass", gradients.read_text()))
+    summed = racks.read_text()
+    racks.write_text(summed.replace(', sums=("rack",)', ""))
+    refused = run("titan --plugin racks.py config check my.toml --world-size 2 --racks.count 2", environment)
+    assert refused.returncode == 2 and "rack" in refused.stderr, refused.stderr
+    racks.write_text(re.sub(r"dist\.all_reduce\(.*\)", "pass", summed))
     assert run("uv pip install --no-deps --upgrade .", environment).returncode == 0
-    refused = run("titan train my.toml --nproc-per-node 2 --racks.count 2", environment)
+    refused = run("titan --plugin racks.py train my.toml --nproc-per-node 2 --racks.count 2", environment)
     assert refused.returncode != 0 and "gradient" in refused.stderr, refused.stderr
