@@ -44,8 +44,8 @@ JSON = pyarrow.array(['"a"', "5"], pyarrow.json_())
 PAIRS = pyarrow.array([[("k", 1)], None], pyarrow.map_(pyarrow.string(), pyarrow.int64()))
 FORMATS = {
     "a template": (FormatSpec("{{ body }}", "data.format"), ""),
-    "a template of the record": (FormatSpec("{{ record['body'] }}", "data.format"), "'more' contains map<string, int64"),
-    "a template of the column": (FormatSpec("{{ body }}{{ more }}", "data.format"), "'more' contains map<string, int64"),
+    "a template of the record": (FormatSpec("{{ record['body'] }}", "data.format"), "column 'more' contains map<"),
+    "a template of the column": (FormatSpec("{{ body }}{{ more }}", "data.format"), "column 'more' contains map<"),
     "a function": (FormatSpec("joined", "data.format", Ref[Any]("harness.formats:joined")), "column 'more' contains map<"),
 }
 
