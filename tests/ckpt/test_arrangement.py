@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from harness import packed
-from harness.packed_model import write_packed
 from titan_ckpt.foreign.arrangement import by_name, read, shape_in, their_shapes, write
 from titan_ckpt.foreign.checks import declared_tensors
 from titan_ckpt.foreign.config import formats_of, model_for, preferred
@@ -149,7 +148,7 @@ def test_far_rows_are_read_apart() -> None:
 def test_rows_that_would_be_lost_are_refused(tensors: list[ForeignTensor], message: str) -> None:
     form: Any = SimpleNamespace(files="safetensors", tensors=SimpleNamespace(load=lambda: lambda args: tensors))
     with pytest.raises(UserError, match=f"model 'm', format 'safetensors'.*{message}"):
-        declared_tensors(form, packed.PackedArgs(), "m")
+        declared_tensors(form, packed.ARGS, "m")
 
 
 def test_parameters_that_share_a_tensor_share_its_aliases() -> None:
@@ -157,7 +156,7 @@ def test_parameters_that_share_a_tensor_share_its_aliases() -> None:
         ForeignTensor("w", name, rows=range(2 * n, 2 * n + 2), row_block=4, aliases=("x",)) for n, name in enumerate("ab")
     ]
     form: Any = SimpleNamespace(files="safetensors", tensors=SimpleNamespace(load=lambda: lambda args: fused))
-    assert declared_tensors(form, packed.PackedArgs(), "m") == fused
+    assert declared_tensors(form, packed.ARGS, "m") == fused
 
 
 @pytest.mark.parametrize(
@@ -192,12 +191,12 @@ def test_a_tensor_that_contradicts_itself_cannot_be_declared(fields: dict[str, A
         ForeignTensor("w", "a", **fields)
 
 
-ARGS = packed.PackedArgs()
+ARGS = packed.ARGS
 
 
 def test_a_conversion_there_and_back_keeps_every_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    expected = write_packed(Path("theirs"), ARGS)
+    expected = packed.write_packed(Path("theirs"))
     assert main(["checkpoint", "convert", "theirs", "ours"]) == 0
     assert main(["checkpoint", "convert", "ours", "back"]) == 0
     back = load_file("back/model.safetensors")
@@ -215,7 +214,7 @@ def registry(*priorities: int, files: str = "safetensors") -> Any:
     """Return a registry in which several models accept the same config file."""
     models = [
         Model(
-            name=f"m{number}", summary="", flavors={"tiny": ARGS}, define=Ref("harness.packed:define"),
+            name=f"m{number}", summary="", flavors={"tiny": ARGS}, define=Ref("harness.tiny:define"),
             formats=(replace(packed.FORMAT, priority=priority, files=files),),
         )
         for number, priority in enumerate(priorities)

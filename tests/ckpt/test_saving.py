@@ -13,7 +13,7 @@ from torch import Tensor
 
 from harness import PATIENCE
 from harness.jobs import RunRecord, run_recipe, whole
-from harness.noisy import NOISY
+from harness.tiny import NOISY
 from titan_ckpt.save import saving, staging
 from titan_ckpt.save.staging import Staging
 from titan_core.api import hookimpl

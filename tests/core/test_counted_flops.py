@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from harness import small_gpt
 from harness.jobs import make_job
 from harness.model_trials import ONE, require
-from harness.odd_gpts import Mixed
+from harness.odd_gpts import mixed
 from titan_core.api import Mixer, UserError
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.model.stand_in import StandInMode
@@ -61,9 +61,9 @@ class Quadratic(nn.Module):
 
 def test_mixers_of_their_own_may_cost_what_they_do() -> None:
     layout = replace(small_gpt.LAYOUT, mixers={**small_gpt.LAYOUT.mixers, "blocks.1.extra": Mixer(kind="quadratic")})
-    require(times(1.0, lambda: Mixed(Quadratic), layout))
+    require(times(1.0, mixed(Quadratic), layout))
     with pytest.raises(UserError, match=r"is .*floating-point operations per token"):
-        require(times(10.0, lambda: Mixed(Quadratic), layout))
+        require(times(10.0, mixed(Quadratic), layout))
 
 
 Q = torch.rand(2, 4, 8, 6)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from harness import small_gpt
 from harness.model_trials import ONE, require
-from harness.odd_gpts import Mixed
+from harness.odd_gpts import mixed
 from titan_core.api import ModelDefinition, Ref, UserError
 from titan_core.toolkit.random_state import draws
 
@@ -48,7 +48,7 @@ class Random(nn.Module):
 
 
 def define(rates: Rates) -> ModelDefinition:
-    return small_gpt.definition(partial(Mixed, partial(Random, rates)), small_gpt.LAYOUT)
+    return small_gpt.definition(mixed(partial(Random, rates)), small_gpt.LAYOUT)
 
 
 @pytest.mark.parametrize(

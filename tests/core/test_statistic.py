@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -12,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from harness.counted_gpt import COUNTED, SHAPES, Counted, expected
-from harness.small_gpt import VOCAB
+from harness.small_gpt import VOCAB, SmallGPT, choices, small
 from titan_core.api import Batch, ModelPart, StepInput, UserError, add_statistic
 from titan_core.api.parallel.microbatch import AuxiliaryLosses, Microbatch, StepCounts, current_microbatch, microbatch_scope
 from titan_core.api.parallel.step import GradientAccumulation, shape_inference
@@ -22,6 +22,8 @@ from titan_core.model.loss_head import attach
 from titan_core.model.next_token import NextToken
 from titan_core.model.preserved import repeat_backward, repeat_forward
 
+COUNTED = small(blocks=4, counts=True)
+SHAPES = COUNTED.layout.statistics
 CPU = torch.device("cpu")
 TOKENS = torch.randint(0, VOCAB, (4, 16), generator=torch.Generator().manual_seed(1))
 
@@ -32,7 +34,7 @@ def collector(shapes: dict[str, tuple[int, ...]] = SHAPES, ranks: int = 1, first
 
 def counting_part(recompute: bool = False) -> ModelPart:
     torch.manual_seed(0)
-    part = ModelPart(Counted(), COUNTED.layout, NextToken())
+    part = ModelPart(COUNTED.build(), COUNTED.layout, NextToken())
     attach(part, 0)
     if recompute:
         for block in part.module.get_submodule("blocks").children():
@@ -47,13 +49,28 @@ def recomputed(forward: Any, *arguments: Any) -> Tensor:
     return result
 
 
+def expected(model: nn.Module, tokens: Tensor) -> dict[str, list[Any]]:
+    """Count by hooks in a plain forward pass."""
+    found: dict[str, list[Tensor]] = {name: [] for name in SHAPES}
+
+    def hook(name: str, count: Callable[[Tensor], Tensor], of_input: bool = False) -> Callable[..., None]:
+        return lambda module, inputs, output: found[name].append(count(inputs[0] if of_input else output))
+
+    for block in model.get_submodule("blocks").children():
+        block.register_forward_hook(hook("outside", choices))
+        block.get_submodule("mlp").register_forward_hook(hook("inside", choices, of_input=True))
+        block.get_submodule("mlp.up").register_forward_hook(hook("features", lambda hidden: (hidden > 0).sum()))
+    model(tokens)
+    return {name: torch.stack(values).tolist() for name, values in found.items()}
+
+
 def found(statistics: StepCounts) -> dict[str, list[Any]]:
     return {name: value.tolist() for name, value in statistics.values.items()}
 
 
 def reference() -> dict[str, list[Any]]:
     torch.manual_seed(0)
-    return expected(Counted(), TOKENS)
+    return expected(SmallGPT(blocks=4), TOKENS)
 
 
 @pytest.mark.parametrize("local", [4, 1])

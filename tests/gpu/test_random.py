@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.dropping_gpt import DROPPING, DroppingGPT
 from harness.jobs import RunRecord, run_job
-from harness.masks import DIVIDED
+from harness.masks import DIVIDED, DROPPING
 from harness.on_device import relative_error
-from harness.small_gpt import definition, job_of
+from harness.small_gpt import job_of, small
 from titan_core.api import Batch, Dropout, InitialValue, Microbatch, Normal, TruncatedNormal, Uniform
 from titan_core.api.parallel.microbatch import microbatch_scope
 from titan_core.model.random_values import fill, philox
@@ -77,7 +76,7 @@ def test_a_model_with_dropout_learns_as_on_the_cpu(device: torch.device, in_tmp:
 
     def run(kind: str, recompute: str = "none") -> RunRecord:
         settings = {**DIVIDED, "job.device": kind, "activation_checkpoint.mode": recompute}
-        return run_job(job_of(definition(DroppingGPT, DROPPING), settings, 1))
+        return run_job(job_of(small(**DROPPING), settings, 1))
 
     expected = run("cpu").losses
     assert run(device.type).losses == pytest.approx(expected, rel=1e-5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import Any
 
@@ -10,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from harness.dropping_gpt import BLOCKS, DROPPING, DroppingGPT
-from harness.jobs import RunRecord, run_job
-from harness.small_gpt import definition, job_of
+from harness.jobs import RunRecord
+from harness.small_gpt import small, train_model
 from titan_core.api import RandomStream, current_microbatch, hookimpl
 from titan_core.api.parallel.step import is_shape_inference
 
-ROWS, SEQ, STEPS = 4, 16, 3
+ROWS, SEQ, STEPS, BLOCKS = 4, 16, 3, 4
+DROPPING: dict[str, Any] = {"blocks": BLOCKS, "dropout": 0.1}
 DIVIDED: dict[str, object] = {
     "training.steps": STEPS,
     "training.seq_len": SEQ,
@@ -68,8 +67,7 @@ class Masks:
 
 
 def train_masked(folder: str, overrides: dict[str, object]) -> tuple[RunRecord, MASKS]:
-    os.chdir(folder)
-    job = job_of(definition(DroppingGPT, DROPPING), {**DIVIDED, **overrides}, int(os.environ["WORLD_SIZE"]))
     masks = Masks()
     # Compiled code does not call our hooks.
-    return run_job(job, weights=True, observers=[] if "compile.enable" in overrides else [masks]), masks.masks
+    observers = [] if "compile.enable" in overrides else [masks]
+    return train_model(folder, small(**DROPPING), {**DIVIDED, **overrides}, observers), masks.masks

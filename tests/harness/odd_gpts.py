@@ -1,4 +1,5 @@
-"""Variants of the small GPT that contradict their layout, or that would train differently on a mesh."""
+"""Parts and variants of the small GPT: some contradict their layout or would train differently on a mesh, others are correct
+but unusual."""
 
 from __future__ import annotations
 
@@ -9,9 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness import small_gpt
-from harness.small_gpt import DIM, HEAD_DIM, HEADS, LAYOUT, LONGEST, VOCAB, Attention, Block, SmallGPT
+from harness.small_gpt import (
+    DIM,
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    LAYOUT,
+    LONGEST,
+    VOCAB,
+    Attention,
+    Block,
+    SmallGPT,
+    changed,
+    with_parts,
+)  # fmt: skip
 from titan_core.api import CausalAttention, Replicate, Rule, Shard, causal_attention, current_microbatch
+
+# -- other ways through the model
 
 
 class PositionsApart(SmallGPT):
@@ -22,125 +37,123 @@ class PositionsApart(SmallGPT):
         del self.embedding
         self.wte, self.wpe = nn.Embedding(VOCAB, DIM), nn.Embedding(LONGEST, DIM)
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+    def embedded(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         where = torch.arange(tokens.shape[1], device=tokens.device) if positions is None else positions
-        h = self.wte(tokens) + self.wpe(where)
-        for block in self.blocks:
-            h = block(h, documents)
-        return self.output(self.norm(h))
+        return self.wte(tokens) + self.wpe(where)
 
 
 APART = replace(LAYOUT, embedding=("wte", "wpe"))
 
 
-class Between(SmallGPT):
-    """Changes the hidden states between the modules that the layout names."""
-
-    def __init__(self, **stages: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.stages = stages
-
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        def do(name: str, hidden: Tensor) -> Tensor:
-            return self.stages.get(name, lambda unchanged: unchanged)(hidden)
-
-        h = do("embedded", self.embedding(tokens, positions))
-        for block in self.blocks:
-            h = do("block", block(h, documents))
-        return do("logits", self.output(self.norm(h)))
+def between(**changes: Callable[[Tensor], Tensor]) -> Callable[[], SmallGPT]:
+    """Return a function that builds a model whose forward changes ``embedded`` states or ``logits``."""
+    return lambda: SmallGPT(between=changes)
 
 
-class DropoutBetween(SmallGPT):
-    def __init__(self) -> None:
-        super().__init__()
-        self.dropout = nn.Dropout(0.5)
+def add_dropout(model: SmallGPT) -> None:
+    model.dropout = nn.Dropout(0.5)
+    model.between["embedded"] = model.dropout
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        h = self.dropout(self.embedding(tokens, positions))
-        for block in self.blocks:
-            h = block(h, documents)
-        return self.output(self.norm(h))
+
+def without_positions() -> SmallGPT:
+    return SmallGPT(reads=lambda positions, documents: (None, documents))
+
+
+def positions_from_one() -> SmallGPT:
+    return SmallGPT(reads=lambda positions, documents: (None if positions is None else (positions + 1) % LONGEST, documents))
+
+
+def without_documents() -> SmallGPT:
+    return SmallGPT(reads=lambda positions, documents: (positions, None))
 
 
 class SkipConnections(SmallGPT):
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        h = first = self.embedding(tokens, positions)
-        for block in self.blocks:
-            h = block(h, documents)
-        return self.output(self.norm(h + first))
+    def through_blocks(self, h: Tensor, documents: Tensor | None) -> Tensor:
+        return super().through_blocks(h, documents) + h
 
 
 class Twice(SmallGPT):
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        h = self.embedding(tokens, positions)
-        for _ in range(2):
-            for block in self.blocks:
+    def through_blocks(self, h: Tensor, documents: Tensor | None) -> Tensor:
+        return super().through_blocks(super().through_blocks(h, documents), documents)
+
+
+class LayerDrop(SmallGPT):
+    """Skips one block in each training step: the last, the first, and so on. Evaluation alternates as well."""
+
+    def through_blocks(self, h: Tensor, documents: Tensor | None) -> Tensor:
+        microbatch = current_microbatch()
+        for number, block in enumerate(self.blocks):
+            if microbatch is None or number == microbatch.step % len(self.blocks):
                 h = block(h, documents)
-        return self.output(self.norm(h))
+        return h
 
 
-class KeptState(SmallGPT):
-    """Adds the output of the first block in the last one."""
+class Backwards(SmallGPT):
+    """Runs the blocks from the last to the first, and the last one once more."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        kept: list[Tensor] = []
-
-        class First(Block):
-            def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-                kept[:] = [super().forward(x, documents)]
-                return kept[0]
-
-        class Last(Block):
-            def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-                return super().forward(x, documents) + (kept.pop() if kept else 0.0)
-
-        self.blocks = nn.ModuleList([First(), Last()])
-
-
-class IgnoresPositions(SmallGPT):
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        return super().forward(tokens, None, documents)
-
-
-class CountsPositionsFromOne(SmallGPT):
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        return super().forward(tokens, None if positions is None else (positions + 1) % LONGEST, documents)
-
-
-class IgnoresDocuments(SmallGPT):
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        return super().forward(tokens, positions)
+    def through_blocks(self, h: Tensor, documents: Tensor | None) -> Tensor:
+        for block in (*reversed(self.blocks), self.blocks[-1]):
+            h = block(h, documents)
+        return h
 
 
 class UsesTheWeightAlone(SmallGPT):
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        h = self.embedding(tokens, positions)
-        for block in self.blocks:
-            h = block(h, documents)
+    def logits(self, h: Tensor) -> Tensor:
         return nn.functional.linear(self.norm(h), self.output.weight)
 
 
 class ReturnsMore(SmallGPT):
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Any:
-        return super().forward(tokens, positions, documents), torch.zeros(())
+    def logits(self, h: Tensor) -> Any:
+        return super().logits(h), torch.zeros(())
 
 
-class Mixed(SmallGPT):
-    """One block adds the output of ``module`` to its input."""
+def keeps_state() -> SmallGPT:
+    """Return a model whose last block adds the output of the first."""
+    kept: list[Tensor] = []
 
-    def __init__(self, module: Callable[[], nn.Module], block: int = 1) -> None:
-        super().__init__()
-        self.blocks[block] = MixedBlock(module())
+    class First(Block):
+        def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+            kept[:] = [super().forward(x, documents)]
+            return kept[0]
+
+    class Last(Block):
+        def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+            return super().forward(x, documents) + (kept.pop() if kept else 0.0)
+
+    return changed(lambda model: setattr(model, "blocks", nn.ModuleList([First(), Last()])))()
+
+
+# -- a module before a block
 
 
 class MixedBlock(Block):
+    """Adds the output of a module to its input."""
+
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.extra = module
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         return super().forward(x + self.extra(x), documents)
+
+
+def mixed(module: Callable[[], nn.Module], block: int = 1) -> Callable[[], SmallGPT]:
+    """Return a function that builds a model one of whose blocks is a :class:`MixedBlock`."""
+    return changed(lambda model: model.blocks.__setitem__(block, MixedBlock(module())))
+
+
+class Of(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def mixed_of(function: Callable[[Tensor], Tensor]) -> Callable[[], SmallGPT]:
+    """Return a function that builds a model one of whose blocks adds ``function`` of its input."""
+    return mixed(lambda: Of(function))
 
 
 class Convolution(nn.Module):
@@ -171,17 +184,14 @@ class BatchNorm(nn.Module):
         return self.norm(x.transpose(1, 2)).transpose(1, 2)
 
 
-class Of(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
 def shifted(x: Tensor) -> Tensor:
     return nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+
+
+def choosing_tokens(x: Tensor) -> Tensor:
+    """Keep a quarter of the tokens of each sequence, as an expert that chooses them does."""
+    size = x.norm(dim=-1, keepdim=True)
+    return x * (size >= size.topk(x.shape[1] // 4, dim=1).values[:, -1:])
 
 
 class ShiftedNorm(nn.LayerNorm):
@@ -189,10 +199,16 @@ class ShiftedNorm(nn.LayerNorm):
         return super().forward(x + shifted(x))
 
 
-class WithShiftedNorm(SmallGPT):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks[0].norms[0] = ShiftedNorm(DIM)  # type: ignore[union-attr, index]
+with_shifted_norm = with_parts({"norms.0": lambda: ShiftedNorm(DIM)}, blocks=(0,))
+
+# -- mixers
+
+
+class Adding(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        heads = 1 if q.shape[1] in (HEAD_DIM, HEADS) else 2
+        k, v = (tensor.repeat_interleave(q.shape[heads] // k.shape[heads], dim=heads) for tensor in (k, v))
+        return q + k + v
 
 
 class CalledBy(nn.Module):
@@ -200,39 +216,12 @@ class CalledBy(nn.Module):
 
     def __init__(self, way: str) -> None:
         super().__init__()
-        self.way = way
-        self.inner = Adding()
+        self.way, self.inner = way, Adding()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
         if self.way == "keywords":
             return self.inner(q=q, k=k, v=v)
         return self.inner(*(tensor.transpose(1, 2) for tensor in (q, k, v))).transpose(1, 2)
-
-
-class Adding(nn.Module):
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        heads = 1 if q.shape[1] in (HEAD_DIM, small_gpt.HEADS) else 2
-        k, v = (tensor.repeat_interleave(q.shape[heads] // k.shape[heads], dim=heads) for tensor in (k, v))
-        return q + k + v
-
-
-class CallsMixers(SmallGPT):
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        for block in self.blocks:
-            block.attention.mixer = CalledBy(way)
-
-
-class OwnParameter(SmallGPT):
-    """Has a parameter outside all modules of the layout, or a persistent buffer."""
-
-    def __init__(self, where: str) -> None:
-        super().__init__()
-        if where == "buffer":
-            self.register_buffer("steps", torch.zeros(1))
-        else:
-            owner = self if where == "model" else self.blocks
-            owner.scale = nn.Parameter(torch.ones(DIM))
 
 
 class SeesTheNext(CausalAttention):
@@ -248,72 +237,21 @@ class SeesTheNext(CausalAttention):
         return super().forward(q, k, v, documents, **keywords)
 
 
-class WithMixer(SmallGPT):
-    def __init__(self, mixer: Callable[[], nn.Module]) -> None:
-        super().__init__()
-        for block in self.blocks:
-            block.attention.mixer = mixer()
+# -- parameters in other places
 
 
-def choosing_tokens(x: Tensor) -> Tensor:
-    """Keep a quarter of the tokens of each sequence, as an expert that chooses them does."""
-    size = x.norm(dim=-1, keepdim=True)
-    return x * (size >= size.topk(x.shape[1] // 4, dim=1).values[:, -1:])
+def own_parameter(where: str) -> Callable[[], SmallGPT]:
+    """Return a function that builds a model with a parameter on the module ``where``, or with a persistent buffer."""
+    if where == "buffer":
+        return changed(lambda model: model.register_buffer("steps", torch.zeros(1)))
+    return changed(lambda model: model.get_submodule(where).register_parameter("scale", nn.Parameter(torch.ones(DIM))))
 
 
-class Tied(SmallGPT):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks[1].mlp.up.weight = self.blocks[0].mlp.up.weight  # type: ignore[union-attr]
-
-
-class TiedInBlocks(SmallGPT):
-    def __init__(self) -> None:
-        super().__init__()
-        for block in self.blocks:
-            block.norms[1].weight = block.norms[0].weight  # type: ignore[index, union-attr]
-
-
-class WithWrappedHead(SmallGPT):
-    def __init__(self) -> None:
-        super().__init__()
-        self.output = nn.Sequential(self.output, nn.Identity())  # type: ignore[assignment]
-
-
-class OwnGain(SmallGPT):
-    """Has a parameter directly on the attention module, in none of its layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks[0].attention.gain = nn.Parameter(torch.ones(DIM))  # type: ignore[union-attr]
-
-
-class FusedAttention(Attention):
-    """Computes queries, keys and values with one fused layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q = nn.Linear(DIM, 3 * DIM)
-        self.kv = nn.ModuleList()
-
-    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        batch, seq, _ = x.shape
-        q, k, v = (part.reshape(batch, seq, -1, HEAD_DIM).transpose(1, 2) for part in self.q(x).chunk(3, dim=-1))
-        return self.out(self.mixer(self.norm(q), k, v, documents).transpose(1, 2).reshape(batch, seq, -1))
-
-
-class Fused(SmallGPT):
-    def __init__(self) -> None:
-        super().__init__()
-        for block in self.blocks:
-            block.attention = FusedAttention()
-
-
-FUSED = replace(
-    LAYOUT,
-    rules={key: rule for key, rule in LAYOUT.rules.items() if "kv" not in key},
-    mixers={"blocks.*.attention.mixer": causal_attention(HEADS)},
-)
+own_gain = changed(lambda model: setattr(model.blocks[0].attention, "gain", nn.Parameter(torch.ones(DIM))))
+"""Has a parameter directly on the attention module, in none of its layers."""
+tied = changed(lambda model: setattr(model.blocks[1].mlp.up, "weight", model.blocks[0].mlp.up.weight))
+tied_in_blocks = changed(lambda model: [setattr(block.norms[1], "weight", block.norms[0].weight) for block in model.blocks])
+with_wrapped_head = changed(lambda model: setattr(model, "output", nn.Sequential(model.output, nn.Identity())))
 
 
 class GainedAttention(Attention):
@@ -325,11 +263,8 @@ class GainedAttention(Attention):
         self.few, self.q = nn.Linear(DIM, 8), nn.Linear(8, DIM)
 
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
-        batch, seq, _ = x.shape
         x = x * self.gain
-        full = (self.q(self.few(x)), *(linear(x) for linear in self.kv))
-        q, k, v = (tensor.view(batch, seq, -1, HEAD_DIM).transpose(1, 2) for tensor in full)
-        return self.out(self.mixer(self.norm(q), k, v, documents).transpose(1, 2).reshape(batch, seq, -1))
+        return self.mix(self.q(self.few(x)), self.kv[0](x), self.kv[1](x), documents)
 
 
 class OwnMLP(nn.Module):
@@ -344,15 +279,12 @@ class OwnMLP(nn.Module):
         return torch.einsum("bshf,hfo->bso", nn.functional.silu(features), self.down)
 
 
-class OwnParameters(SmallGPT):
-    """Has parameters outside linear layers: on blocks, on regions, and on modules within regions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for block in self.blocks:
-            block.attention, block.mlp = GainedAttention(), OwnMLP()
-        self.blocks[1].register_parameter("gain", nn.Parameter(torch.ones(DIM)))
-        self.blocks[1].register_forward_hook(lambda block, _, output: output * block.gain)
+def own_parameters() -> SmallGPT:
+    """Return a model with parameters outside linear layers: on blocks, on regions, and on modules within regions."""
+    model = with_parts({"attention": GainedAttention, "mlp": OwnMLP})()
+    model.blocks[1].register_parameter("gain", nn.Parameter(torch.ones(DIM)))
+    model.blocks[1].register_forward_hook(lambda block, _, output: output * block.gain)
+    return model
 
 
 OWN_RULES: dict[str, Rule] = {
@@ -365,35 +297,120 @@ OWN_RULES: dict[str, Rule] = {
 OWN = replace(LAYOUT, rules=OWN_RULES, sums=("blocks.*.mlp",))
 
 
-class LayerDrop(SmallGPT):
-    """Skips one block in each training step: the last, the first, and so on. Evaluation alternates as well."""
-
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        microbatch = current_microbatch()
-        h = self.embedding(tokens, positions)
-        for number, block in enumerate(self.blocks):
-            if microbatch is None or number == microbatch.step % len(self.blocks):
-                h = block(h, documents)
-        return self.output(self.norm(h))
-
-
-class Backwards(SmallGPT):
-    """Runs the blocks from the last to the first, and the last one once more."""
-
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        h = self.embedding(tokens, positions)
-        for block in (*reversed(self.blocks), self.blocks[-1]):
-            h = block(h, documents)
-        return self.output(self.norm(h))
-
-
 class BlockOfAnyDtype(Block):
     def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         return super().forward(x.to(self.mlp.up.weight.dtype), documents)
 
 
-class FirstBlockInBfloat16(SmallGPT):
+def first_block_in_bfloat16() -> SmallGPT:
+    model = SmallGPT()
+    model.blocks = nn.ModuleList(BlockOfAnyDtype() for _ in model.blocks)
+    model.blocks[0].to(torch.bfloat16)
+    return model
+
+
+# -- unusual, but correct
+
+
+class FusedAttention(Attention):
+    """Computes queries, keys and values with one fused layer."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(BlockOfAnyDtype() for _ in self.blocks)
-        self.blocks[0].to(torch.bfloat16)
+        self.q = nn.Linear(DIM, 3 * DIM)
+        self.kv = nn.ModuleList()
+
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        return self.mix(*self.q(x).chunk(3, dim=-1), documents)
+
+
+fused = with_parts({"attention": FusedAttention})
+_WITHOUT_KV = {key: rule for key, rule in LAYOUT.rules.items() if "kv" not in key}
+FUSED = replace(LAYOUT, rules=_WITHOUT_KV, mixers={"blocks.*.attention.mixer": causal_attention(HEADS)})
+WHOLE = replace(FUSED, rules={"blocks.*.attention.*": Replicate(), "blocks.*.mlp.*": Replicate(), "*norm*": Replicate()},
+    regions=("blocks.*.attention",))  # fmt: skip
+"""Attention is computed whole on each rank, and MLPs on its positions."""
+
+
+class SideBySide(nn.ModuleList):
+    """Linear layers whose outputs are one tensor, in place of a fused layer."""
+
+    def __init__(self, *widths: int) -> None:
+        super().__init__(nn.Linear(DIM, width) for width in widths)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([linear(x) for linear in self], dim=-1)
+
+
+class SplitAttention(Attention):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.kv
+        self.q = SideBySide(DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM)  # type: ignore[assignment]
+
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        features = self.q(x)
+        keys = features.shape[-1] * KV_HEADS // (HEADS + 2 * KV_HEADS)
+        return self.mix(*features.split([features.shape[-1] - 2 * keys, keys, keys], dim=-1), documents)
+
+
+class GatedMLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = SideBySide(2 * DIM, 2 * DIM), nn.Linear(2 * DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.up(x).chunk(2, dim=-1)
+        return self.down(nn.functional.silu(gate) * up)
+
+
+unfused = with_parts({"attention": SplitAttention, "mlp": GatedMLP})
+UNFUSED = replace(LAYOUT, rules=_WITHOUT_KV)
+
+
+class RoundingNorm(nn.Module):
+    """RMSNorm as transformers' Llama computes it: rounded before the multiplication, with a gain of 1 + weight."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features))
+        self.variance_epsilon = 1e-3
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return (1.0 + self.weight) * wide.to(x.dtype)
+
+
+class JointlyNormed(Attention):
+    """Norms of the queries of all heads and of the keys of all heads, like OLMo-2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.Identity()  # type: ignore[assignment]
+        self.query_norm, self.key_norm = nn.LayerNorm(DIM, eps=1e-3), RoundingNorm(KV_HEADS * HEAD_DIM)
+
+    def forward(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
+        return self.mix(self.query_norm(self.q(x)), self.key_norm(self.kv[0](x)), self.kv[1](x), documents)
+
+
+joint_norms = with_parts({"attention": JointlyNormed})
+JOINT = replace(LAYOUT, rules={"blocks.*.attention.*norm.*": Shard(0, norm=True), **LAYOUT.rules})
+
+
+class ScaledEmbedding(nn.Embedding):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens) * DIM**0.5
+
+
+class CappedHead(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(super().forward(x) / 2.0) * 2.0
+
+
+def scaled_and_capped() -> SmallGPT:
+    """Return a model that scales the embedding and caps the logits in modules of these names, and ties the two."""
+    model = SmallGPT()
+    model.embedding.token, model.output = ScaledEmbedding(VOCAB, DIM), CappedHead(DIM, VOCAB, bias=False)
+    model.output.weight = model.embedding.token.weight
+    return model

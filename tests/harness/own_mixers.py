@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.small_gpt import DIM, HEAD_DIM, HEADS, KV_HEADS, LAYOUT, Block, SmallGPT
+from harness.small_gpt import DIM, HEAD_DIM, HEADS, KV_HEADS, LAYOUT, Block, SmallGPT, changed
 from titan_core.api import Column, Mixer, ModelLayout, Normal, Ref, Replicate, SequenceShare, Shard
 
 
@@ -37,14 +37,11 @@ class MeanBlock(Block):
         return super().forward(x + self.mean(x), documents)
 
 
-class WithMeans(SmallGPT):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(MeanBlock() for _ in self.blocks)
+with_mean = changed(lambda model: setattr(model, "blocks", nn.ModuleList(MeanBlock() for _ in model.blocks)))
 
 
 def with_means(divided: str) -> ModelLayout:
-    """Return the layout of :class:`WithMeans`, whose mixers a function of this module divides."""
+    """Return the layout of :data:`with_mean`, whose mixers a function of this module divides."""
     mixer = Mixer(kind="mean", divided=Ref(f"harness.own_mixers:{divided}"))
     rules = {"blocks.*.mean.gain": Replicate(), **LAYOUT.rules}
     return replace(LAYOUT, rules=rules, mixers={**LAYOUT.mixers, "blocks.*.mean": mixer})
@@ -152,14 +149,13 @@ class FadingAttention(nn.Module):
         return self.out(self.mixer(q, k, v, self.gate(x).sigmoid(), self.rate.exp(), documents).flatten(2))
 
 
-class WithFading(SmallGPT):
-    """Its first block has a mixer of another kind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks[0].attention = FadingAttention()
-        # Softmax attention does not change with a bias of its keys, whose gradient is nothing but rounding.
-        self.blocks[1].attention.kv[0] = nn.Linear(DIM, KV_HEADS * HEAD_DIM, bias=False)
+def with_fading() -> SmallGPT:
+    """Return a model whose first block has a mixer of another kind."""
+    model = SmallGPT()
+    model.blocks[0].attention = FadingAttention()
+    # Softmax attention does not change with a bias of its keys, whose gradient is nothing but rounding.
+    model.blocks[1].attention.kv[0] = nn.Linear(DIM, KV_HEADS * HEAD_DIM, bias=False)
+    return model
 
 
 def fading_in_part(module: Fading, share: SequenceShare) -> Callable[..., Tensor]:

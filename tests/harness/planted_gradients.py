@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.odd_gpts import FUSED, OWN, Fused, OwnParameters
-from harness.own_mixers import WithMeans, twice, with_means
-from harness.small_gpt import DIM, LAYOUT, MLP, Attention, SmallGPT
+from harness.odd_gpts import FUSED, OWN, between, fused, own_parameters
+from harness.own_mixers import twice, with_mean, with_means
+from harness.small_gpt import DIM, LAYOUT, MLP, Attention, SmallGPT, changed, with_parts
 from titan_core.api import Column, ModelLayout, Replicate, Row, Shard
 
 TP, PP, CP, REPLICATE = (
@@ -71,23 +71,19 @@ class SumInTheMiddle(nn.Module):
         return self.out(nn.functional.silu(self.again(self.down(nn.functional.silu(self.up(x))))))
 
 
-class InBlocks(SmallGPT):
-    """Has another MLP in each block."""
+def in_each_block(module: Callable[[], nn.Module]) -> Callable[[], SmallGPT]:
+    """Return a function that builds a model whose blocks add a module's output, outside all regions."""
 
-    def __init__(self, mlp: Callable[[], nn.Module]) -> None:
-        super().__init__()
-        for block in self.blocks:
-            block.mlp = mlp()
-
-
-class InEachBlock(SmallGPT):
-    """Adds a module's output in each block, outside all regions."""
-
-    def __init__(self, module: Callable[[], nn.Module]) -> None:
-        super().__init__()
-        for block in self.blocks:
+    def add_to(model: SmallGPT) -> None:
+        for block in model.blocks:
             block.extra = module()
             block.register_forward_hook(lambda block, arguments, output: output + block.extra(output))
+
+    return changed(add_to)
+
+
+def with_mlp(mlp: Callable[[], nn.Module]) -> Callable[[], SmallGPT]:
+    return with_parts({"mlp": mlp})
 
 
 class Gained(nn.Module):
@@ -192,22 +188,8 @@ class HalfDetached(Attention):
         return super().forward(x if whole else x.detach() + 0.0 * x, documents)
 
 
-class WithHalfDetached(SmallGPT):
-    def __init__(self) -> None:
-        super().__init__()
-        for block in self.blocks:
-            block.attention = HalfDetached()
-
-
-class ScaledByBatch(SmallGPT):
-    """Divides a gradient by the number of sequences of the microbatch."""
-
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        h = self.embedding(tokens, positions)
-        h = h.detach() + (h - h.detach()) / len(h)
-        for block in self.blocks:
-            h = block(h, documents)
-        return self.output(self.norm(h))
+scaled_by_batch = between(embedded=lambda h: h.detach() + (h - h.detach()) / len(h))
+"""Divides a gradient by the number of sequences of the microbatch."""
 
 
 EXTRA = replace(LAYOUT, rules={"blocks.*.extra.*": Replicate(), **LAYOUT.rules})
@@ -325,34 +307,34 @@ PLANTS = [
     Plant("a sum that is not taken", TP, r"'norm.weight' receives .* on one device", patch=unsummed),
     Plant("a sum taken twice", TP, r"'norm.weight' receives 2 times", patch=summed_twice),
     Plant("a sum of what is whole", NO_SP, r"'norm.weight' receives 2 times", patch=all_replicated_are_addends),
-    Plant("a gain after the sum", NO_SP, r"'blocks.\d.mlp.gain' receives 2 times", lambda: InBlocks(GainAfterSum), AFTER, regions_do_not_end),
-    Plant("a sum in the middle", NO_SP, r"'blocks.\d.mlp.down.bias' receives another gradient", lambda: InBlocks(SumInTheMiddle), MIDDLE),
+    Plant("a gain after the sum", NO_SP, r"'blocks.\d.mlp.gain' receives 2 times", with_mlp(GainAfterSum), AFTER, regions_do_not_end),
+    Plant("a sum in the middle", NO_SP, r"'blocks.\d.mlp.down.bias' receives another gradient", with_mlp(SumInTheMiddle), MIDDLE),
     Plant("an input that is not reduced", TP, r"parameter '.*' receives another gradient", patch=gathered_without_reduction),
     Plant("an input that is not reduced, all positions", NO_SP, r"parameter '.*' receives another gradient", patch=input_not_reduced),
     Plant("a sum that is reduced again", NO_SP, r"'blocks.\d.mlp.up.bias' receives 2 times", patch=sum_reduced_again),
-    Plant("a gain of the wrong scale", TP, r"'blocks.\d.extra.gain' receives 2 times", lambda: InEachBlock(lambda: Gained(mean_over_positions)), EXTRA),
-    Plant("a gain that is detached in parts", TP, r"'blocks.\d.extra.gain' receives no gradient", lambda: InEachBlock(lambda: Gained(detached_in_parts)), EXTRA),
-    Plant("features of the wrong scale", NO_SP, r"'blocks.\d.mlp.up.bias' receives 0.5 times", lambda: InBlocks(ScaledByShard)),
-    Plant("a detached branch", TP, r"'blocks.\d.norms.0.bias' receives no gradient", WithHalfDetached),
+    Plant("a gain of the wrong scale", TP, r"'blocks.\d.extra.gain' receives 2 times", in_each_block(lambda: Gained(mean_over_positions)), EXTRA),
+    Plant("a gain that is detached in parts", TP, r"'blocks.\d.extra.gain' receives no gradient", in_each_block(lambda: Gained(detached_in_parts)), EXTRA),
+    Plant("features of the wrong scale", NO_SP, r"'blocks.\d.mlp.up.bias' receives 0.5 times", with_mlp(ScaledByShard)),
+    Plant("a detached branch", TP, r"'blocks.\d.norms.0.bias' receives no gradient", with_parts({"attention": HalfDetached})),
     Plant("logits gathered twice", GATHERED, r"'output.weight' receives 2 times", patch=logits_of_other_columns),
     # -- rules that do not fit what a region computes
-    Plant("queries, keys and values in one layer", TP, r"module 'blocks.0.attention', before it calls 'blocks.0.attention.norm', computes another result.*receives", Fused, FUSED),
-    Plant("a dimension that is not divided", TP, r"cannot compute with a rank.s share", OwnParameters, replace(OWN, rules={**OWN.rules, "blocks.*.mlp.down": Shard(2)})),
-    Plant("a whole parameter of divided features", TP, r"cannot compute with a rank.s share", OwnParameters, replace(OWN, rules={**OWN.rules, "blocks.*.mlp.down": Replicate()})),
-    Plant("sums of what is whole", NO_SP, r"module 'blocks.0.attention' computes another result", OwnParameters, replace(OWN, sums=("blocks.*.mlp", "blocks.*.attention"))),
+    Plant("queries, keys and values in one layer", TP, r"module 'blocks.0.attention', before it calls 'blocks.0.attention.norm', computes another result.*receives", fused, FUSED),
+    Plant("a dimension that is not divided", TP, r"cannot compute with a rank.s share", own_parameters, replace(OWN, rules={**OWN.rules, "blocks.*.mlp.down": Shard(2)})),
+    Plant("a whole parameter of divided features", TP, r"cannot compute with a rank.s share", own_parameters, replace(OWN, rules={**OWN.rules, "blocks.*.mlp.down": Replicate()})),
+    Plant("sums of what is whole", NO_SP, r"module 'blocks.0.attention' computes another result", own_parameters, replace(OWN, sums=("blocks.*.mlp", "blocks.*.attention"))),
     # -- context parallelism
-    Plant("a mixer that keeps its addend", CP, r"backward pass of module 'blocks.0.mean' .*'embedding.token.weight' receives another gradient", WithMeans, with_means("own_addend")),
-    Plant("a mixer that doubles", CP, r"backward pass of module 'blocks.0.mean' .*'embedding.token.weight' receives another gradient", WithMeans, with_means("doubled")),
-    Plant("a mixer that detaches", CP, r"backward pass of module 'blocks.0.mean' .*'embedding.token.weight' receives another gradient", WithMeans, with_means("others_detached")),
-    Plant("a mixer whose gain learns half", CP, r"'blocks.\d.mean.gain' receives another gradient", WithMeans, with_means("gain_of_one_chunk")),
-    Plant("a mixer that is stale", {**CP, **TWO_MICROBATCHES}, r"module 'blocks.0.mean' computes another result", WithMeans, with_means("stale")),
+    Plant("a mixer that keeps its addend", CP, r"backward pass of module 'blocks.0.mean' .*'embedding.token.weight' receives another gradient", with_mean, with_means("own_addend")),
+    Plant("a mixer that doubles", CP, r"backward pass of module 'blocks.0.mean' .*'embedding.token.weight' receives another gradient", with_mean, with_means("doubled")),
+    Plant("a mixer that detaches", CP, r"backward pass of module 'blocks.0.mean' .*'embedding.token.weight' receives another gradient", with_mean, with_means("others_detached")),
+    Plant("a mixer whose gain learns half", CP, r"'blocks.\d.mean.gain' receives another gradient", with_mean, with_means("gain_of_one_chunk")),
+    Plant("a mixer that is stale", {**CP, **TWO_MICROBATCHES}, r"module 'blocks.0.mean' computes another result", with_mean, with_means("stale")),
     Plant("a ring that loses keys", CP, r"'blocks.\d.attention.kv.0.weight' receives 0.5 times", patch=ring_keeps_gradients),
     # -- data parallelism, recomputation, pipelines
     Plant("gradients averaged", FSDP, r"'output.weight' receives 0.5 times", patch=averaged),
     Plant("replicas that are not summed", REPLICATE, r"'output.weight' receives another gradient", patch=not_replicated),
-    Plant("a buffer that leaks", {**FSDP, **TWO_MICROBATCHES}, r"module 'blocks.0.extra' computes another result", lambda: InEachBlock(Leaking), LEAKING),
-    Plant("a stale norm", {**FSDP, **TWO_MICROBATCHES}, r"module 'blocks.0.extra' computes another result", lambda: InEachBlock(StaleNorm), EXTRA),
-    Plant("a gradient per sequence", {**FSDP, "training.local_batch_size": 2}, r"'embedding.\w+.weight' receives 2 times", ScaledByBatch),
+    Plant("a buffer that leaks", {**FSDP, **TWO_MICROBATCHES}, r"module 'blocks.0.extra' computes another result", in_each_block(Leaking), LEAKING),
+    Plant("a stale norm", {**FSDP, **TWO_MICROBATCHES}, r"module 'blocks.0.extra' computes another result", in_each_block(StaleNorm), EXTRA),
+    Plant("a gradient per sequence", {**FSDP, "training.local_batch_size": 2}, r"'embedding.\w+.weight' receives 2 times", scaled_by_batch),
     Plant("recomputation that differs", RECOMPUTED, r"parameter 'blocks.\d.mlp.up.weight' receives", SetWhileForward),
     Plant("a stage that doubles", PP, r"parameter '.*' receives \d+ times", patch=stages_double),
 ]  # fmt: skip

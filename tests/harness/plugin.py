@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.noisy import NoisyArgs
-from harness.packed import FORMAT, PackedArgs
-from harness.tiny import TinyArgs
+from harness import packed
+from harness.tiny import NOISY_ARGS, TinyArgs
 from titan_core.api import Dataset, Model, Recipe, RecordFormat, Ref, hookimpl, recipes_in
 
 api = (1, 0)
@@ -16,17 +15,15 @@ api = (1, 0)
 @hookimpl
 def titan_models() -> list[Model]:
     tiny: Ref[Any] = Ref("harness.tiny:define")
-    noisy: Ref[Any] = Ref("harness.noisy:define")
-    packed: Ref[Any] = Ref("harness.packed:define")
     return [
         Model(name="tiny", summary="a small decoder, for tests", flavors={"debug": TinyArgs()}, define=tiny),
-        Model(name="noisy", summary="randomness and buffers, for tests", flavors={"tiny": NoisyArgs()}, define=noisy),
+        Model(name="noisy", summary="randomness and buffers, for tests", flavors={"tiny": NOISY_ARGS}, define=tiny),
         Model(
             name="packed",
             summary="packed weights in another format, for tests",
-            flavors={"tiny": PackedArgs()},
-            define=packed,
-            formats=(FORMAT,),
+            flavors={"tiny": packed.ARGS},
+            define=tiny,
+            formats=(packed.FORMAT,),
         ),
     ]
 

@@ -1,5 +1,6 @@
-"""The model that most tests train: a decoder with grouped-query attention, rotary positions, RMSNorm and SwiGLU. Only
-:mod:`harness.tiny_model` imports torch."""
+"""The model that most tests train: a decoder with grouped-query attention, rotary positions, RMSNorm and SwiGLU, and with
+switches for what some tests are about: options of attention, randomness and state, packed experts. Needs no package but the
+core; only :mod:`harness.tiny_model` imports torch."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from titan_core.api import (
     Column,
     Constant,
+    Count,
     Epsilon,
     Factor,
     Heads,
@@ -20,7 +22,9 @@ from titan_core.api import (
     Normal,
     Replicate,
     Row,
+    Rule,
     Shard,
+    Share,
     Tokens,
     VocabularySize,
     Width,
@@ -57,6 +61,17 @@ class TinyArgs(BaseModel):
     """Cap of the scores of all blocks."""
     sinks: bool = False
     """Whether each head has a sink."""
+    dropout: Share = 0.0
+    """Share that is dropped after attention and after the feed-forward layer of each block."""
+    stateful: bool = False
+    """Whether the hidden states depend on buffers of the embedding, which forward passes in training update: a count of
+    passes, and a running statistic. If a run loses any of this state, its losses change."""
+    momentum: Share = 0.3
+    """Momentum of the running statistic; 0 disables it. Each rank computes it over its own data, so FSDP ranks diverge."""
+    draws: bool = True
+    """Whether a stateful embedding draws from the generators of Python and torch, which changes no result."""
+    experts: Count = 0
+    """Experts in place of the feed-forward layer: every token passes through all of them."""
 
     @property
     def head_dim(self) -> int:
@@ -72,9 +87,26 @@ class TinyArgs(BaseModel):
     def num_params(self) -> int:
         """Number of parameters; a shared embedding counts once."""
         attention = 2 * self.dim * self.dim + 2 * self.dim * self.n_kv_heads * self.head_dim
-        block = attention + 3 * self.dim * self.ffn_dim + 2 * self.dim
+        block = attention + max(self.experts, 1) * 3 * self.dim * self.ffn_dim + 2 * self.dim
         block += self.n_heads if self.sinks else 0
         return self.n_layers * block + (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim + self.dim
+
+
+NOISY_ARGS = TinyArgs(
+    dim=32, n_layers=2, n_heads=2, n_kv_heads=2, ffn_dim=64, max_seq_len=64, dropout=0.2, stateful=True
+)  # fmt: skip
+NOISY: dict[str, object] = {
+    "model.name": "noisy",
+    "model.flavor": "tiny",
+    "training.seq_len": 32,
+    "training.local_batch_size": 2,
+    "training.global_batch_size": 8,
+    "training.steps": 4,
+    "training.deterministic": "true",
+    "lr_scheduler.warmup_steps": 2,
+    "job.device": "cpu",
+}
+"""Settings of ``tiny`` that train a model with dropout and state in a second."""
 
 
 def define(args: TinyArgs) -> ModelDefinition:
@@ -102,12 +134,11 @@ def layout(args: TinyArgs) -> ModelLayout:
         rules={
             "layers.*.attention.w[qkv].weight": Column(),
             "layers.*.attention.wo.weight": Row(),
-            "layers.*.feed_forward.w[13].weight": Column(),
-            "layers.*.feed_forward.w2.weight": Row(),
+            **_feed_forward_rules(args),
             **({"layers.*.attention.sinks": Shard(0)} if args.sinks else {}),
             "*norm.weight": Replicate(),
         },
-        regions=("layers.*.attention", "layers.*.feed_forward"),
+        regions=("layers.*.attention",) if args.experts else ("layers.*.attention", "layers.*.feed_forward"),
         mixers={
             f"layers.{index}.attention.mixer": causal_attention(args.n_heads, args.n_kv_heads, **args.attention(index))
             for index in range(args.n_layers)
@@ -115,13 +146,28 @@ def layout(args: TinyArgs) -> ModelLayout:
         masks_documents=True,
         parameters={
             "*norm.weight": Constant(1.0),
-            "tok_embeddings.weight": output if args.tie_embeddings else Normal(1.0),
+            "tok_embeddings*.weight": output if args.tie_embeddings else Normal(1.0),
             **({} if args.tie_embeddings else {"output.weight": output}),
-            "*": Normal(0.02),
+            "*": Normal(0.2 if args.stateful or args.experts else 0.02),
         },
-        buffers={"angles": partial(_angles, args)},
+        buffers=_buffers(args),
         tied={"output.weight": "tok_embeddings.weight"} if args.tie_embeddings else {},
     )
+
+
+def _feed_forward_rules(args: TinyArgs) -> dict[str, Rule]:
+    if args.experts:
+        return {"layers.*.feed_forward.*": Replicate()}
+    return {"layers.*.feed_forward.w[13].weight": Column(), "layers.*.feed_forward.w2.weight": Row()}
+
+
+def _buffers(args: TinyArgs) -> dict[str, Any]:
+    found: dict[str, Any] = {"angles": partial(_of_model, "angles", args)}
+    if args.stateful:
+        found |= {f"tok_embeddings.{name}": partial(_of_model, name, args) for name in ("passes", "running")}
+    if args.experts:
+        found["layers.*.feed_forward.correction"] = partial(_of_model, "correction", args)
+    return found
 
 
 def _build(args: TinyArgs) -> Any:
@@ -130,7 +176,7 @@ def _build(args: TinyArgs) -> Any:
     return TinyModel(args)
 
 
-def _angles(args: TinyArgs) -> Any:
-    from harness.tiny_model import angles
+def _of_model(name: str, args: TinyArgs) -> Any:
+    from harness import tiny_model
 
-    return angles(args)
+    return getattr(tiny_model, name)(args)

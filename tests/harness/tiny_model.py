@@ -1,13 +1,19 @@
-"""The model of :mod:`harness.tiny`."""
+"""The model of :mod:`harness.tiny`, and one with weights in this process."""
 
 from __future__ import annotations
+
+import random
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness.tiny import TinyArgs
-from titan_core.api import CausalAttention
+from harness.tiny import TinyArgs, define
+from titan_core.api import CausalAttention, Dropout, ModelPart
+from titan_core.model.materialise import materialise
+from titan_core.model.next_token import NextToken
+
+CPU = torch.device("cpu")
 
 
 def angles(args: TinyArgs) -> Tensor:
@@ -15,6 +21,21 @@ def angles(args: TinyArgs) -> Tensor:
     pairs = args.head_dim // 2
     speeds = 10_000.0 ** -(torch.arange(pairs) / pairs)
     return torch.arange(args.max_seq_len)[:, None] * speeds
+
+
+def passes(args: TinyArgs) -> Tensor:
+    """Return the initial count of forward passes of a :class:`StatefulEmbedding`."""
+    return torch.zeros((), dtype=torch.int64)
+
+
+def running(args: TinyArgs) -> Tensor:
+    """Return the initial statistic of a :class:`StatefulEmbedding`."""
+    return torch.full((args.dim,), 0.5)
+
+
+def correction(args: TinyArgs) -> Tensor:
+    """Return the initial shares of :class:`Experts`, before a softmax."""
+    return torch.zeros(args.experts)
 
 
 def turned(x: Tensor, turns: Tensor) -> Tensor:
@@ -60,18 +81,65 @@ class FeedForward(nn.Module):
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
+class Experts(nn.Module):
+    """Every token passes through all experts, whose outputs are added by constant shares."""
+
+    correction: Tensor
+
+    def __init__(self, args: TinyArgs) -> None:
+        super().__init__()
+        self.gate_up = nn.Parameter(torch.empty(args.experts, 2 * args.ffn_dim, args.dim))
+        self.down = nn.Parameter(torch.empty(args.experts, args.dim, args.ffn_dim))
+        self.register_buffer("correction", torch.empty(args.experts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[batch, seq, dim]`` to the same."""
+        gate, up = torch.einsum("bsd,efd->besf", x, self.gate_up).chunk(2, -1)
+        return torch.einsum("besf,edf,e->bsd", torch.sigmoid(gate) * up, self.down, self.correction.softmax(0))
+
+
+class StatefulEmbedding(nn.Module):
+    """Maps tokens to hidden states, which depend on the buffers that forward passes in training update."""
+
+    passes: Tensor
+    running: Tensor
+
+    def __init__(self, args: TinyArgs) -> None:
+        super().__init__()
+        self.args, self.tokens = args, nn.Embedding(args.vocab_size, args.dim)
+        self.register_buffer("passes", torch.empty_like(passes(args)))
+        self.register_buffer("running", torch.empty_like(running(args)))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """``[batch, seq]`` to ``[batch, seq, dim]``."""
+        h: Tensor = self.tokens(tokens)
+        before = self.running.clone()  # the new statistic depends on later positions
+        if self.training:
+            self.passes.add_(1)
+            if self.args.momentum:
+                self.running.lerp_(h.detach().abs().mean((0, 1)), self.args.momentum)
+            if self.args.draws and random.random() + float(torch.rand(())) > 2.0:
+                h = -h
+        return h * (1.0 + 0.3 * torch.sin(self.passes.float())) + before
+
+
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each with a pre-norm and a residual connection."""
+    """Attention and a feed-forward layer, each with a pre-norm, dropout and a residual connection."""
 
     def __init__(self, args: TinyArgs, number: int) -> None:
         super().__init__()
         self.attention_norm, self.attention = nn.RMSNorm(args.dim, eps=args.norm_eps), Attention(args, number)
-        self.ffn_norm, self.feed_forward = nn.RMSNorm(args.dim, eps=args.norm_eps), FeedForward(args)
+        self.ffn_norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
+        self.feed_forward = Experts(args) if args.experts else FeedForward(args)
+        self.dropouts = nn.ModuleList(Dropout(args.dropout) for _ in range(2)) if args.dropout else None
 
     def forward(self, x: Tensor, turns: Tensor, documents: Tensor | None) -> Tensor:
         """``[batch, seq, dim]`` to the same."""
-        x = x + self.attention(self.attention_norm(x), turns, documents)
-        return x + self.feed_forward(self.ffn_norm(x))
+        x = x + self._dropped(0, self.attention(self.attention_norm(x), turns, documents))
+        return x + self._dropped(1, self.feed_forward(self.ffn_norm(x)))
+
+    def _dropped(self, place: int, x: Tensor) -> Tensor:
+        return x if self.dropouts is None else self.dropouts[place](x)
 
 
 class TinyModel(nn.Module):
@@ -81,7 +149,7 @@ class TinyModel(nn.Module):
 
     def __init__(self, args: TinyArgs) -> None:
         super().__init__()
-        self.tok_embeddings = nn.Embedding(args.vocab_size, args.dim)
+        self.tok_embeddings = StatefulEmbedding(args) if args.stateful else nn.Embedding(args.vocab_size, args.dim)
         self.layers = nn.ModuleDict({str(index): Block(args, index) for index in range(args.n_layers)})
         self.norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
         self.output = nn.Linear(args.dim, args.vocab_size, bias=False)
@@ -96,3 +164,18 @@ class TinyModel(nn.Module):
         for layer in self.layers.values():
             h = layer(h, turns, documents)
         return self.output(self.norm(h))
+
+
+def tiny(seed: int = 1, **sizes: int) -> ModelPart:
+    """Return a small model, for tests that compute with one."""
+    args = TinyArgs(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, ffn_dim=64, max_seq_len=1200)
+    definition = define(args.model_copy(update=sizes))
+    with torch.device("meta"):
+        module = definition.build()
+    assert isinstance(module, nn.Module)
+    part = ModelPart(module, definition.layout, NextToken())
+    materialise(part, CPU, seed)
+    for block in part.blocks().values():  # weights of training's size attend to everything alike
+        for parameter in block.parameters():
+            parameter.data.mul_(20 if parameter.ndim == 2 else 1)
+    return part

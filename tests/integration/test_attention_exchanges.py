@@ -7,10 +7,9 @@ from collections import Counter
 
 import pytest
 
-from harness import small_gpt
 from harness.fake_cuda import FakeCuda
 from harness.quick import rows
-from harness.windowed_gpt import windowed
+from harness.small_gpt import job_of, small
 
 CP, HEADS = "parallelism.context_parallel_degree", "parallelism.context_parallel_heads_degree"
 AC = "activation_checkpoint.mode"
@@ -24,7 +23,7 @@ def exchanged_by_options(overrides: dict[str, object], ranks: int) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         settings = {"training.steps": 2, "training.global_batch_size": 4, "lr_scheduler.warmup_steps": 1}
         settings |= {"job.dump_folder": folder, "training.mixed_precision_param": "bfloat16", **SETTINGS, **overrides}
-        job = small_gpt.job_of(windowed(({"window": 6}, {"sinks": True})), settings, ranks)
+        job = job_of(small(attention=({"window": 6}, {"sinks": True})), settings, ranks)
         found = simulate(job, train, rank=1, strict=True)
     counts: Counter[str] = Counter()
     for one in found.steps[-1].collectives:

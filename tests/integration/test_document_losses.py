@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness import noisy_model, oracle
+from harness import oracle, tiny_model
 from harness.gloo_pool import GlooPool
 from harness.hand_read import byte_ids, printed, rows_by_hand, text_at
 from harness.jobs import run_recipe
@@ -142,7 +142,7 @@ def test_stages_with_other_arguments_of_the_model(in_tmp: Path, capsys: pytest.C
         require_that_of_training(losses_of(capsys, step, run="outputs/staged"), step, in_tmp / "outputs/staged")
 
 
-class DroppingEmbedding(noisy_model.Embedding):
+class DroppingEmbedding(tiny_model.StatefulEmbedding):
     def __init__(self, args: Any) -> None:
         super().__init__(args)
         self.dropout = Dropout(0.2)
@@ -155,7 +155,7 @@ def test_dropout_is_that_of_the_step(
     in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And so are the model's buffers, which each forward pass in training changes."""
-    monkeypatch.setattr(noisy_model, "Embedding", DroppingEmbedding)
+    monkeypatch.setattr(tiny_model, "StatefulEmbedding", DroppingEmbedding)
     write_data(in_tmp)
     model = {"model.name": "noisy", "model.flavor": "tiny", "model.args": "{draws = false, dropout = 0.0}"}
     run_recipe("tiny", {**SAVED, **model, "training.steps": 5})

@@ -1,5 +1,5 @@
-"""A model that draws random numbers and keeps state in buffers (:mod:`harness.noisy`) resumes, validates and recomputes
-like any other."""
+"""A model that draws random numbers and keeps state in buffers (``noisy`` of :mod:`harness.plugin`) resumes, validates and
+recomputes like any other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_recipe, whole
-from harness.noisy import NOISY
+from harness.tiny import NOISY
 from titan_core.api import hookimpl
 
 TP, PP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline"))
@@ -100,8 +100,8 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, State]:
 
 
 def test_each_microbatch_is_one_forward_pass(once: tuple[RunRecord, State]) -> None:
-    assert [int(one["embed.passes"]) for one in once[1].buffers] == [4, 8, 12, 16]
-    assert not torch.equal(once[1].buffers[0]["embed.running"], once[1].buffers[1]["embed.running"])
+    assert [int(one["tok_embeddings.passes"]) for one in once[1].buffers] == [4, 8, 12, 16]
+    assert not torch.equal(once[1].buffers[0]["tok_embeddings.running"], once[1].buffers[1]["tok_embeddings.running"])
 
 
 @pytest.mark.full
@@ -197,7 +197,7 @@ def test_ranks_that_see_different_tokens_draw_different_numbers(gloo: GlooPool, 
     assert first.losses == second.losses
     assert here.generators[0][0] != there.generators[0][0]
     assert not torch.equal(here.generators[0][1], there.generators[0][1])
-    assert not torch.equal(here.buffers[0]["embed.running"], there.buffers[0]["embed.running"])
+    assert not torch.equal(here.buffers[0]["tok_embeddings.running"], there.buffers[0]["tok_embeddings.running"])
 
 
 @pytest.mark.parametrize("mode", [pytest.param("disabled", marks=pytest.mark.full), "async"])
@@ -206,6 +206,8 @@ def test_a_buffer_that_differs_between_ranks_is_refused_after_the_first_step(
 ) -> None:
     """Each rank computes the statistic from its own sequences, and a checkpoint would keep only one of them."""
     saved = {"checkpoint.enable": "true", "checkpoint.async_mode": mode, "job.dump_folder": "run"}
-    with pytest.raises(RuntimeError, match=r"model\.embed\.running: differs between ranks 0 and 1, .*persistent=False"):
+    with pytest.raises(
+        RuntimeError, match=r"model\.tok_embeddings\.running: differs between ranks 0 and 1, .*persistent=False"
+    ):
         gloo.run(2, run_in, str(tmp_path), saved)
     assert not list((tmp_path / "run").glob("checkpoint/step-*/checkpoint.json"))

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
-from harness.packed import PackedArgs
-from harness.packed_model import write_packed
+from harness.packed import write_packed
 from titan_ckpt.foreign import files as foreign_files
 from titan_core.cli.main import main
 
@@ -41,7 +40,7 @@ def trained(folder: str, overrides: dict[str, object]) -> tuple[float, int]:
 
 @pytest.mark.parametrize("mesh", [{}, {"parallelism.tensor_parallel_degree": 2}], ids=["fsdp", "tp"])
 def test_each_rank_reads_its_part_of_packed_weights(gloo: GlooPool, tmp_path: Path, mesh: dict[str, object]) -> None:
-    whole = sum(tensor.numel() for tensor in write_packed(tmp_path / "theirs", PackedArgs()).values())
+    whole = sum(tensor.numel() for tensor in write_packed(tmp_path / "theirs").values())
     assert main(["checkpoint", "convert", str(tmp_path / "theirs"), str(tmp_path / "ours")]) == 0
     start = "checkpoint.initial_load_path"
     ((loss, elements),) = gloo.run(1, trained, str(tmp_path), {start: "theirs", "job.dump_folder": "one"})

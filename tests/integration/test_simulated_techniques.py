@@ -15,8 +15,8 @@ from packaging.version import Version
 
 from harness import small_gpt
 from harness.fake_cuda import FakeCuda
+from harness.odd_gpts import JOINT, joint_norms
 from harness.quick import quick_rows
-from harness.unusual_gpts import JOINT, JointNorms
 from titan_core.api import UserError
 from titan_core.cli.main import main
 
@@ -170,7 +170,7 @@ def test_the_host_does_not_wait_in_a_step_that_is_not_logged(
 
 
 def norms_over_all_heads() -> SimulatedRank:
-    job = small_gpt.job_of(small_gpt.definition(JointNorms, JOINT), {**TP2, "training.steps": 3, "job.device": "cuda"}, 2)
+    job = small_gpt.job_of(small_gpt.definition(joint_norms, JOINT), {**TP2, "training.steps": 3, "job.device": "cuda"}, 2)
     return simulate(job, train)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor, tensor
 
-from harness.counted_gpt import SHAPES, Poisons, Repeats, train
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord
 from harness.meshes import CP, DR, PP, SCHEDULE, TP
+from harness.small_gpt import small, train_model
+from titan_core.api import PendingUpdate, Run, hookimpl
 
 MODE = "activation_checkpoint.mode"
 NO_SP = "parallelism.disable_sequence_parallel"
@@ -26,12 +29,53 @@ VALIDATION: dict[str, object] = {
 }
 POSITIONS = 8 * 16
 """Of the global batch."""
+COUNTED = {"blocks": 4, "counts": True}
+SETTINGS: dict[str, object] = {"training.steps": 3, "training.global_batch_size": 8, "lr_scheduler.warmup_steps": 1}
+
+
+class Poisons:
+    """Makes the loss of a step NaN, behind all modules that count."""
+
+    def __init__(self, step: int) -> None:
+        self.poisoned = step
+
+    @hookimpl
+    def titan_train_start(self, run: Run) -> None:
+        self.weight = run.parts[0].module.get_parameter("norm.weight")
+
+    @hookimpl
+    def titan_step_start(self, step: int) -> None:
+        self.step, self.before = step, self.weight.detach().clone()
+        if step == self.poisoned:
+            self.weight.data.fill_(float("nan"))
+
+    @hookimpl
+    def titan_before_update(self) -> None:
+        self.weight.data.copy_(self.before)
+
+
+@dataclass
+class Repeats:
+    """Repeats each step, as observers do, and lets the device skip the updates of some steps."""
+
+    skips: tuple[int, ...] = ()
+
+    @hookimpl
+    def titan_before_update(self, update: PendingUpdate) -> Tensor:
+        update.repeat_forward()
+        with update.repeat_backward():
+            pass
+        return tensor(update.step in self.skips)
+
+
+def train(folder: str, overrides: dict[str, object], *observers: object) -> RunRecord:
+    return train_model(folder, small(**COUNTED), {**SETTINGS, **overrides}, observers)
 
 
 @pytest.fixture(scope="module")
 def one_device(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     (record,) = gloo.run(1, train, str(tmp_path_factory.mktemp("one")), ACCUMULATION[1])
-    assert [set(step) for step in record.statistics] == [set(SHAPES)] * 3
+    assert [set(step) for step in record.statistics] == [{"inside", "outside", "features"}] * 3
     for step in record.statistics:
         assert [sum(layer) for layer in (*step["inside"], *step["outside"])] == [POSITIONS] * 8
     return record

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness import small_gpt
 from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, run_job
-from harness.meshes import CP, HEADS, PP, TP, require_equal
+from harness.jobs import RunRecord
+from harness.meshes import CP, HEADS, PP, SCHEDULE, TP, require_equal
 from harness.quick import rows
-from harness.windowed_gpt import windowed
+from harness.small_gpt import HEAD_DIM, small, train_model
 
 BRIEF: dict[str, object] = {
     "training.steps": 3,
@@ -21,6 +20,8 @@ BRIEF: dict[str, object] = {
     "training.global_batch_size": 8,
     "lr_scheduler.warmup_steps": 1,
 }
+OPTIONS = ({"window": 6, "softcap": 2.0, "scale": 1.6}, {"sinks": True, "scale": 2.8})
+"""Of the attention of each block."""
 DOCUMENTS: dict[str, object] = {
     "training.dataset": "letters",
     "training.dataset_path": "/".join(str(9 + 7 * number % 23) for number in range(60)),
@@ -30,7 +31,9 @@ AC = "activation_checkpoint.mode"
 MESHES: dict[str, tuple[int, dict[str, object]]] = {
     "FSDP 2": (2, {}),
     "TP 2": (2, {TP: 2}),
+    "TP 2, no SP": (2, {TP: 2, "parallelism.disable_sequence_parallel": "true"}),
     "PP 2": (2, {PP: 2}),
+    "PP 2, 1F1B": (2, {PP: 2, SCHEDULE: "1F1B"}),
     "CP 2": (2, {CP: 2}),
     "CP 4, passed": (4, {CP: 4, "parallelism.context_parallel_rotate_method": "alltoall", AC: "selective"}),
     "CP 2 by heads": (2, {CP: 2, HEADS: 2, AC: "full"}),
@@ -44,9 +47,8 @@ MESHES: dict[str, tuple[int, dict[str, object]]] = {
 CASES = {f"{mesh}{kind}": (mesh, kind) for mesh in MESHES for kind in ("", ", documents")}
 
 
-def train(folder: str, overrides: dict[str, object]) -> RunRecord:
-    os.chdir(folder)
-    return run_job(small_gpt.job_of(windowed(), overrides, int(os.environ["WORLD_SIZE"])), weights=True)
+def train(folder: str, overrides: dict[str, object], options: Any = OPTIONS) -> RunRecord:
+    return train_model(folder, small(attention=options, value_dim=HEAD_DIM - 2), overrides)
 
 
 QUICK = ("CP 2", "CP 2x2 by rings and heads, documents")
@@ -60,3 +62,15 @@ def test_training_is_that_of_one_device(gloo: GlooPool, tmp_path: Path, case: st
     settings = {**BRIEF, **(DOCUMENTS if kind else {})}
     (one,) = gloo.run(1, train, str(tmp_path), settings)
     require_equal(gloo.run(ranks, train, str(tmp_path), {**settings, **overrides}), one)
+
+
+@pytest.mark.full
+def test_each_option_changes_the_losses(gloo: GlooPool, tmp_path: Path) -> None:
+    """Otherwise the comparison above could pass without it."""
+    (whole,) = gloo.run(1, train, str(tmp_path), BRIEF)
+    for block, name in ((0, "window"), (0, "softcap"), (0, "scale"), (1, "sinks"), (1, "scale")):
+        fewer = [
+            {key: value for key, value in one.items() if (index, key) != (block, name)} for index, one in enumerate(OPTIONS)
+        ]
+        (record,) = gloo.run(1, train, str(tmp_path), BRIEF, fewer)
+        assert record.losses[1:] != pytest.approx(whole.losses[1:], rel=1e-6), name

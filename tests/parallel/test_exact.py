@@ -2,20 +2,55 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from harness.fake_ranks import Operators, fake_ranks
-from harness.gained_gpt import BFLOAT16, EXACT, GAINS, PARAM, REDUCE, Gained, is_bfloat16, train
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord
 from harness.meshes import PP, TP
 from harness.objectives import first_step
-from harness.small_gpt import BLOCKS, definition, job_of
-from titan_core.api import Batch, JobMesh
+from harness.small_gpt import BLOCKS, GAINS, Gain, job_of, small, train_model
+from titan_core.api import Batch, JobMesh, hookimpl
 from titan_core.model.build import build_parts
+
+PARAM, REDUCE = "training.mixed_precision_param", "training.mixed_precision_reduce"
+BFLOAT16: dict[str, object] = {PARAM: "bfloat16"}
+
+
+@dataclass
+class Forwards:
+    """Records the type of each module's weight in its forward passes, and whether its values are those of bf16."""
+
+    seen: dict[str, set[tuple[torch.dtype, bool]]] = field(default_factory=dict)
+
+    @hookimpl
+    def titan_train_start(self, run: Any) -> None:
+        for part in run.parts:
+            for name, module in part.named_modules():
+                if isinstance(module, Gain | nn.Linear):
+                    module.register_forward_pre_hook(lambda module, _, name=name: self._see(name, module.weight))
+
+    def _see(self, name: str, weight: Tensor) -> None:
+        weight = weight.to_local() if isinstance(weight, DTensor) else weight
+        self.seen.setdefault(name, set()).add((weight.dtype, is_bfloat16(weight)))
+
+
+def is_bfloat16(tensor: Tensor) -> bool:
+    """Whether bf16 has all the values of ``tensor``."""
+    return torch.equal(tensor.to(torch.bfloat16).to(tensor.dtype), tensor)
+
+
+def train(folder: str, overrides: dict[str, object]) -> tuple[RunRecord, dict[str, set[tuple[torch.dtype, bool]]]]:
+    brief = {"training.steps": 2, "training.global_batch_size": 4, "lr_scheduler.warmup_steps": 1}
+    forwards = Forwards()
+    return train_model(folder, small(gains=True), {**brief, **overrides}, [forwards]), forwards.seen
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +113,7 @@ def test_their_gradients_are_summed_in_fp32(gloo: GlooPool, tmp_path: Path, para
 )
 def test_those_of_a_block_are_gathered_together(overrides: dict[str, object], gathers: int, again: int) -> None:
     with fake_ranks(2):
-        job = job_of(definition(Gained, EXACT), {**BFLOAT16, **overrides}, 2)
+        job = job_of(small(gains=True), {**BFLOAT16, **overrides}, 2)
         (part,) = build_parts(job, JobMesh(job.mesh, "cpu"), torch.device("cpu"))
         tokens = torch.zeros(2, 16, dtype=torch.int64)
         with Operators() as forward:

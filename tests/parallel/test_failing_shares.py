@@ -12,7 +12,7 @@ import pytest
 from harness import small_gpt
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_job
-from harness.odd_gpts import OWN, OWN_RULES, OwnParameters
+from harness.odd_gpts import OWN, OWN_RULES, own_parameters
 from harness.small_gpt import LAYOUT, SmallGPT
 from titan_core.api import Column, Replicate, Row, UserError
 
@@ -41,7 +41,7 @@ CASES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
         ),
     ),
     "a whole parameter": (
-        OwnParameters,
+        own_parameters,
         replace(OWN, rules={**OWN_RULES, "blocks.*.mlp.up": Replicate()}),
         (
             "module 'blocks.0.mlp', called with",

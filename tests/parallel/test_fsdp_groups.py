@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 from harness import odd_gpts, small_gpt
 from harness.fake_ranks import Operators, build_on_fake_ranks, fake_ranks
 from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, run_job
+from harness.jobs import RunRecord
 from harness.objectives import first_step
 from titan_core.api import Batch
 
@@ -66,10 +65,8 @@ def test_small_blocks_share_gathers(overrides: dict[str, object], gathers: int, 
 
 
 def train(folder: str, model: str, overrides: dict[str, object]) -> RunRecord:
-    os.chdir(folder)
-    definition = small_gpt.definition(getattr(odd_gpts, model))
     brief = {"training.steps": 4, "training.global_batch_size": 4, "lr_scheduler.warmup_steps": 1}
-    return run_job(small_gpt.job_of(definition, {**brief, **overrides}, int(os.environ["WORLD_SIZE"])))
+    return small_gpt.train_model(folder, small_gpt.definition(getattr(odd_gpts, model)), {**brief, **overrides})
 
 
 VALIDATION = {"validation.enable": "true", "validation.dataset": "stdlib", "validation.freq": 1, "validation.steps": 1}
@@ -88,7 +85,7 @@ def test_blocks_that_do_not_run_in_order_train_as_on_one_device(
 
 def test_blocks_of_different_dtypes_are_gathered_apart(gloo: GlooPool, tmp_path: Path) -> None:
     apart, grouped = (
-        gloo.run(2, train, str(tmp_path), "FirstBlockInBfloat16", {"training.steps": 2, **overrides})[0]
+        gloo.run(2, train, str(tmp_path), "first_block_in_bfloat16", {"training.steps": 2, **overrides})[0]
         for overrides in ({GROUP: 0}, {})
     )
     assert apart.losses == grouped.losses

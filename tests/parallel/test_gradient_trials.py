@@ -13,8 +13,8 @@ import torch
 from harness import small_gpt
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_job
-from harness.own_mixers import WithMeans, with_means
-from harness.planted_gradients import AFTER, CP, FSDP, NO_SP, PLANTS, GainAfterSum, InBlocks
+from harness.own_mixers import with_mean, with_means
+from harness.planted_gradients import AFTER, CP, FSDP, NO_SP, PLANTS, GainAfterSum, with_mlp
 from titan_core.api import UserError, hookimpl
 
 BRIEF: dict[str, object] = {"training.steps": 1, "training.global_batch_size": 4, "lr_scheduler.warmup_steps": 1}
@@ -64,15 +64,13 @@ def test_wrong_gradients_are_refused_before_the_first_step(gloo: GlooPool, tmp_p
 
 def one_step(folder: str, after: bool, overrides: dict[str, object], tried: bool = True) -> RunRecord:
     """Train a step of a model whose regions compute after their sum, or of one with a mixer of its own."""
-    os.chdir(folder)
-    model = small_gpt.definition(lambda: InBlocks(GainAfterSum), AFTER)
+    model = small_gpt.definition(with_mlp(GainAfterSum), AFTER)
     if not after:
-        model = small_gpt.definition(WithMeans, with_means("right"))
+        model = small_gpt.definition(with_mean, with_means("right"))
     with pytest.MonkeyPatch.context() as patch:
         if not tried:
             patch.setattr("titan_core.model.build.try_division", lambda *_: None)
-        job = small_gpt.job_of(model, {**BRIEF, "training.steps": 2, **overrides}, int(os.environ["WORLD_SIZE"]))
-        return run_job(job, weights=True)
+        return small_gpt.train_model(folder, model, {**BRIEF, "training.steps": 2, **overrides})
 
 
 def test_a_region_that_computes_after_its_sum_trains_as_on_one_device(gloo: GlooPool, tmp_path: Path) -> None:

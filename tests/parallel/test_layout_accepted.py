@@ -14,15 +14,15 @@ from harness.jobs import make_job
 from harness.model_trials import CP, DOCUMENTS, DP, MESHES, NO_SP, ONE, PP, TP, job_on, require
 from harness.odd_gpts import (
     APART,
-    Between,
     Convolution,
-    Mixed,
-    Of,
     PositionsApart,
     SkipConnections,
-    TiedInBlocks,
-    WithShiftedNorm,
-)
+    between,
+    mixed,
+    mixed_of,
+    tied_in_blocks,
+    with_shifted_norm,
+)  # fmt: skip
 from harness.small_gpt import LAYOUT
 from titan_core.api import Dropout, ModelLayout, Normal
 
@@ -30,21 +30,21 @@ from titan_core.api import Dropout, ModelLayout, Normal
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
 def test_a_model_without_mistakes_passes(mesh: dict[str, object]) -> None:
     require(job_on(mesh))
-    require(job_on(mesh, lambda: Mixed(lambda: Dropout(0.3))))
-    require(job_on(mesh, lambda: Mixed(lambda: Of(lambda x: x * (torch.rand([]) >= 0.0)))))  # a draw without effect
+    require(job_on(mesh, mixed(lambda: Dropout(0.3))))
+    require(job_on(mesh, mixed_of(lambda x: x * (torch.rand([]) >= 0.0))))  # a draw without effect
 
 
 @pytest.mark.parametrize(
     ("mesh", "build", "layout"),
     [
         (DP, PositionsApart, APART),
-        (DP, lambda: Mixed(Convolution), LAYOUT),
-        (PP, lambda: Mixed(Convolution), LAYOUT),
+        (DP, mixed(Convolution), LAYOUT),
+        (PP, mixed(Convolution), LAYOUT),
         (DP, SkipConnections, LAYOUT),
-        (TP, lambda: Between(embedded=lambda h: h * 3.0), LAYOUT),
-        (CP, lambda: Between(embedded=lambda h: h * 3.0, logits=torch.tanh), LAYOUT),
-        ({**TP, "parallelism.disable_loss_parallel": "true"}, lambda: Between(logits=lambda x: x.log_softmax(-1)), LAYOUT),
-        (NO_SP, WithShiftedNorm, LAYOUT),
+        (TP, between(embedded=lambda h: h * 3.0), LAYOUT),
+        (CP, between(embedded=lambda h: h * 3.0, logits=torch.tanh), LAYOUT),
+        ({**TP, "parallelism.disable_loss_parallel": "true"}, between(logits=lambda x: x.log_softmax(-1)), LAYOUT),
+        (NO_SP, with_shifted_norm, LAYOUT),
     ],
 )  # fmt: skip
 def test_a_model_that_can_be_divided_passes(
@@ -56,7 +56,7 @@ def test_a_model_that_can_be_divided_passes(
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
 def test_parameters_tied_within_a_block_pass(mesh: dict[str, object]) -> None:
     layout = replace(LAYOUT, tied={f"blocks.{block}.norms.1.weight": f"blocks.{block}.norms.0.weight" for block in range(2)})
-    job = job_on(mesh, TiedInBlocks, layout)
+    job = job_on(mesh, tied_in_blocks, layout)
     for transform in job.transforms:
         assert transform.check is None or not list(transform.check.load()(transform.context(job)))
     require(job)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -13,11 +12,22 @@ from torch import Tensor, nn
 
 from harness import small_gpt
 from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, run_job
-from harness.odd_gpts import OWN, Fused, OwnParameters, PositionsApart
+from harness.jobs import RunRecord
+from harness.odd_gpts import (
+    APART,
+    JOINT,
+    OWN,
+    UNFUSED,
+    WHOLE,
+    PositionsApart,
+    fused,
+    joint_norms,
+    own_parameters,
+    scaled_and_capped,
+    unfused,
+)  # fmt: skip
 from harness.small_gpt import DIM, LAYOUT, SmallGPT
-from harness.unusual_gpts import JOINT, UNFUSED, WHOLE, JointNorms, ScaledAndCapped, Unfused
-from titan_core.api import Constant, ModelDefinition, Normal
+from titan_core.api import Constant, ModelLayout, Normal
 
 TP, PP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline"))
 CHUNKED = {"objective.chunk_tokens": 24}
@@ -34,38 +44,26 @@ class NormedEmbedding(SmallGPT):
         super().__init__()
         self.embedding_norm = nn.LayerNorm(DIM)
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        h = self.embedding_norm(self.embedding(tokens, positions))
-        for block in self.blocks:
-            h = block(h, documents)
-        return self.output(self.norm(h))
+    def embedded(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
+        return self.embedding_norm(super().embedded(tokens, positions))
 
 
-def model(name: str) -> ModelDefinition:
-    layout = replace(LAYOUT, parameters=VALUES)
-    build: Callable[[], object] = SmallGPT
-    if name == "chain":
-        build = NormedEmbedding
-        layout = replace(layout, embedding=("embedding", "embedding_norm"))
-    elif name == "own":
-        build, layout = OwnParameters, replace(OWN, parameters=VALUES)
-    elif name == "joint norms":
-        build, layout = JointNorms, replace(JOINT, parameters=VALUES)
-    elif name == "whole":
-        build, layout = Fused, replace(WHOLE, parameters=VALUES)
-    elif name == "unfused":
-        build, layout = Unfused, replace(UNFUSED, parameters=VALUES)
-    elif name == "scaled":
-        build, layout = ScaledAndCapped, replace(layout, tied={"output.weight": "embedding.token.weight"})
-    elif name == "apart":
-        build, layout = PositionsApart, replace(layout, embedding=("wte", "wpe"))
-    return small_gpt.definition(build, layout)
+MODELS: dict[str, tuple[Callable[[], object], ModelLayout]] = {
+    "plain": (SmallGPT, LAYOUT),
+    "chain": (NormedEmbedding, replace(LAYOUT, embedding=("embedding", "embedding_norm"))),
+    "own": (own_parameters, OWN),
+    "joint norms": (joint_norms, JOINT),
+    "whole": (fused, WHOLE),
+    "unfused": (unfused, UNFUSED),
+    "scaled": (scaled_and_capped, replace(LAYOUT, tied={"output.weight": "embedding.token.weight"})),
+    "apart": (PositionsApart, APART),
+}
 
 
 def train(folder: str, name: str, overrides: dict[str, object]) -> RunRecord:
-    os.chdir(folder)
-    ranks = int(os.environ["WORLD_SIZE"])
-    return run_job(small_gpt.job_of(model(name), {**BRIEF, **overrides}, ranks), weights=True)
+    build, layout = MODELS[name]
+    model = small_gpt.definition(build, replace(layout, parameters=VALUES))
+    return small_gpt.train_model(folder, model, {**BRIEF, **overrides})
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from harness import small_gpt
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job, run_job
 from harness.meshes import CP, HEADS, TP, require_equal
-from harness.own_mixers import FADING, FADING_IN_PART, Fading, WithFading
+from harness.own_mixers import FADING, FADING_IN_PART, Fading, with_fading
 from harness.quick import rows
 from titan_core.api import JobContext, Mixer, ModelLayout, UserError
 from titan_parallel.config import ContextParallelKeys
@@ -42,9 +43,7 @@ CASES: dict[str, tuple[int, ModelLayout, dict[str, object]]] = {
 
 
 def train(folder: str, layout: ModelLayout, overrides: dict[str, object]) -> RunRecord:
-    os.chdir(folder)
-    model = small_gpt.definition(WithFading, layout)
-    return run_job(small_gpt.job_of(model, overrides, int(os.environ["WORLD_SIZE"])), weights=True)
+    return small_gpt.train_model(folder, small_gpt.definition(with_fading, layout), overrides)
 
 
 @pytest.mark.parametrize("case", rows(CASES, ("CP 2, documents",)))
@@ -85,24 +84,22 @@ class WithScale(Fading):
         self.scale = nn.Parameter(torch.ones(1))
 
 
-class ParameterInMixer(WithFading):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks[0].attention.mixer = WithScale()
+def parameter_in_mixer() -> nn.Module:
+    model = with_fading()
+    model.blocks[0].attention.mixer = WithScale()
+    return model
 
 
-class SharedFeatures(WithFading):
-    """Calls the mixer with keys that all heads share."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        attention = self.blocks[0].attention
-        attention.mixer.register_forward_pre_hook(
-            lambda module, given: (*given[:3], given[3].mean(-1, keepdim=True), *given[4:])
-        )
+def shared_features() -> nn.Module:
+    """Return a model that calls the mixer with keys that all heads share."""
+    model = with_fading()
+    model.blocks[0].attention.mixer.register_forward_pre_hook(
+        lambda module, given: (*given[:3], given[3].mean(-1, keepdim=True), *given[4:])
+    )
+    return model
 
 
-def refused(folder: str, model: type[nn.Module]) -> str:
+def refused(folder: str, model: Callable[[], nn.Module]) -> str:
     os.chdir(folder)
     job = small_gpt.job_of(small_gpt.definition(model, FADING), {**BRIEF, CP: 2, HEADS: 2}, 2)
     try:
@@ -116,14 +113,14 @@ def refused(folder: str, model: type[nn.Module]) -> str:
     ("model", "why"),
     [
         (
-            ParameterInMixer,
+            parameter_in_mixer,
             "'blocks.0.attention.mixer' of the model: its layout gives it heads_dim, .* but it has 'scale'; pass",
         ),
-        (SharedFeatures, r"tensor \[2, 8, 1\] has no heads in dimension 2, so ranks cannot divide the heads"),
+        (shared_features, r"tensor \[2, 8, 1\] has no heads in dimension 2, so ranks cannot divide the heads"),
     ],
 )
 def test_what_cannot_be_divided_by_heads_is_refused(
-    gloo: GlooPool, tmp_path: Path, model: type[nn.Module], why: str
+    gloo: GlooPool, tmp_path: Path, model: Callable[[], nn.Module], why: str
 ) -> None:
     import re
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from harness.dropping_gpt import DROPPING, DroppingGPT
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_job
-from harness.masks import DIVIDED, MASKS, STEPS, train_masked
+from harness.masks import DIVIDED, DROPPING, MASKS, STEPS, train_masked
 from harness.meshes import CP, PP, SCHEDULE, TP
-from harness.small_gpt import definition, job_of
+from harness.small_gpt import changed, definition, job_of, layout_of
 from titan_core.api import CausalAttention, Dropout, UserError
 
 NO_SP = "parallelism.disable_sequence_parallel"
@@ -71,34 +72,6 @@ def test_every_module_and_step_has_a_different_mask(one_device: tuple[RunRecord,
     assert len({mask.numpy().tobytes() for mask in masks.values()}) == len(masks)
 
 
-class SharedAttentionDropout(DroppingGPT):
-    def __init__(self) -> None:
-        super().__init__()
-        for block in self.blocks:
-            block.attention.after = block.dropout
-
-
-class AcrossBlocks(DroppingGPT):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks[1].dropout = self.blocks[0].dropout
-
-
-class CalledTwice(DroppingGPT):
-    def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
-        h = self.embedding.dropout(self.embedding(tokens, positions))
-        for block in self.blocks:
-            h = block(h, documents)
-        return self.output(self.norm(h))
-
-
-class HeadsBeforePositions(DroppingGPT):
-    def __init__(self) -> None:
-        super().__init__()
-        for block in self.blocks:
-            block.attention.mixer = Mixer()
-
-
 class Mixer(CausalAttention):
     def __init__(self) -> None:
         super().__init__()
@@ -109,16 +82,28 @@ class Mixer(CausalAttention):
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("change", "message"),
     [
-        (SharedAttentionDropout, r"'blocks\.0\.attention\.after' is also 'blocks\.0\.dropout', and would draw the same"),
-        (AcrossBlocks, r"'blocks\.0\.dropout' is also 'blocks\.1\.dropout', and would draw the same numbers each time"),
-        (CalledTwice, r"'embedding\.dropout' is called 2 times in a forward pass.*; use a separate module for each call"),
-        (HeadsBeforePositions, r"attention\.mixer\.dropout' must be called with a tensor \[batch, seq, features\.\.\.\]"),
+        (
+            lambda model: setattr(model.blocks[0].attention, "after", model.blocks[0].dropout),
+            r"'blocks\.0\.attention\.after' is also 'blocks\.0\.dropout', and would draw the same",
+        ),
+        (
+            lambda model: setattr(model.blocks[1], "dropout", model.blocks[0].dropout),
+            r"'blocks\.0\.dropout' is also 'blocks\.1\.dropout', and would draw the same numbers each time",
+        ),
+        (
+            lambda model: model.between.update(embedded=model.embedding.dropout),
+            r"'embedding\.dropout' is called 2 times in a forward pass.*; use a separate module for each call",
+        ),
+        (
+            lambda model: setattr(model.blocks[0].attention, "mixer", Mixer()),
+            r"'blocks\.0\.attention\.mixer\.dropout' must be called with a tensor \[batch, seq, features\.\.\.\]",
+        ),
     ],
 )
 def test_modules_that_would_draw_the_same_numbers_twice_are_refused(
-    in_tmp: Path, model: type[nn.Module], message: str
+    in_tmp: Path, change: Callable[[Any], object], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        run_job(job_of(definition(model, DROPPING), DIVIDED, 1))
+        run_job(job_of(definition(changed(change, **DROPPING), layout_of(**DROPPING)), DIVIDED, 1))

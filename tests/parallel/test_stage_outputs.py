@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from torch import Tensor, nn
 
 from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, run_job
+from harness.jobs import RunRecord
 from harness.meshes import PP, SCHEDULE
-from harness.small_gpt import LAYOUT, Block, SmallGPT, definition, job_of
-
-BLOCKS = 4
+from harness.small_gpt import Block, changed, definition, layout_of, train_model
 
 
 class ViewingBlock(Block):
@@ -24,17 +20,10 @@ class ViewingBlock(Block):
         return super().forward(x, documents).view(x.shape)
 
 
-class Viewing(SmallGPT):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(ViewingBlock() for _ in range(BLOCKS))
-
-
 def train(folder: str, overrides: dict[str, object]) -> RunRecord:
-    os.chdir(folder)
     brief = {"training.steps": 2, "training.global_batch_size": 8, "lr_scheduler.warmup_steps": 1}
-    model = definition(Viewing, replace(LAYOUT, num_blocks=BLOCKS))
-    return run_job(job_of(model, {**brief, **overrides}, int(os.environ["WORLD_SIZE"])))
+    build = changed(lambda model: setattr(model, "blocks", nn.ModuleList(ViewingBlock() for _ in range(4))))
+    return train_model(folder, definition(build, layout_of(blocks=4)), {**brief, **overrides})
 
 
 @pytest.mark.parametrize("schedule", [pytest.param("1F1B", marks=pytest.mark.full), "ZBVZeroBubble"])
