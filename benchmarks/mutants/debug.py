@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from benchmarks.mutants.mutant import Mutant
 
-MFU, NUMERICS, STRAGGLERS, ANALYSIS, P2P, CAPACITY, TRACE, VERIFY = (
+MFU, NUMERICS, STRAGGLERS, ANALYSIS, CAPACITY, TRACE, VERIFY = (
     "tests/debug/test_mfu.py",
     "tests/debug/test_numerics.py",
     "tests/debug/test_stragglers.py",
     "tests/debug/test_flight_analysis.py",
-    "tests/debug/test_flight_p2p.py",
     "tests/debug/test_flight_capacity.py",
     "tests/debug/test_trace_summary.py",
     "tests/debug/test_verify.py",
