@@ -1,4 +1,5 @@
-"""Qwen3 on meshes, its files in both directions, and beside the same architecture of titan-models-hf.
+"""Qwen3 on meshes. Qwen3 and its mixtures of experts: files in both directions, and beside the same architecture of
+titan-models-hf.
 
 ``uv run pytest -m "full or not full" tests/integration/test_qwen3.py`` runs all rows of the table."""
 
@@ -7,7 +8,9 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -69,30 +72,77 @@ def test_a_mesh_trains_as_one_device(gloo: GlooPool, one_device: Reference, tmp_
     require_equal(gloo.run(case.ranks, run_in, str(tmp_path), overrides, True, "qwen3_debug"), one_device(tied))
 
 
-@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.full)], ids=["untied", "tied"])
-def folder(request: pytest.FixtureRequest, in_tmp: Path) -> Path:
-    """A folder with the library's random model, and a recipe that starts from it."""
+@dataclass(frozen=True)
+class Family:
+    """A model of the library, and what is compared."""
+
+    name: str
+    config: dict[str, Any]
+    gradients: tuple[tuple[str, str], ...]
+    """Parameters here and in the library."""
+    refused: dict[str, Any]
+    """What the plugin does not compute."""
+    settings: dict[str, object] = field(default_factory=dict)
+
+
+WINDOWS: dict[str, Any] = {
+    "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2,
+    "layer_types": ["full_attention", "full_attention", "sliding_attention", "sliding_attention"],
+}  # fmt: skip
+EMBEDDING = ("tok_embeddings.weight", "model.embed_tokens.weight")
+DENSE = Family(
+    "qwen3", {}, (EMBEDDING, ("layers.1.attention.q_norm.weight", "model.layers.1.self_attn.q_norm.weight")), WINDOWS
+)
+EXPERTS = Family(
+    "qwen3_moe",
+    {"initializer_range": 0.05},
+    (
+        EMBEDDING,
+        ("layers.1.feed_forward.router.weight", "model.layers.1.mlp.gate.weight"),
+        ("layers.1.feed_forward.experts.w2", "model.layers.1.mlp.experts.down_proj"),
+    ),
+    {"decoder_sparse_step": 2},
+    {"experts.balance": "sequence", "experts.balance_weight": 0.1},
+)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param((DENSE, {}), id="untied"),
+        pytest.param((DENSE, {"tie_word_embeddings": True}), id="tied", marks=pytest.mark.full),
+        pytest.param((EXPERTS, {"mlp_only_layers": []}), id="experts everywhere"),
+        pytest.param((EXPERTS, {"mlp_only_layers": [0]}), id="first layer dense", marks=pytest.mark.full),
+    ]
+)
+def family(request: pytest.FixtureRequest, in_tmp: Path) -> Family:
+    """The library's random model in a folder, and a recipe that starts from it."""
     from harness.hf_families import library_model
 
     torch.manual_seed(5)
-    library_model("qwen3", tie_word_embeddings=request.param).save_pretrained("theirs")
+    found, config = request.param
+    library_model(found.name, **found.config, **config).save_pretrained("theirs")
     Path("recipe.toml").write_text(RECIPE)
-    return in_tmp
+    return cast(Family, found)
 
 
-def test_the_plugin_of_the_family_is_chosen_and_equals_the_library_of_all_families(folder: Path) -> None:
-    ours = run_recipe("recipe.toml", {"job.dump_folder": "ours"}, weights=True)
-    theirs = run_recipe("recipe.toml", {"job.dump_folder": "hf", "plugins.disable": '["qwen3"]'}, weights=True)
-    assert make_job("recipe.toml").name == "qwen3 theirs"
-    assert make_job("recipe.toml", {"plugins.disable": '["qwen3"]'}).name == "hf theirs"
+def test_the_plugin_of_the_family_is_chosen_and_equals_the_library_of_all_families(family: Family) -> None:
+    hf: dict[str, object] = {"plugins.disable": '["qwen3"]'}
+    ours = run_recipe("recipe.toml", {**family.settings, "job.dump_folder": "ours"}, weights=True)
+    theirs = run_recipe("recipe.toml", {**family.settings, **hf, "job.dump_folder": "hf"}, weights=True)
+    assert make_job("recipe.toml").name == f"{family.name} theirs"
+    assert make_job("recipe.toml", hf).name == "hf theirs"
     assert ours.losses == pytest.approx(theirs.losses, rel=1e-6)
     assert ours.grad_norms == pytest.approx(theirs.grad_norms, rel=1e-5)
-    for name, parameter in (("tok_embeddings", "embed_tokens"), ("layers.1.attention.q_norm", "layers.1.self_attn.q_norm")):
-        found, expected = ours.gradients[f"{name}.weight"], theirs.gradients[f"model.{parameter}.weight"]
+    assert ours.statistics == theirs.statistics
+    for step, balance in zip(ours.auxiliary, theirs.auxiliary, strict=True):
+        assert step == pytest.approx(balance, rel=1e-6)
+    for name, parameter in family.gradients:
+        found, expected = ours.gradients[name], theirs.gradients[parameter]
         assert (found - expected).norm() <= 1e-5 * expected.norm(), name
 
 
-def test_files_are_read_and_written_as_the_library_does(folder: Path) -> None:
+def test_files_are_read_and_written_as_the_library_does(family: Family) -> None:
+    from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
     assert main(["checkpoint", "convert", "theirs", "ours"]) == 0
@@ -101,12 +151,15 @@ def test_files_are_read_and_written_as_the_library_does(folder: Path) -> None:
     assert before.keys() == after.keys()
     for name, tensor in before.items():
         assert torch.equal(after[name], tensor), name
-    assert json.loads(Path("back/config.json").read_text())["model_type"] == "qwen3"
+    assert json.loads(Path("back/config.json").read_text())["model_type"] == family.name
+    first, second = (
+        {name for file in Path(folder).glob("*.safetensors") for name in load_file(file)} for folder in ("theirs", "back")
+    )
+    assert first == second
+    assert ("model.layers.1.mlp.experts.3.up_proj.weight" in first) is (family is EXPERTS)
 
 
-def test_what_the_plugin_refuses_is_left_to_the_library_of_all_families(folder: Path) -> None:
+def test_what_the_plugin_refuses_is_left_to_the_library_of_all_families(family: Family) -> None:
     config = json.loads(Path("theirs/config.json").read_text())
-    kinds = ["full_attention", "full_attention", "sliding_attention", "sliding_attention"]
-    window = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2, "layer_types": kinds}
-    Path("theirs/config.json").write_text(json.dumps(config | window))
+    Path("theirs/config.json").write_text(json.dumps(config | family.refused))
     assert make_job("recipe.toml").name == "hf theirs"

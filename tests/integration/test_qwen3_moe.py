@@ -1,11 +1,10 @@
-"""Qwen3 with experts on meshes, its files in both directions, and beside the same architecture of titan-models-hf.
+"""Qwen3 with experts on meshes. Its files, and the same architecture of titan-models-hf: see ``test_qwen3.py``.
 
 ``uv run pytest -m "full or not full" tests/integration/test_qwen3_moe.py`` runs all rows of the table."""
 
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from harness import own_dispatch
@@ -36,23 +34,6 @@ QUICK = ("TP 2",)
 FULL = ("FSDP 2", "TP 2, no SP", "PP 2, 1F1B", "PP 2, ZBVZeroBubble", "CP 2", "FSDP x TP", "FSDP x PP", "TP x CP")
 BY_NAME = {case.name: case for case in CASES}
 EP_CASES = (Case("EP 2", 2, {EP: 2}), Case("EP 2 x TP 2", 4, {EP: 2, **BY_NAME["TP 2"].overrides}))
-RECIPE = """
-[model]
-from_pretrained = "theirs"
-tokenizer = "byte"
-[training]
-seq_len = 48
-local_batch_size = 2
-global_batch_size = 4
-steps = 3
-[optimizer]
-lr = 1e-3
-[lr_scheduler]
-warmup_steps = 0
-[job]
-device = "cpu"
-"""
-
 Reference = Callable[[str], RunRecord]
 
 
@@ -206,57 +187,6 @@ def test_compiled_blocks_are_interrupted_to_count(
         assert record.statistics == one_device("deepseek").statistics
 
 
-@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.full)], ids=["experts everywhere", "first layer dense"])
-def folder(request: pytest.FixtureRequest, in_tmp: Path) -> Path:
-    """A folder with the library's random model, and a recipe that starts from it."""
-    from harness.hf_families import library_model
-
-    torch.manual_seed(5)
-    dense = [0] if request.param else []
-    library_model("qwen3_moe", mlp_only_layers=dense, initializer_range=0.05).save_pretrained("theirs")
-    Path("recipe.toml").write_text(RECIPE)
-    return in_tmp
-
-
-def test_the_plugin_of_the_family_is_chosen_and_equals_the_library_of_all_families(folder: Path) -> None:
-    balance = {"experts.balance": "sequence", "experts.balance_weight": 0.1}
-    ours = run_recipe("recipe.toml", {**balance, "job.dump_folder": "ours"}, weights=True)
-    hf = {**balance, "job.dump_folder": "hf", "plugins.disable": '["qwen3"]'}
-    theirs = run_recipe("recipe.toml", hf, weights=True)
-    assert make_job("recipe.toml").name == "qwen3_moe theirs"
-    assert make_job("recipe.toml", {"plugins.disable": '["qwen3"]'}).name == "hf theirs"
-    assert ours.losses == pytest.approx(theirs.losses, rel=1e-6)
-    assert ours.grad_norms == pytest.approx(theirs.grad_norms, rel=1e-5)
-    assert ours.statistics == theirs.statistics
-    for step, expected in zip(ours.auxiliary, theirs.auxiliary, strict=True):
-        assert step == pytest.approx(expected, rel=1e-6)
-    for name, parameter in (
-        ("tok_embeddings.weight", "embed_tokens.weight"),
-        ("layers.1.feed_forward.router.weight", "layers.1.mlp.gate.weight"),
-        ("layers.1.feed_forward.experts.w2", "layers.1.mlp.experts.down_proj"),
-    ):
-        found, expected = ours.gradients[name], theirs.gradients[f"model.{parameter}"]
-        assert (found - expected).norm() <= 1e-5 * expected.norm(), name
-
-
-def test_files_are_read_and_written_as_the_library_does(folder: Path) -> None:
-    from safetensors.torch import load_file
-    from transformers import AutoModelForCausalLM
-
-    assert main(["checkpoint", "convert", "theirs", "ours"]) == 0
-    assert main(["checkpoint", "convert", "ours", "back"]) == 0
-    before, after = (AutoModelForCausalLM.from_pretrained(name).state_dict() for name in ("theirs", "back"))
-    assert before.keys() == after.keys()
-    for name, tensor in before.items():
-        assert torch.equal(after[name], tensor), name
-    assert json.loads(Path("back/config.json").read_text())["model_type"] == "qwen3_moe"
-    first, second = (
-        {name: one for file in Path(path).glob("*.safetensors") for name, one in load_file(file).items()}
-        for path in ("theirs", "back")
-    )
-    assert first.keys() == second.keys() and "model.layers.1.mlp.experts.3.up_proj.weight" in first
-
-
 def test_a_model_that_the_library_lacks_is_refused_before_anything_is_written(
     in_tmp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,9 +196,3 @@ def test_a_model_that_the_library_lacks_is_refused_before_anything_is_written(
     assert main(["checkpoint", "convert", "trained", "exported"]) == 2
     assert "model.args.n_shared_experts: is 1, and Qwen3MoeForCausalLM has 0" in capsys.readouterr().err
     assert not [*Path().glob("*exported*/*")]
-
-
-def test_what_the_plugin_refuses_is_left_to_the_library_of_all_families(folder: Path) -> None:
-    config = json.loads(Path("theirs/config.json").read_text())
-    Path("theirs/config.json").write_text(json.dumps(config | {"decoder_sparse_step": 2}))
-    assert make_job("recipe.toml").name == "hf theirs"
