@@ -53,16 +53,6 @@ def test_resuming_on_another_number_of_ranks_is_equal_to_rounding(
         torch.testing.assert_close(final[name], tensor, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.full), 2])
-def test_a_background_save_contains_the_state_of_its_step(gloo: GlooPool, tmp_path: Path, ranks: int) -> None:
-    background = {"checkpoint.async_mode": "async", "checkpoint.interval": 2}
-    whole = gloo.run(ranks, run_in, str(tmp_path), background)
-    # The checkpoint that was written during step 5 must contain the weights of step 4.
-    resumed = gloo.run(ranks, run_in, str(tmp_path), {**background, "checkpoint.load_step": 4})
-    for one, other in zip(whole, resumed, strict=True):
-        assert other.losses == one.losses[4:]
-
-
 class Signals:
     """Sends this process a signal before the update of a step, on one rank."""
 

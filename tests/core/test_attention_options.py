@@ -17,6 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without to
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
     "window": {"window": 5},
     "window of one": {"window": 1},
     "window of several bands": {"window": 70},

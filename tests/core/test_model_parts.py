@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from harness.jobs import make_job
 from harness.objectives import OfTargets
-from titan_core.api import Batch, BatchPlan, CausalAttention, Constant, ModelLayout, ModelPart, Normal, UserError
+from titan_core.api import Batch, BatchPlan, Constant, ModelLayout, ModelPart, Normal, UserError
 from titan_core.api.parallel.model_part import PrunedModule, arguments_of
 from titan_core.api.training.batch import IGNORE, with_positions
 from titan_core.model.random_values import fill, philox
@@ -113,19 +113,6 @@ def test_the_first_matching_pattern_sets_the_initial_value() -> None:
     assert layout.initial_value("embed.weight") == Constant(1.0)
     assert layout.initial_value("blocks.0.weight") == Normal(0.5)
     assert layout.initial_value("blocks.0.bias") == Constant(0.0)
-
-
-@pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 1, 1]])], ids=["whole", "documents"])
-def test_attention_is_a_softmax_over_the_visible_keys(documents: Tensor | None) -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, heads, 5, 8, generator=generator) for heads in (4, 2, 2))
-    expected = torch.zeros_like(q)
-    for head in range(4):
-        for query in range(5):
-            keys = [key for key in range(query + 1) if documents is None or documents[0, key] == documents[0, query]]
-            weights = torch.softmax(q[0, head, query] @ k[0, head // 2, keys].T / 8**0.5, 0)
-            expected[0, head, query] = weights @ v[0, head // 2, keys]
-    torch.testing.assert_close(CausalAttention()(q, k, v, documents), expected)
 
 
 def test_each_element_has_the_random_word_of_its_index() -> None:
