@@ -12,22 +12,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from titan_core.api import (
     Column,
     Constant,
-    Count,
     Epsilon,
-    Factor,
-    Heads,
     Layers,
     ModelDefinition,
     ModelLayout,
+    NonNegativeInt,
     Normal,
+    PositiveFloat,
+    PositiveInt,
     Replicate,
     Row,
     Rule,
     Shard,
     Share,
-    Tokens,
-    VocabularySize,
-    Width,
     causal_attention,
 )
 
@@ -37,27 +34,27 @@ class TinyArgs(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dim: Width = Field(default=128, gt=0)
+    dim: PositiveInt = 128
     """Width of the hidden states."""
     n_layers: Layers = Field(default=6, gt=0)
     """Number of transformer blocks."""
-    n_heads: Heads = Field(default=8, gt=0)
+    n_heads: PositiveInt = 8
     """Number of query heads."""
-    n_kv_heads: Heads = Field(default=4, gt=0)
+    n_kv_heads: PositiveInt = 4
     """Number of key and value heads."""
-    ffn_dim: Width = Field(default=384, gt=0)
+    ffn_dim: PositiveInt = 384
     """Width inside the feed-forward layer."""
-    vocab_size: VocabularySize = Field(default=288, gt=0)
+    vocab_size: PositiveInt = 288
     """Number of tokens in the vocabulary."""
-    max_seq_len: Tokens = Field(default=2048, gt=0)
+    max_seq_len: PositiveInt = 2048
     """Longest context in tokens."""
     norm_eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""
     tie_embeddings: bool = False
     """Whether the output layer shares the embedding's weight."""
-    window: Tokens | None = Field(default=None, gt=0)
+    window: PositiveInt | None = None
     """Positions that a query of every second block sees, the first included; unset: all."""
-    softcap: Factor | None = Field(default=None, gt=0)
+    softcap: PositiveFloat | None = None
     """Cap of the scores of all blocks."""
     sinks: bool = False
     """Whether each head has a sink."""
@@ -70,7 +67,7 @@ class TinyArgs(BaseModel):
     """Momentum of the running statistic; 0 disables it. Each rank computes it over its own data, so FSDP ranks diverge."""
     draws: bool = True
     """Whether a stateful embedding draws from the generators of Python and torch, which changes no result."""
-    experts: Count = 0
+    experts: NonNegativeInt = 0
     """Experts in place of the feed-forward layer: every token passes through all of them."""
 
     @property

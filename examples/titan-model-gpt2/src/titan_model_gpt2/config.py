@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from titan_core.api import Heads, Layers, Tokens, VocabularySize, Width
+from titan_core.api import Layers, PositiveInt
 
 
 class GPT2Args(BaseModel):
@@ -10,15 +10,15 @@ class GPT2Args(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dim: Width = Field(default=768, gt=0)
+    dim: PositiveInt = 768
     """Width of the hidden states."""
     n_layers: Layers = Field(default=12, gt=0)
     """Number of transformer blocks."""
-    n_heads: Heads = Field(default=12, gt=0)
+    n_heads: PositiveInt = 12
     """Number of attention heads."""
-    vocab_size: VocabularySize = Field(default=50257, gt=0)
+    vocab_size: PositiveInt = 50257
     """Number of tokens in the vocabulary."""
-    max_seq_len: Tokens = Field(default=1024, gt=0)
+    max_seq_len: PositiveInt = 1024
     """Longest context in tokens."""
     tie_embeddings: bool = True
     """Whether the output layer uses the weight of the token embedding."""

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from titan_core.api import Heads, Layers, Tokens, VocabularySize, Width
+from titan_core.api import Layers, PositiveInt
 
 
 class HybridArgs(BaseModel):
@@ -10,17 +10,17 @@ class HybridArgs(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dim: Width = Field(default=96, gt=0)
+    dim: PositiveInt = 96
     """Width of the hidden states."""
-    recurrent_dim: Width = Field(default=128, gt=0)
+    recurrent_dim: PositiveInt = 128
     """Number of features of a recurrence."""
     n_layers: Layers = Field(default=4, gt=0)
     """Number of blocks. Recurrent and attention blocks alternate, beginning with a recurrent one."""
-    n_heads: Heads = Field(default=4, gt=0)
+    n_heads: PositiveInt = 4
     """Number of attention heads."""
-    vocab_size: VocabularySize = Field(default=288, gt=0)
+    vocab_size: PositiveInt = 288
     """Number of tokens in the vocabulary."""
-    max_seq_len: Tokens = Field(default=2048, gt=0)
+    max_seq_len: PositiveInt = 2048
     """Longest context in tokens."""
     divide_sequences: bool = True
     """Whether the recurrence brings its own rule for context parallelism."""

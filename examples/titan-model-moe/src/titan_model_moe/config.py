@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from titan_core.api import Factor, Heads, Layers, Section, Tokens, VocabularySize, Width
+from titan_core.api import Layers, NonNegativeFloat, PositiveInt, Section
 
 
 class MoEArgs(BaseModel):
@@ -12,21 +12,21 @@ class MoEArgs(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dim: Width = Field(default=64, gt=0)
+    dim: PositiveInt = 64
     """Width of the hidden states."""
     n_layers: Layers = Field(default=2, gt=0)
     """Number of transformer blocks."""
-    n_heads: Heads = Field(default=4, gt=0)
+    n_heads: PositiveInt = 4
     """Number of attention heads."""
-    n_experts: Heads = Field(default=4, gt=0)
+    n_experts: PositiveInt = 4
     """Number of experts in each block."""
-    top_k: Heads = Field(default=2, gt=0)
+    top_k: PositiveInt = 2
     """Number of experts that each token passes through."""
-    expert_dim: Width = Field(default=96, gt=0)
+    expert_dim: PositiveInt = 96
     """Hidden features of an expert."""
-    vocab_size: VocabularySize = Field(default=288, gt=0)
+    vocab_size: PositiveInt = 288
     """Number of tokens in the vocabulary."""
-    max_seq_len: Tokens = Field(default=512, gt=0)
+    max_seq_len: PositiveInt = 512
     """Longest context in tokens."""
 
     @model_validator(mode="after")
@@ -62,5 +62,5 @@ class MoEArgs(BaseModel):
 class ExpertBalanceSection(Section):
     section: ClassVar[str] = "expert_balance"
 
-    weight: Factor = Field(default=0.0, ge=0.0)
+    weight: NonNegativeFloat = 0.0
     """Weight of the loss that keeps experts equally busy in each sequence; 0 disables it."""

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from titan_core.api import Heads, Layers, Tokens, VocabularySize, Width
+from titan_core.api import Layers, PositiveInt
 
 
 class TinyGPTArgs(BaseModel):
@@ -10,15 +10,15 @@ class TinyGPTArgs(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dim: Width = Field(default=96, gt=0)
+    dim: PositiveInt = 96
     """Width of the hidden states."""
     n_layers: Layers = Field(default=4, gt=0)
     """Number of transformer blocks."""
-    n_heads: Heads = Field(default=4, gt=0)
+    n_heads: PositiveInt = 4
     """Number of attention heads."""
-    vocab_size: VocabularySize = Field(default=288, gt=0)
+    vocab_size: PositiveInt = 288
     """Number of tokens in the vocabulary."""
-    max_seq_len: Tokens = Field(default=512, gt=0)
+    max_seq_len: PositiveInt = 512
     """Longest context in tokens."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Dropout probability of embeddings, of attention outputs and of activations in the MLP."""

@@ -4,13 +4,13 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from titan_core.api import LearningRate, Section
+from titan_core.api import PositiveFloat, Section
 
 
 class MuonSection(Section):
     section: ClassVar[str] = "gathered_muon"
 
-    lr: LearningRate = Field(default=0.02, gt=0.0)
+    lr: PositiveFloat = 0.02
     """Peak learning rate of hidden matrices. It follows the schedule and the lr_scale of optimizer.param_groups. All other
     parameters use optimizer.lr."""
     momentum: float = Field(default=0.95, ge=0.0, lt=1.0)

@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from titan_core.api import ALL_KEYS, AnyPath, Count, JobContext, Problem, Section, Steps
+from titan_core.api import ALL_KEYS, AnyPath, JobContext, NonNegativeInt, PositiveInt, Problem, Section
+from titan_core.api.config.numbers import MOST_STEPS
 from titan_core.api.config.sections import ModelSection
 
 HUB_NAME = r"^[\w.-]+/[\w.-]+$"
@@ -24,18 +25,18 @@ class CheckpointSection(Section):
     folder: AnyPath = "checkpoint"
     """Location of the checkpoints: a folder within job.dump_folder, an absolute path, or a URL that fsspec supports
     (s3://bucket/run)."""
-    interval: Steps = Field(default=500, gt=0)
+    interval: PositiveInt = 500
     """Number of steps between checkpoints. The last step is always saved; SIGUSR1 requests one after the next step."""
     enable_first_step_checkpoint: bool = False
     """Also save after the first step, to show early whether saving works."""
     async_mode: Literal["disabled", "async", "async_with_pinned_mem"] = "disabled"
     """Whether to write checkpoints in the background while training continues. With pinned memory, copies to the host are
     faster and no update waits for them on the host (CUDA only)."""
-    keep_latest_k: Count = Field(default=10, ge=0)
+    keep_latest_k: NonNegativeInt = 10
     """Number of checkpoints to keep; 0 keeps all. A checkpoint is removed only after a newer one is complete."""
-    keep_every_n_steps: Steps = Field(default=0, ge=0)
+    keep_every_n_steps: NonNegativeInt = 0
     """Never remove checkpoints whose step is a multiple of this number; 0 disables the rule."""
-    load_step: Steps = Field(default=-1, ge=-1)
+    load_step: int = Field(default=-1, ge=-1, le=MOST_STEPS)
     """Step of the checkpoint to resume from; -1 selects the newest complete one. After a restart by the launcher, a job
     always resumes from the newest."""
     initial_load_path: AnyPath | None = None
@@ -57,7 +58,7 @@ class CheckpointSection(Section):
     transformers loads, as from `titan checkpoint convert`."""
     export_folder: AnyPath = "hf"
     """Local folder of the exports (step-N): within job.dump_folder, or an absolute path."""
-    export_keep_latest_k: Count = Field(default=2, ge=0)
+    export_keep_latest_k: NonNegativeInt = 2
     """Number of exports to keep; 0 keeps all. An export is removed only after a newer one is complete."""
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Data type of the weights that export and last_save_model_only write."""

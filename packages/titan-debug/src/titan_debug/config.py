@@ -7,8 +7,20 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from titan_core.api import ALL_KEYS, Count, Factor, JobContext, Problem, Ranks, RunFolder, Section, Steps, UserError
-from titan_core.api.config.numbers import FewSteps, Seconds
+from titan_core.api import (
+    ALL_KEYS,
+    JobContext,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Problem,
+    Ranks,
+    RunFolder,
+    Section,
+    UserError,
+)
+from titan_core.api.config.numbers import LONGEST_SECONDS, MOST_STEPS
 from titan_core.api.config.sections import JobSection
 
 _RANKS = "profiling.ranks"
@@ -26,11 +38,11 @@ class ProfilingSection(Section):
     process at any time."""
     save_traces_folder: RunFolder = "debug/traces"
     """Folder for traces, relative to the run's directory."""
-    profile_freq: Steps = Field(default=100, gt=0)
+    profile_freq: PositiveInt = 100
     """Number of steps from one trace to the next."""
-    profiler_warmup: FewSteps = Field(default=3, ge=0)
+    profiler_warmup: int = Field(default=3, ge=0, le=1000)
     """Number of steps for which the profiler runs before each trace, because its first steps are slower."""
-    profiler_active: FewSteps = Field(default=1, gt=0)
+    profiler_active: int = Field(default=1, gt=0, le=1000)
     """Number of steps in a trace."""
     ranks: list[Annotated[Ranks, Field(ge=0)]] | None = None
     """Ranks that write traces and memory snapshots. Default: all."""
@@ -50,17 +62,17 @@ class CommTraceSection(Section):
 
     flight_recorder: bool = True
     """Record each rank's most recent collectives in memory, and dump them when something goes wrong."""
-    trace_buf_size: Count | None = Field(default=None, gt=0)
+    trace_buf_size: PositiveInt | None = None
     """Number of collectives that each rank records. Default: about those of four steps, estimated from the model and the
     mesh; at least 2000 and at most 50,000."""
     save_traces_folder: RunFolder = "debug/flight"
     """Folder for dumps, relative to the run's directory."""
-    watchdog_seconds: Seconds = Field(default=0.0, ge=0.0)
+    watchdog_seconds: float = Field(default=0.0, ge=0.0, le=LONGEST_SECONDS)
     """If a step takes longer than this (at least 1), every rank dumps its collectives and its threads' stacks; training
     continues. 0: four fifths of comm.train_timeout_seconds. The limit of a job's first step, which compiles, is always four
     fifths of comm.init_timeout_seconds."""
 
-    straggler_ratio: Factor = Field(default=1.5, ge=0.0)
+    straggler_ratio: NonNegativeFloat = 1.5
     """Report a rank whose own work in a step takes at least this many times as long as that of the median rank, in three
     successive windows of 20 steps. 0 switches it off."""
 
@@ -91,13 +103,13 @@ class NumericsSection(Section):
     spike_action: Literal["off", "warn", "skip", "rewind", "stop"] = "warn"
     """What to do if the loss is far above the preceding losses: log a warning; skip the step's update; go back to the newest
     checkpoint, further each time, and pass over the documents of the step, like `titan run rewind`; or stop the run."""
-    spike_rewinds: Count = Field(default=3, ge=1)
+    spike_rewinds: PositiveInt = 3
     """Number of spikes after which the run goes back; the next one stops it."""
-    spike_sigma: Factor = Field(default=6.0, gt=0.0)
+    spike_sigma: PositiveFloat = 6.0
     """Number of standard deviations above the mean from which a loss is a spike."""
-    spike_window: Count = Field(default=128, ge=8)
+    spike_window: int = Field(default=128, ge=8, le=MOST_STEPS)
     """Number of preceding steps over which the mean and the standard deviation are computed."""
-    statistics_freq: Steps = Field(default=0, ge=0)
+    statistics_freq: NonNegativeInt = 0
     """Number of steps between statistics of every module's output and every parameter's gradient. 0: only on request by
     `titan statistics RUN --now`. Statistics cost an additional forward pass."""
     save_statistics_folder: RunFolder = "debug/statistics"

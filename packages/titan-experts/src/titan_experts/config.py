@@ -12,9 +12,10 @@ from titan_core.api import (
     ALL_KEYS,
     Costs,
     Experts,
-    Factor,
     JobContext,
     MeshPlan,
+    NonNegativeFloat,
+    PositiveFloat,
     Problem,
     Ranks,
     Ref,
@@ -44,7 +45,7 @@ class ExpertParallelKeys(Section):
     expert_parallel_dispatch: Literal["alltoall", "device"] = "alltoall"
     """How rows reach their experts. "alltoall": exactly as many as there are, for which the host waits once in each block.
     "device": buffers of fixed size and no wait, so that the device never idles, but more bytes are sent and held."""
-    expert_parallel_capacity: Factor | None = Field(default=None, gt=0.0)
+    expert_parallel_capacity: PositiveFloat | None = None
     """With dispatch "device": rows that each rank can send to each other rank, as a multiple of an even share. If a rank has
     more, the loss of the step is not a number, and training.on_nan decides; nothing is dropped. Default: what suffices for
     any choice of experts, at most the degree."""
@@ -59,11 +60,11 @@ class ExpertsSection(Section):
     to 20). "global": a loss that compares with the rows of the experts in the whole batch of the previous step. "bias": no
     loss; after each step, a bias of the choice rises for experts with fewer rows than the mean, and falls for others (arXiv
     2408.15664)."""
-    balance_weight: Factor = Field(default=0.001, gt=0.0)
+    balance_weight: PositiveFloat = 0.001
     """Factor of the loss "sequence" or "global", which is 1 in each block if all experts are equally busy."""
-    bias_rate: Factor = Field(default=0.001, gt=0.0)
+    bias_rate: PositiveFloat = 0.001
     """How much "bias" changes the bias of an expert in a step."""
-    z_loss_weight: Factor = Field(default=0.0, ge=0.0)
+    z_loss_weight: NonNegativeFloat = 0.0
     """Factor of a loss that keeps the logits of routers small: in each block, the mean over positions of the square of their
     log-sum-exp (arXiv 2202.08906, equation 5). 0.0: no such loss."""
     metrics: bool = True

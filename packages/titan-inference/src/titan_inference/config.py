@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from titan_core.api import ALL_KEYS, AnyPath, Count, Section, Steps
+from titan_core.api import ALL_KEYS, AnyPath, NonNegativeInt, PositiveInt, Section
 
 
 class SampleSection(Section):
@@ -15,7 +15,7 @@ class SampleSection(Section):
 
     enable: bool = False
     """Let the model write at the end of the run. The texts are printed, and kept in events.jsonl."""
-    freq: Steps = Field(default=0, ge=0)
+    freq: NonNegativeInt = 0
     """Also sample every this many steps; 0: only at the end."""
     prompts: list[str] = Field(default=[""], min_length=1, max_length=64)
     """Texts to continue. An empty one starts a document."""
@@ -35,9 +35,9 @@ class EvaluationSection(Section):
     """Run tasks of lm-eval on the model while it trains, on the mesh that trains it. Needs the package lm-eval."""
     tasks: list[str] = Field(default_factory=list)
     """Names of the tasks to run before the first step and at intervals."""
-    freq: Steps = Field(default=1000, ge=0)
+    freq: NonNegativeInt = 1000
     """Run tasks every this many steps; 0: only before the first step and at the end."""
-    limit: Count | None = Field(default=None, ge=1)
+    limit: PositiveInt | None = None
     """Questions of each of these tasks. Default: all."""
     final_tasks: list[str] = Field(default_factory=list)
     """Names of the tasks to run at the end of the run, with all of their questions. None: tasks, within the limit."""

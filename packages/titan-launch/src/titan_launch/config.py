@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field
-
-from titan_core.api import ALL_KEYS, Section, Steps
+from titan_core.api import ALL_KEYS, NonNegativeInt, Section
 
 
 class GarbageKeys(Section):
     section: ClassVar[str] = "training"
     may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
-    gc_freq: Steps = Field(default=50, ge=0)
+    gc_freq: NonNegativeInt = 50
     """Number of steps between collections of Python's garbage, which all ranks do at the same step. 0 leaves them to Python:
     ranks then often wait for one that collects."""
 

@@ -7,8 +7,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from titan_core.api import Epsilon, Factor, Heads, Layers, Tokens, VocabularySize, Width
-from titan_core.api.config.numbers import Wavelength
+from titan_core.api import Epsilon, Layers, PositiveFloat, PositiveInt
+from titan_core.api.config.numbers import LARGEST_FLOAT
 
 
 class RopeScaling(BaseModel):
@@ -17,13 +17,13 @@ class RopeScaling(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    factor: Factor = Field(default=8.0, ge=1.0)
+    factor: float = Field(default=8.0, ge=1.0, le=LARGEST_FLOAT)
     """Divisor of the low frequencies."""
-    low_freq_factor: Factor = Field(default=1.0, gt=0.0)
+    low_freq_factor: PositiveFloat = 1.0
     """Frequencies with wavelengths above original_max_seq_len / low_freq_factor are low."""
-    high_freq_factor: Factor = Field(default=4.0, gt=0.0)
+    high_freq_factor: PositiveFloat = 4.0
     """Frequencies with wavelengths below original_max_seq_len / high_freq_factor are high."""
-    original_max_seq_len: Tokens = Field(default=8192, gt=0)
+    original_max_seq_len: PositiveInt = 8192
     """Context length before the extension, in tokens."""
 
     @model_validator(mode="after")
@@ -40,21 +40,21 @@ class LlamaArgs(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dim: Width = Field(gt=0)
+    dim: PositiveInt
     """Width of the hidden states."""
     n_layers: Layers = Field(gt=0)
     """Number of transformer blocks."""
-    n_heads: Heads = Field(gt=0)
+    n_heads: PositiveInt
     """Number of query heads."""
-    n_kv_heads: Heads = Field(gt=0)
+    n_kv_heads: PositiveInt
     """Number of key and value heads, each shared by n_heads / n_kv_heads query heads."""
-    ffn_dim: Width = Field(gt=0)
+    ffn_dim: PositiveInt
     """Width inside the feed-forward layer."""
-    vocab_size: VocabularySize = Field(default=128_256, gt=0)
+    vocab_size: PositiveInt = 128_256
     """Number of tokens in the vocabulary."""
-    max_seq_len: Tokens = Field(default=131_072, gt=0)
+    max_seq_len: PositiveInt = 131_072
     """Longest context, in tokens."""
-    rope_theta: Wavelength = 500_000.0
+    rope_theta: float = Field(default=500_000.0, ge=1.0, le=LARGEST_FLOAT)
     """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = RopeScaling()
     """Extension to longer contexts."""

@@ -7,8 +7,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from titan_core.api import Epsilon, Heads, Layers, Tokens, VocabularySize, Width
-from titan_core.api.config.numbers import Wavelength
+from titan_core.api import Epsilon, Layers, PositiveInt
+from titan_core.api.config.numbers import LARGEST_FLOAT
 
 
 class Qwen3Args(BaseModel):
@@ -16,23 +16,23 @@ class Qwen3Args(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dim: Width = Field(gt=0)
+    dim: PositiveInt
     """Width of the hidden states."""
     n_layers: Layers = Field(gt=0)
     """Number of transformer blocks."""
-    n_heads: Heads = Field(gt=0)
+    n_heads: PositiveInt
     """Number of query heads."""
-    n_kv_heads: Heads = Field(gt=0)
+    n_kv_heads: PositiveInt
     """Number of key and value heads, each shared by n_heads / n_kv_heads query heads."""
-    head_dim: Width = Field(default=128, gt=0)
+    head_dim: PositiveInt = 128
     """Width of a head. All heads together may be wider or narrower than the hidden states."""
-    ffn_dim: Width = Field(gt=0)
+    ffn_dim: PositiveInt
     """Width inside the feed-forward layer."""
-    vocab_size: VocabularySize = Field(default=151_936, gt=0)
+    vocab_size: PositiveInt = 151_936
     """Number of tokens in the vocabulary."""
-    max_seq_len: Tokens = Field(default=40_960, gt=0)
+    max_seq_len: PositiveInt = 40_960
     """Longest context, in tokens."""
-    rope_theta: Wavelength = 1_000_000.0
+    rope_theta: float = Field(default=1_000_000.0, ge=1.0, le=LARGEST_FLOAT)
     """Base of the rotary frequencies."""
     norm_eps: Epsilon = 1e-6
     """Added to the mean square in RMSNorm."""

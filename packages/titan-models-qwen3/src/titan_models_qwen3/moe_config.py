@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from pydantic import Field, model_validator
 
-from titan_core.api import Factor, Heads, Layers, Width
+from titan_core.api import Layers, NonNegativeInt, PositiveFloat, PositiveInt
 from titan_models_qwen3.config import Qwen3Args
 
 
@@ -15,29 +15,29 @@ class Qwen3MoEArgs(Qwen3Args):
     """Arguments of a Qwen3 model with mixtures of experts. The router can also choose as DeepSeek-V3's does
     (arXiv 2412.19437, section 2.1.2)."""
 
-    ffn_dim: Width = Field(gt=0)
+    ffn_dim: PositiveInt
     """Width inside the feed-forward layer of blocks without experts."""
     n_dense_layers: Layers = Field(default=0, ge=0)
     """Number of blocks without experts, the first ones."""
-    n_experts: Heads = Field(default=128, gt=0)
+    n_experts: PositiveInt = 128
     """Number of experts that the router of a block chooses from."""
-    experts_per_token: Heads = Field(default=8, gt=0)
+    experts_per_token: PositiveInt = 8
     """Number of experts that each token passes through."""
-    expert_dim: Width = Field(gt=0)
+    expert_dim: PositiveInt
     """Width inside an expert."""
-    n_shared_experts: Heads = Field(default=0, ge=0)
+    n_shared_experts: NonNegativeInt = 0
     """Number of experts that all tokens pass through, in addition."""
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     """What turns a token's affinities with the experts into scores."""
     choice_bias: bool = False
     """Whether a bias for each expert is added to the scores for the choice only."""
-    n_groups: Heads = Field(default=1, gt=0)
+    n_groups: PositiveInt = 1
     """Number of groups of successive experts. 1: any experts can be chosen together."""
-    n_chosen_groups: Heads = Field(default=1, gt=0)
+    n_chosen_groups: PositiveInt = 1
     """Number of groups that the experts of a token are in: those whose two highest scores have the highest sum."""
     norm_weights: bool = True
     """Whether the scores of the chosen experts are divided by their sum."""
-    weight_scale: Factor = Field(default=1.0, gt=0.0)
+    weight_scale: PositiveFloat = 1.0
     """Factor on the weights of the chosen experts."""
 
     @property

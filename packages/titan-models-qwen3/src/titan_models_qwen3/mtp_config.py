@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from pydantic import Field
-
-from titan_core.api import Factor, Section
+from titan_core.api import PositiveFloat, Section
 
 TOKENS: Final = "mtp_tokens"
 """Extra tensor of a batch: the tokens after each position, int64 ``[batch, seq, depths]``."""
@@ -22,5 +20,5 @@ class MTPKeys(Section):
     section: ClassVar[str] = "objective"
     may_change: ClassVar[tuple[str, ...]] = ("mtp_weight",)
 
-    mtp_weight: Factor = Field(default=0.3, gt=0.0)
+    mtp_weight: PositiveFloat = 0.3
     """Factor of the loss of multi-token prediction, a mean over the depths, for models with ``n_mtp_layers``."""

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from titan_core.api import Count, LearningRate, Section, Steps
+from titan_core.api import PositiveFloat, PositiveInt, Section
 
 DECAY = 0.999
 MUP_OPTIMIZER = "MuAdamW"
@@ -29,7 +29,7 @@ class MuonSection(Section):
     section: ClassVar[str] = "muon"
     may_change: ClassVar[tuple[str, ...]] = ("buffer_mib",)
 
-    lr: LearningRate = Field(default=0.02, gt=0.0)
+    lr: PositiveFloat = 0.02
     """Peak learning rate of hidden matrices. It follows the schedule and the lr_scale of optimizer.param_groups. All other
     parameters use optimizer.lr."""
     momentum: float = Field(default=0.95, ge=0.0, lt=1.0)
@@ -50,7 +50,7 @@ class MuonSection(Section):
     fused: list[FusedSpec] = Field(default=[], max_length=1000)
     """Parameters that hold several matrices one below the other, such as the projections of queries, keys and values. Each
     matrix is orthogonalised by itself. Without an entry, the parameter is one matrix; stacked experts need no entry."""
-    buffer_mib: Count = Field(default=512, gt=0)
+    buffer_mib: PositiveInt = 512
     """Memory of a rank for whole matrices at a time, in MiB; at least one matrix."""
 
 
@@ -63,9 +63,9 @@ class AveragesSection(Section):
     saved with checkpoints, and take the memory of the weights once more."""
     decay: float = Field(default=DECAY, gt=0.0, lt=1.0)
     """Weight of the average so far, each time that "exponential" averages: 0.999 remembers about 1,000 states."""
-    freq: Steps = Field(default=1, gt=0)
+    freq: PositiveInt = 1
     """Average the weights after every this many steps."""
-    start_step: Steps = Field(default=1, gt=0)
+    start_step: PositiveInt = 1
     """The first step whose weights are averaged."""
     validate_averages: bool = True
     """Also measure the validation loss of the averages, whenever validation is due."""

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from titan_core.api import Factor, Section, Steps
+from titan_core.api import NonNegativeFloat, PositiveInt, Section
 
 NAME: Final = "phases"
 """Name of the schedule, and of its key."""
@@ -36,15 +36,15 @@ class LRPhase(BaseModel):
 
     shape: Literal["constant", "linear", "cosine", "sqrt", "polynomial", "power", "inverse_sqrt"]
     """How the factor on the learning rate changes during the phase."""
-    steps: Steps | None = Field(default=None, gt=0)
+    steps: PositiveInt | None = None
     """Length of the phase in steps."""
     tokens: Annotated[int, Field(le=MOST_TOKENS)] | None = Field(default=None, gt=0)
     """Length of the phase in tokens of the global batch, in place of steps. The last phase needs no length if its shape is
     "constant", "power" or "inverse_sqrt"."""
-    start_factor: Factor | None = Field(default=None, ge=0.0)
+    start_factor: NonNegativeFloat | None = None
     """Learning rate of the phase's first step, as a fraction of the peak. Default: where the phase before it ends, and 1.0
     for the first phase."""
-    end_factor: Factor | None = Field(default=None, ge=0.0)
+    end_factor: NonNegativeFloat | None = None
     """Learning rate of the first step after the phase, for shapes that lead somewhere: all but "constant", "power" and
     "inverse_sqrt"."""
     exponent: float | None = Field(default=None, gt=0.0, le=100.0)

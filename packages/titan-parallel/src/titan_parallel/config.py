@@ -6,8 +6,8 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field, field_validator
 
-from titan_core.api import ALL_KEYS, AnyPath, Layers, MeshView, Section, Share
-from titan_core.api.config.numbers import MOST_LAYERS, LocalSequences, Ranks
+from titan_core.api import ALL_KEYS, AnyPath, Layers, MeshView, PositiveInt, Ranks, Section, Share
+from titan_core.api.config.numbers import MOST_LAYERS
 
 
 class FSDPKeys(Section):
@@ -66,7 +66,7 @@ class PipelineKeys(Section):
     pipeline_parallel_schedule_csv: AnyPath | None = None
     """CSV file with a schedule of your own, in torch's format: one row per rank, cells such as 0F3 (stage, then F, B, I or
     W, then microbatch). Replaces pipeline_parallel_schedule."""
-    pipeline_parallel_microbatch_size: LocalSequences = Field(default=1, gt=0)
+    pipeline_parallel_microbatch_size: PositiveInt = 1
     """Sequences per pipeline microbatch; must divide training.local_batch_size. All microbatches of an optimizer step pass
     through the pipeline in one run of the schedule."""
     pipeline_parallel_split_points: list[str] = Field(default_factory=list)

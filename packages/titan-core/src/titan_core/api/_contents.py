@@ -19,7 +19,7 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "config.resolved": "Config",
         "config.paths": "AnyPath",
         "config.run_folder": "RunFolder",
-        "config.numbers": "Steps Ranks Layers Heads Count Width Tokens VocabularySize LearningRate Factor Share Epsilon",
+        "config.numbers": "PositiveInt NonNegativeInt PositiveFloat NonNegativeFloat Share Epsilon Ranks Layers",
     },
     "model": {
         "model.components": "Model",

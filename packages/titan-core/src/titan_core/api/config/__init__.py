@@ -11,18 +11,12 @@ A section is a class; a component names it as its ``config``, and receives an in
 * ``Config``: the resolved config: sections by class, values by key, and where each value was set
 * ``AnyPath``: a path on this machine
 * ``RunFolder``: a folder below the run's directory, which a fresh start moves away
-* ``Steps``: number of optimizer steps, or a period in steps
-* ``Ranks``: number of ranks
-* ``Layers``: number of blocks
-* ``Heads``: number of attention heads
-* ``Count``: number of items
-* ``Width``: number of features
-* ``Tokens``: number of tokens
-* ``VocabularySize``: number of tokens in a vocabulary
-* ``LearningRate``: a learning rate
-* ``Factor``: a number that another one is multiplied by
+* ``PositiveInt``, ``NonNegativeInt``: a number of steps, tokens, features, ...
+* ``PositiveFloat``, ``NonNegativeFloat``: a learning rate, a factor, ...
 * ``Share``: a fraction of a whole
 * ``Epsilon``: a term that keeps a denominator from being 0
+* ``Ranks``: number of ranks
+* ``Layers``: number of blocks
 """
 
 from __future__ import annotations
@@ -33,18 +27,14 @@ from titan_core.api._lazy import getter, names_of
 
 if TYPE_CHECKING:
     from titan_core.api.config.numbers import (
-        Count as Count,
         Epsilon as Epsilon,
-        Factor as Factor,
-        Heads as Heads,
         Layers as Layers,
-        LearningRate as LearningRate,
+        NonNegativeFloat as NonNegativeFloat,
+        NonNegativeInt as NonNegativeInt,
+        PositiveFloat as PositiveFloat,
+        PositiveInt as PositiveInt,
         Ranks as Ranks,
         Share as Share,
-        Steps as Steps,
-        Tokens as Tokens,
-        VocabularySize as VocabularySize,
-        Width as Width,
     )
     from titan_core.api.config.paths import AnyPath as AnyPath
     from titan_core.api.config.resolved import Config as Config

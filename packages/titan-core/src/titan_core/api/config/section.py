@@ -17,8 +17,9 @@ class Section(BaseModel):
     """One ``[section]`` of a recipe: a typed, immutable class. The docstrings of its fields document the keys.
 
     A plugin subclasses it, sets ``section``, and names the class as a component's ``config``. Every key needs a default, for
-    jobs that do not mention the section. Types such as :data:`~titan_core.api.Steps` bound numbers; NaN, infinities and
-    numbers beyond 64 bits are always refused. For a field that may be a string or ``None``, the empty string means ``None``.
+    jobs that do not mention the section. Types such as :data:`~titan_core.api.PositiveInt` bound numbers; NaN, infinities
+    and numbers beyond 64 bits are always refused. For a field that may be a string or ``None``, the empty string means
+    ``None``.
     """
 
     model_config = ConfigDict(

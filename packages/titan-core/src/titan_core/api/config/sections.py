@@ -7,24 +7,15 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from titan_core.api.config.numbers import (
-    Documents,
+    LONGEST_SECONDS,
+    MOST_STEPS,
     Epsilon,
-    Factor,
-    FewSteps,
-    GlobalSequences,
-    GradientNorm,
-    LearningRate,
-    LocalSequences,
-    Processes,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
     Ranks,
-    RecordBytes,
-    Retries,
-    Seconds,
     Share,
-    Steps,
-    Tokens,
-    WeightDecay,
-    WholeSeconds,
 )
 from titan_core.api.config.paths import AnyPath
 from titan_core.api.config.section import ALL_KEYS, Section, none_if_empty
@@ -90,16 +81,16 @@ class TrainingSection(Section):
     dataset_split: str | None = None
     """Split to train on, if the dataset has several; "all" reads every file, whatever its split. Default: "train"; a folder
     with several splits is refused if none of them is clearly that one."""
-    steps: Steps = Field(default=1000, gt=0)
+    steps: PositiveInt = 1000
     """Number of optimizer steps."""
-    stop_at_step: Steps | None = Field(default=None, ge=0)
+    stop_at_step: NonNegativeInt | None = None
     """End the job after this step like an interrupted run: save a checkpoint if checkpoints are enabled, and follow the
     learning-rate schedule of all steps until then. 0 trains nothing: the checkpoint holds the initial weights."""
-    seq_len: Tokens = Field(default=2048, gt=0)
+    seq_len: PositiveInt = 2048
     """Sequence length, in tokens."""
-    local_batch_size: LocalSequences = Field(default=8, gt=0)
+    local_batch_size: int = Field(default=8, gt=0, le=2**16)
     """Sequences per data-parallel rank in one forward pass."""
-    global_batch_size: GlobalSequences = Field(default=-1, ge=-1)
+    global_batch_size: int = Field(default=-1, ge=-1, le=MOST_STEPS)
     """Sequences per optimizer step over all ranks; gradients are accumulated as needed. -1: local_batch_size times the
     data-parallel degree (no accumulation)."""
     elastic: bool = False
@@ -107,7 +98,7 @@ class TrainingSection(Section):
     stays that of the run's first start, local_batch_size becomes an upper bound, and one data-parallel degree follows the
     number of ranks: parallelism.data_parallel_shard_degree if it is -1, else the replicate degree. `titan train --nnodes
     MIN:MAX` sets it."""
-    max_norm: GradientNorm = Field(default=1.0, ge=0.0)
+    max_norm: NonNegativeFloat = 1.0
     """Clip gradients to this global norm; 0 disables clipping."""
     freeze: list[str] = Field(default_factory=list)
     """Parameters that keep their values: patterns of their names, as in optimizer.param_groups. They have no gradient, no
@@ -137,7 +128,7 @@ class StageEntry(BaseModel):
 
     name: str | None = Field(default=None, min_length=1)
     """Name of the stage, for logs and reports. Default: its number."""
-    at_step: Steps | None = Field(default=None, gt=0)
+    at_step: PositiveInt | None = None
     """The stage begins after this step."""
     at_tokens: float | int | None = Field(default=None, gt=0)
     """The stage begins after the step in which the run has read this number of tokens, padding included."""
@@ -154,7 +145,7 @@ class MixtureEntry(BaseModel):
     """See training.dataset_path."""
     dataset_split: str | None = None
     """See training.dataset_split."""
-    weight: Factor = Field(default=1.0, ge=0.0)
+    weight: NonNegativeFloat = 1.0
     """Share of the sequences that come from this dataset, relative to the other weights."""
     name: str = ""
     """Name of the dataset in metrics. Default: the dataset's own name."""
@@ -189,39 +180,39 @@ class DataSection(Section):
     regardless of the documents in it."""
     on_end: Literal["repeat", "stop"] = "repeat"
     """At the end of a dataset, either read it again or stop the job cleanly."""
-    logical_shards: GlobalSequences = Field(default=0, ge=0)
+    logical_shards: NonNegativeInt = 0
     """Number of streams that the dataset is divided into. Each rank reads whole streams, so the number must be a multiple of
     the data-parallel degree and divide the global batch. 0: one per sequence of the global batch. Changing it changes the
     order of the data; changing the number of ranks does not."""
     shuffle: Literal["documents", "blocks", "none"] = "documents"
     """Order of local datasets, a new one each epoch: all documents shuffled; or blocks of some MiB, with the documents of 16
     blocks shuffled together, for file systems on which each request is slow; or as they are in the files."""
-    shuffle_buffer: Documents = Field(default=0, ge=0)
+    shuffle_buffer: int = Field(default=0, ge=0, le=10**7)
     """Shuffle a streamed dataset within a buffer of this many documents per logical shard; 0 keeps its order. Local files
     have shuffle instead."""
     packing: Literal["concatenate", "best_fit"] = "concatenate"
     """How documents become sequences: in a row, cut wherever a sequence ends, without padding; or packed by best fit, so
     that only documents that are longer than a sequence are cut, with a little padding (`titan data inspect` shows how
     much)."""
-    packing_window: Documents = Field(default=1024, gt=0)
+    packing_window: int = Field(default=1024, gt=0, le=10**7)
     """Number of documents of a logical shard that "best_fit" packs together. Each shard keeps up to twice as many in memory;
     fewer need more padding."""
     exclude: AnyPath | None = None
     """File of documents that are passed over, one {"dataset": NAME, "index": N} a line, with indices as `titan data step
     --json` prints them. Default: excluded.jsonl in the run's directory, if it exists: `titan run rewind` writes it."""
-    num_workers: Processes = Field(default=0, ge=0)
+    num_workers: int = Field(default=0, ge=0, le=256)
     """Processes per rank that read and tokenise; 0 uses a background thread."""
-    prefetch: FewSteps = Field(default=2, ge=1)
+    prefetch: int = Field(default=2, ge=1, le=1000)
     """Number of steps to read ahead."""
     on_corrupt: Literal["stop", "skip"] = "stop"
     """Action for a record without text (undecodable, not JSON, or without the field): stop, or skip it, count it and log its
     location."""
-    max_record_bytes: RecordBytes = 2**24
+    max_record_bytes: int = Field(default=2**24, ge=2**10, le=2**40)
     """What a record may take, in bytes. A larger one is corrupt (see on_corrupt). What is decoded together with others, such
     as a page of a Parquet file, may take 24 times as much."""
-    retries: Retries = Field(default=5, ge=0)
+    retries: int = Field(default=5, ge=0, le=20)
     """Number of retries after a transient network or disk error; each waits twice as long as the one before."""
-    retry_seconds: Seconds = Field(default=1.0, ge=0.0)
+    retry_seconds: float = Field(default=1.0, ge=0.0, le=LONGEST_SECONDS)
     """Seconds to wait before the first retry."""
 
 
@@ -267,9 +258,9 @@ class ValidationSection(Section):
     """Overrides data.format."""
     sets: list[ValidationSet] | None = Field(default=None, min_length=1, max_length=1000)
     """Datasets to validate on instead of validation.dataset, each with a loss of its own."""
-    freq: Steps = Field(default=100, gt=0)
+    freq: PositiveInt = 100
     """Validate every this many steps, and after the last."""
-    steps: Steps = Field(default=-1, ge=-1)
+    steps: int = Field(default=-1, ge=-1, le=MOST_STEPS)
     """Global batches per validation and dataset, the same ones each time; -1 reads the whole dataset, each token once."""
 
     @field_validator("steps")
@@ -287,9 +278,9 @@ class ParamGroupSpec(BaseModel):
 
     pattern: str
     """Shell wildcards for the parameter's fully qualified name, e.g. "*norm*"."""
-    weight_decay: WeightDecay | None = Field(default=None, ge=0.0)
+    weight_decay: NonNegativeFloat | None = None
     """Overrides optimizer.weight_decay."""
-    lr_scale: Factor = Field(default=1.0, ge=0.0)
+    lr_scale: NonNegativeFloat = 1.0
     """Factor on optimizer.lr."""
 
 
@@ -299,7 +290,7 @@ class OptimizerSection(Section):
 
     name: str = "AdamW"
     """Optimizer: "AdamW", "Adam" or a plugin's."""
-    lr: LearningRate = Field(default=8e-4, gt=0.0)
+    lr: PositiveFloat = 8e-4
     """Peak learning rate."""
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
     """Decay rate of the running mean of gradients."""
@@ -307,7 +298,7 @@ class OptimizerSection(Section):
     """Decay rate of the running mean of squared gradients."""
     eps: Epsilon = 1e-8
     """Term added to the denominator of the update."""
-    weight_decay: WeightDecay = Field(default=0.1, ge=0.0)
+    weight_decay: NonNegativeFloat = 0.1
     """Decoupled weight decay (AdamW), or an L2 penalty (Adam)."""
     implementation: Literal["auto", "for-loop", "foreach", "fused"] = "auto"
     """Implementation of the update; "auto" selects fused, which exists for CPU and CUDA."""
@@ -334,7 +325,7 @@ class LRSchedulerSection(Section):
 
     name: str = "wsd"
     """Schedule: "wsd" (warmup, stable, decay) or a plugin's."""
-    warmup_steps: Steps = Field(default=200, ge=0)
+    warmup_steps: NonNegativeInt = 200
     """Steps over which the learning rate rises linearly to its peak."""
     decay_ratio: Share | None = None
     """Fraction of all steps, at the end, over which the learning rate decays. Default: decay starts right after warmup."""
@@ -348,7 +339,7 @@ class MetricsSection(Section):
     section: ClassVar[str] = "metrics"
     may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
-    log_freq: Steps = Field(default=10, gt=0)
+    log_freq: PositiveInt = 10
     """Log metrics every this many steps, and for the first and the last."""
     enable_console: bool = True
     """Print the run, its logged steps and how it ended."""
@@ -374,9 +365,9 @@ class CommSection(Section):
     section: ClassVar[str] = "comm"
     may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
-    init_timeout_seconds: WholeSeconds = Field(default=600, gt=0)
+    init_timeout_seconds: int = Field(default=600, gt=0, le=int(LONGEST_SECONDS))
     """Timeout of collectives until the first step is complete, while the model is built, compiled and restored."""
-    train_timeout_seconds: WholeSeconds = Field(default=300, gt=0)
+    train_timeout_seconds: int = Field(default=300, gt=0, le=int(LONGEST_SECONDS))
     """Timeout of collectives from then on, after which the run ends with an error. It includes the wait for a rank that is
     slower to write its part of a checkpoint, but not checkpoints that are written in the background."""
 
