@@ -21,7 +21,7 @@ from titan_core.api.config.toml import parse_toml
 PACKAGES = Path(__file__).parents[2] / "packages"
 OWN_OUTPUT = {
     "titan_core/toolkit/text.py": "say, and JSON, which has only ASCII",
-    "titan_core/cli/config.py": "TOML, in which these characters are escaped as TOML does",
+    "titan_core/cli/job.py": "TOML, in which these characters are escaped as TOML does",
     "titan_core/plugins/names.py": "a Problem escapes its text",
     "titan_cluster/rendering.py": "the file that is submitted, whose texts are checked",
     "titan_cluster/scripts/wait_for_rendezvous.py": "a script of its own, in a container",

@@ -1,4 +1,4 @@
-"""``titan job show``."""
+"""``titan job show`` and ``titan config show|check``."""
 
 from __future__ import annotations
 
@@ -8,17 +8,42 @@ from typing import Any
 
 from titan_core.api import CommandContext
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.config.render import to_toml
 from titan_core.job.stages import job_of_stage
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.toolkit.arguments import json_argument, recipe_arguments, world_size_argument
-from titan_core.toolkit.text import describe_model, print_json, print_notes, print_table
+from titan_core.toolkit.text import describe_model, print_json, print_notes, print_table, say
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``titan job show``."""
+    """Add the arguments of ``titan job show`` and ``titan config check``."""
     recipe_arguments(parser)
     world_size_argument(parser)
     json_argument(parser)
+
+
+def show_config(context: CommandContext) -> int:
+    """Print the resolved config as TOML."""
+    print(to_toml(context.config()), end="")
+    return 0
+
+
+def check(context: CommandContext) -> int:
+    """Assemble the job and print that it is valid, with a note for each file that this machine lacks.
+
+    Raises:
+        UserError: the job is invalid.
+    """
+    arguments = context.arguments
+    job = context.job(arguments.world_size, missing_ok=True)
+    source, mesh = job.config.source, job.mesh
+    if arguments.json:
+        facts = {"source": source, "world_size": mesh.world_size, "mesh": mesh.degrees, "notes": job.notes}
+        print_json({"valid": True, **facts})
+    else:
+        say(f"{source}: valid for {mesh.world_size} process(es): {mesh}")
+        print_notes(job.notes)
+    return 0
 
 
 def show(context: CommandContext) -> int:

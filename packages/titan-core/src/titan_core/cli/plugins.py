@@ -1,4 +1,4 @@
-"""``titan plugins``."""
+"""``titan plugins`` and ``titan recipes``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import importlib_metadata
 
-from titan_core.api import CheckResult, Component, Health, HealthContext
+from titan_core.api import CheckResult, Component, Health, HealthContext, Recipe
 from titan_core.cli.invocation import Invocation
 from titan_core.plugins.discovery import DISABLE_VARIABLE
 from titan_core.plugins.registry import Components
@@ -38,6 +38,28 @@ def run(context: Invocation) -> int:
         rows.append((disabled.name, f"{disabled.distribution} {disabled.version}", "off", "switched off"))
     print_table(("plugin", "distribution", "stage", "provides"), rows)
     print_conflicts(registry)
+    return 0
+
+
+def list_recipes(context: Invocation) -> int:
+    """List the recipes of all plugins."""
+    arguments = context.arguments
+    registry = context.registry
+    recipes = registry.all(Recipe)
+    owners = [registry.owner(recipe).distribution for recipe in recipes]
+    if arguments.json:
+        listing = [
+            {"name": recipe.name, "distribution": owner, "summary": recipe.summary, "default": recipe.default}
+            for recipe, owner in zip(recipes, owners, strict=True)
+        ]
+        print_json(listing)
+    else:
+        rows = [
+            (f"{recipe.name} (default)" if recipe.default else recipe.name, owner, recipe.summary)
+            for recipe, owner in zip(recipes, owners, strict=True)
+        ]
+        print_table(("recipe", "distribution", "summary"), rows)
+        print_conflicts(registry, Recipe)
     return 0
 
 
