@@ -46,7 +46,7 @@ MUTANTS = (
     Mutant("epochs-in-one-order", SHUFFLED, "key = (self._seed, epoch)", "key = (self._seed, 0)", (ORACLE,)),
     Mutant("orders-of-one-seed", SHUFFLED, "key = (self._seed, epoch)", "key = (0, epoch)", (SHUFFLING,)),
     Mutant("shards-in-blocks", ORDERS, "range(index, size, count)", "range(index * size // count, (index + 1) * size // count)", (ORACLE,)),
-    Mutant("the-order-of-an-older-block", SHUFFLED, "if self._block is None or self._block[0] != number:", "if self._block is None:", (SHUFFLING,)),
+    Mutant("the-order-of-an-older-block", SHUFFLED, "if self._block is None or self._block[0] != number:", "if self._block is None:", (ORDERED,)),
     Mutant("positions-walked-once", PERMUTED, "while len(outside := numpy.flatnonzero(found >= self._size)):", "if len(outside := numpy.flatnonzero(found >= self._size)):", (PERMUTATION,)),
     Mutant("one-round", PERMUTED, "_ROUNDS: Final = 12", "_ROUNDS: Final = 2", (PERMUTATION,)),
     Mutant("a-round-lost", PERMUTED, "_ROUNDS: Final = 12", "_ROUNDS: Final = 11", (PERMUTATION,)),
