@@ -1,8 +1,9 @@
-"""GPT-2 as an example of a third party: its formula and its weights are those of transformers, on any mesh."""
+"""GPT-2 as an example of a third party: its formula and its weights are those of transformers."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.gloo_pool import GlooPool
-from harness.third_party import install, train_with
 from titan_ckpt.foreign.arrangement import read, shape_in
 from titan_ckpt.foreign.files import SafetensorsFiles
 from titan_core.cli.main import main
@@ -20,27 +19,12 @@ from titan_core.cli.main import main
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SMALL: dict[str, object] = {
-    "model.args": "{dim = 32, n_layers = 2, n_heads = 2, vocab_size = 288, max_seq_len = 64}",
-    "training.seq_len": 48,
-    "training.local_batch_size": 2,
-    "training.global_batch_size": 4,
-    "training.steps": 4,
-    "lr_scheduler.warmup_steps": 1,
-}
 TOKENS = torch.randint(0, 288, (2, 40), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("gpt2")
-    install(folder, "titan-model-gpt2")
-    return str(folder)
-
-
 @pytest.fixture
-def package(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(site)
+def package(site_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(site_of("titan-model-gpt2"))
 
 
 def their_model(tied: bool = True, **config: Any) -> PreTrainedModel:
@@ -134,22 +118,3 @@ def test_another_model_is_refused(in_tmp: Path, change: Any, message: str, capfd
     Path("theirs/config.json").write_text(json.dumps({**config, **change}))
     assert main(["checkpoint", "convert", "theirs", "ours"]) == 2
     assert message in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("ranks", "degrees"),
-    [
-        pytest.param(2, {}, marks=pytest.mark.full),
-        (2, {"tensor": 2}),
-        pytest.param(2, {"context": 2}, marks=pytest.mark.full),
-        pytest.param(2, {"pipeline": 2}, marks=pytest.mark.full),
-        pytest.param(4, {"tensor": 2, "context": 2}, marks=pytest.mark.long),
-    ],
-    ids=str,
-)
-def test_it_trains_as_on_one_device(gloo: GlooPool, site: str, tmp_path: Path, ranks: int, degrees: dict[str, int]) -> None:
-    mesh = {f"parallelism.{name}_parallel_degree": degree for name, degree in degrees.items()}
-    ((one, _),) = gloo.run(1, train_with, site, str(tmp_path), "gpt2", SMALL)
-    for record, _ in gloo.run(ranks, train_with, site, str(tmp_path), "gpt2", {**SMALL, **mesh}):
-        assert record.losses == pytest.approx(one.losses, rel=2e-6)
-        assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)

@@ -1,8 +1,8 @@
-"""A third-party model that is neither all ``nn.Linear`` nor all attention, divided by its rules."""
+"""A third-party model that is neither all ``nn.Linear`` nor all attention. Its runs on meshes: ``test_third_party.py``."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,66 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, make_job
-from harness.third_party import install, train_with
+from harness.jobs import make_job
+from harness.meshes import CP, TP
 from titan_core.api import UserError
 from titan_core.model.random_values import fill
 
-TP, CP, PP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "context", "pipeline"))
-ARGS = "{dim = 32, recurrent_dim = 48, n_layers = 4, n_heads = 2, divide_sequences = %s}"
-SMALL: dict[str, object] = {
-    "model.args": ARGS % "true",
-    "training.seq_len": 48,
-    "training.local_batch_size": 2,
-    "training.global_batch_size": 4,
-    "training.steps": 4,
-    "lr_scheduler.warmup_steps": 1,
-}
-DOCUMENTS = {"data.document_mask": "true"}
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("hybrid")
-    install(folder, "titan-model-hybrid")
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def one_device(gloo: GlooPool, site: str, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, RunRecord]:
-    """Train on one device; the key is whether documents are masked."""
-    folder = str(tmp_path_factory.mktemp("one"))
-    kinds: dict[bool, dict[str, object]] = {False: SMALL, True: {**SMALL, **DOCUMENTS}}
-    return {masked: gloo.run(1, train_with, site, folder, "hybrid", kind)[0][0] for masked, kind in kinds.items()}
-
-
-@pytest.mark.parametrize(
-    ("ranks", "degrees"),
-    [
-        pytest.param(2, {}, marks=pytest.mark.full),
-        (2, {TP: 2}),
-        pytest.param(2, {PP: 2}, marks=pytest.mark.full),
-        pytest.param(2, {CP: 2}, marks=pytest.mark.full),
-        pytest.param(2, {TP: 2, **DOCUMENTS}, marks=pytest.mark.full),
-        (2, {CP: 2, **DOCUMENTS}),
-        pytest.param(4, {TP: 2, CP: 2}, marks=pytest.mark.long),
-        pytest.param(4, {TP: 2, "activation_checkpoint.mode": "selective"}, marks=pytest.mark.long),
-    ],
-    ids=str,
-)
-def test_a_hybrid_trains_as_on_one_device(
-    gloo: GlooPool, site: str, one_device: dict[bool, RunRecord], tmp_path: Path, ranks: int, degrees: dict[str, object]
-) -> None:
-    one = one_device["data.document_mask" in degrees]
-    for record, _ in gloo.run(ranks, train_with, site, str(tmp_path), "hybrid", {**SMALL, **degrees}):
-        assert record.losses == pytest.approx(one.losses, rel=2e-6)
-        assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
-
 
 @pytest.fixture
-def package(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(site)
+def package(site_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(site_of("titan-model-hybrid"))
 
 
 @pytest.mark.usefixtures("package")
@@ -117,10 +66,9 @@ def test_the_initial_decay_of_an_open_gate_is_uniform() -> None:
 
 @pytest.mark.usefixtures("package")
 def test_a_kind_without_a_rule_is_refused_before_anything_is_divided() -> None:
-    job = {**SMALL, "model.args": ARGS % "false", "job.device": "cpu"}
+    args = "{dim = 32, recurrent_dim = 48, n_layers = 4, n_heads = 2, divide_sequences = false}"
+    job = {"model.args": args, "training.seq_len": 48, "training.global_batch_size": -1, "job.device": "cpu"}
     make_job("hybrid", {**job, TP: 2}, 2)
-    with pytest.raises(
-        UserError, match="have kind 'linear_recurrence', and context parallelism divides only 'causal_attention'"
-    ) as caught:
+    with pytest.raises(UserError, match=r"have kind 'linear_recurrence', and .* divides only 'causal_attention'") as caught:
         make_job("hybrid", {**job, CP: 2}, 2)
     assert len(caught.value.problems) == 1  # one problem per kind, not per block

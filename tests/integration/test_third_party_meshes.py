@@ -15,16 +15,14 @@ import torch
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job
-from harness.third_party import TINY_LLAMA, install, train_with
+from harness.third_party import TINY_LLAMA, train_with
 from titan_core.api import Batch, Microbatch, UserError
 from titan_core.api.parallel.microbatch import AuxiliaryLosses, microbatch_scope
 
 
 @pytest.fixture(scope="module")
-def zones(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("zones")
-    install(folder, "titan-zones")
-    return str(folder)
+def zones(site_of: Callable[[str], str]) -> str:
+    return site_of("titan-zones")
 
 
 SHORT: dict[str, object] = {**TINY_LLAMA, "training.steps": 3}
@@ -108,59 +106,36 @@ def refusal(site: str, recipe: str, overrides: dict[str, object], ranks: int, br
     return ""
 
 
-@pytest.mark.parametrize(
-    ("recipe", "overrides", "ranks", "message"),
-    [
-        ("moe", {EP: 2}, 4, ""),
-        (
-            "llama3_debug",
-            {EP: 2},
-            2,
-            "model 'llama3' has no experts that can be divided: no rule of its layout is Experts; set it to 1",
-        ),
-        (
-            "moe",
-            {EP: 8, "training.global_batch_size": 32},
-            8,
-            "= 8: must divide the 4 experts of 'blocks.0.feed_forward.experts'",
-        ),
-        (
-            "moe",
-            {EP: 3},
-            4,
-            "borrows (dp_shard 4 x cp 1 x tp 1); set parallelism.expert_parallel_degree = 1, 2 or 4",
-        ),
-        ("moe", {EP: 2, TP: 2}, 2, ""),
-        ("moe", {EP: 4, TP: 2, NO_SP: "true"}, 4, "borrows (dp_shard 2 x cp 1); the 2 ranks of tp hold the same positions"),
-    ],
-)
-def test_impossible_divisions_of_experts_are_refused(
-    gloo: GlooPool, experts: str, recipe: str, overrides: dict[str, object], ranks: int, message: str
-) -> None:
-    (found,) = gloo.run(1, refusal, experts, recipe, overrides, ranks)
+REFUSED: dict[str, tuple[str, dict[str, object], int, dict[str, str], str]] = {
+    "experts are divided": ("moe", {EP: 2}, 4, {}, ""),
+    "among ranks of tensor parallelism": ("moe", {EP: 2, TP: 2}, 2, {}, ""),
+    "no experts": ("llama3_debug", {EP: 2}, 2, {}, "has no experts that can be divided: no rule of its layout is Experts"),
+    "more ranks than experts": (
+        "moe", {EP: 8, "training.global_batch_size": 32}, 8, {}, "must divide the 4 experts of 'blocks.0.feed_forward.exp"
+    ),
+    "another number of ranks": (
+        "moe", {EP: 3}, 4, {}, "borrows (dp_shard 4 x cp 1 x tp 1); set parallelism.expert_parallel_degree = 1, 2 or 4"
+    ),
+    "ranks with the same positions": (
+        "moe", {EP: 4, TP: 2, NO_SP: "true"}, 4, {}, "(dp_shard 2 x cp 1); the 2 ranks of tp hold the same positions"
+    ),
+    "a region": (
+        "moe", {EP: 2, TP: 2}, 2, {"region": "blocks.*.feed_forward"},
+        "its ranks include those of tp, which hold the same positions in the region that 'blocks.0.feed_forward.exp",
+    ),
+    "another result": (
+        "moe", {EP: 2}, 2, {"broken": "backwards"}, "module 'blocks.0.feed_forward' computes a different result"
+    ),
+    "an error": ("moe", {EP: 2}, 2, {"broken": "only counted"}, "(AssertionError: rows without an expert"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_impossible_divisions_of_experts_are_refused(gloo: GlooPool, experts: str, case: str) -> None:
+    recipe, overrides, ranks, changes, message = REFUSED[case]
+    (found,) = gloo.run(1, refusal, experts, recipe, overrides, ranks, **changes)
     assert message in found
-    assert bool(message) == bool(found)
-
-
-def test_experts_within_a_region_are_not_divided_among_ranks_with_the_same_positions(gloo: GlooPool, experts: str) -> None:
-    (found,) = gloo.run(1, refusal, experts, "moe", {EP: 2, TP: 2}, 2, region="blocks.*.feed_forward")
-    assert (
-        "its ranks include those of tp, which hold the same positions in the region that 'blocks.0.feed_forward.exp" in found
-    )
-
-
-@pytest.mark.parametrize(
-    ("broken", "why"),
-    [
-        ("backwards", "module 'blocks.0.feed_forward' computes a different result"),
-        ("only counted", "(AssertionError: rows without an expert"),
-    ],
-)
-def test_experts_that_compute_a_different_result_when_divided_are_refused(
-    gloo: GlooPool, experts: str, broken: str, why: str
-) -> None:
-    (found,) = gloo.run(1, refusal, experts, "moe", {EP: 2}, 2, broken=broken)
-    assert "divided over 2 ranks, " in found and why in found
+    assert bool(message) == bool(found) and ("divided over 2 ranks, " in found) == ("broken" in changes)
 
 
 def balance_beside_plain_torch(site: str) -> list[torch.Tensor]:
