@@ -1,11 +1,12 @@
-"""A third-party optimizer with its own section (Muon for hidden matrices, AdamW for the rest) trains as on one device, on
-any mesh and after a resume."""
+"""A third-party optimizer with its own section: Muon for hidden matrices, AdamW for the rest. Its runs on meshes are in
+``test_optimizers.py``."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from harness.fake_cuda import FakeCuda
 from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, run_recipe
+from harness.jobs import run_recipe
 from titan_core.api import OptimizerSection, hookimpl
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "titan-optim-muon"
 
 TINY: dict[str, object] = {
     "model.args": "{dim = 32, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 48}",
@@ -37,73 +36,8 @@ TINY: dict[str, object] = {
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Make the example discoverable like an installed distribution."""
-    folder = tmp_path_factory.mktemp("muon")
-    info = folder / "titan_optim_muon-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: titan-optim-muon\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text("[titan.plugins]\nmuon = titan_optim_muon.plugin\n")
-    (folder / "titan_optim_muon").symlink_to(EXAMPLE / "src" / "titan_optim_muon")
-    return str(folder)
-
-
-def train(site: str, folder: Path, overrides: dict[str, object], weights: bool = True) -> RunRecord:
-    """Train Llama with the example in this process."""
-    os.chdir(folder)
-    sys.path.insert(0, site)
-    try:
-        return run_recipe("llama3_debug", {**TINY, **overrides}, weights=weights)
-    finally:
-        sys.path.remove(site)
-
-
-@pytest.fixture(scope="module")
-def one_device(gloo: GlooPool, site: str, tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
-    (record,) = gloo.run(1, train, site, tmp_path_factory.mktemp("one"), {})
-    return record
-
-
-TP = {"parallelism.tensor_parallel_degree": 2}
-
-
-@pytest.mark.parametrize(
-    ("ranks", "mesh"),
-    [
-        (2, {}),
-        (2, TP),
-        pytest.param(4, TP, marks=pytest.mark.full),
-        pytest.param(2, {"parallelism.pipeline_parallel_degree": 2}, marks=pytest.mark.full),
-    ],
-    ids=["fsdp2", "tp2", "fsdp2-tp2", "pp2"],
-)
-def test_it_trains_as_on_one_device(
-    gloo: GlooPool, site: str, one_device: RunRecord, tmp_path: Path, ranks: int, mesh: dict[str, object]
-) -> None:
-    records = gloo.run(ranks, train, site, tmp_path, mesh)
-    for record in records:
-        assert record.losses == pytest.approx(one_device.losses, rel=1e-6)
-        assert record.grad_norms == pytest.approx(one_device.grad_norms, rel=1e-5)
-    final = {name: tensor for record in records for name, tensor in record.final.items()}
-    assert final.keys() == one_device.final.keys()
-    for name, tensor in one_device.final.items():
-        torch.testing.assert_close(final[name], tensor, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("mesh", [{}, pytest.param(TP, marks=pytest.mark.full)], ids=["fsdp2", "tp2"])
-def test_it_resumes_bit_for_bit_and_on_another_mesh(
-    gloo: GlooPool, site: str, tmp_path: Path, mesh: dict[str, object]
-) -> None:
-    saved = {"checkpoint.enable": "true", "job.dump_folder": "run"}
-    whole = gloo.run(2, train, site, tmp_path, {**mesh, "job.dump_folder": "whole"})
-    gloo.run(2, train, site, tmp_path, {**saved, **mesh, "training.stop_at_step": 2})
-    resumed = gloo.run(2, train, site, tmp_path, {**saved, **mesh})
-    for one, other in zip(whole, resumed, strict=True):
-        assert other.losses == one.losses[2:]
-        assert all(torch.equal(one.final[name], tensor) for name, tensor in other.final.items())
-    (elsewhere,) = gloo.run(1, train, site, tmp_path, {**saved, "checkpoint.load_step": 2})
-    assert elsewhere.losses == pytest.approx(whole[0].losses[2:], rel=1e-6)
+def site(site_of: Callable[[str], str]) -> str:
+    return site_of("titan-optim-muon")
 
 
 def skips(site: str) -> tuple[bool, bool]:
