@@ -128,40 +128,9 @@ def test_several_ranks_measure_the_same(gloo: GlooPool, run: Path, mesh: list[st
 
 
 @pytest.fixture(scope="module")
-def tasks(run: Path) -> list[str]:
-    """Options for three tasks that need no network: multiple choice, perplexity of whole texts, and generation."""
-    folder = run / "tasks"
-    folder.mkdir()
-    questions = [
-        {"question": f"{n} plus {n} is", "choices": [str(n), str(2 * n), "many words"], "answer": n % 3} for n in range(1, 9)
-    ]
-    (folder / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
-    common = f"""
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: "{folder / "questions.jsonl"}"}}}}
-test_split: test
-"""
-    (folder / "choice.yaml").write_text(f"""task: titan_choice{common}
-output_type: multiple_choice
-doc_to_text: "{{{{question}}}}"
-doc_to_choice: choices
-doc_to_target: answer
-metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
-""")
-    (folder / "rolling.yaml").write_text(f"""task: titan_rolling{common}
-output_type: loglikelihood_rolling
-doc_to_text: ""
-doc_to_target: "{{{{question * 40}}}}"
-metric_list: [{{metric: word_perplexity}}, {{metric: bits_per_byte}}]
-""")
-    (folder / "generate.yaml").write_text(f"""task: titan_generate{common}
-output_type: generate_until
-doc_to_text: "{{{{question}}}}"
-doc_to_target: "{{{{choices[1]}}}}"
-generation_kwargs: {{until: ["\\n", "."], max_gen_toks: 12, do_sample: false}}
-metric_list: [{{metric: exact_match}}]
-""")
-    return ["--tasks", "titan_choice,titan_rolling,titan_generate", "--include-path", str(folder)]
+def tasks(lm_eval_tasks: str) -> list[str]:
+    """Options for three tasks."""
+    return ["--tasks", "titan_choice,titan_rolling,titan_generate", "--include-path", lm_eval_tasks]
 
 
 @pytest.mark.full  # lm-eval takes seconds to import and to index its tasks
