@@ -14,10 +14,9 @@ from torch import Tensor
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_recipe, whole
+from harness.meshes import PP, TP
 from harness.tiny import NOISY
 from titan_core.api import hookimpl
-
-TP, PP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline"))
 
 
 class State:

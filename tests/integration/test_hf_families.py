@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from harness import model_trials, small_gpt
 from harness.gloo_pool import GlooPool
@@ -21,66 +22,37 @@ from harness.hf_families import (
 )
 from harness.jobs import run_recipe
 from harness.oracle import write_documents
+from harness.quick import rows
+from harness.rope_spellings import SIZES
 from titan_core.api import UserError
 from titan_models_hf.config import HFArgs
 from titan_models_hf.layout import define
 
-CELLS = [
-    ("mixtral", "one", True),
-    ("qwen3", "cp2", True),
-    ("gemma2", "pp2", False),
-    ("deepseek_v3", "tp2", False),
-    ("qwen3_next", "cp2", True),
-    ("gpt_oss", "ep2", True),
-    *(
-        pytest.param(*cell, marks=pytest.mark.full)
-        for cell in (
-            ("gpt_oss", "one", True),
-            ("llama", "tp2", False),
-            ("granite", "tp2", False),
-            ("mixtral", "fsdp2", False),
-            ("gemma3", "cp2", True),
-            ("gpt_oss", "tp2", False),
-            ("falcon_h1", "tp2 cp2", True),
-            ("qwen3_moe", "ep2", False),
-            ("phi3", "tp2", False),
-            ("qwen3_next", "tp2", False),
-            ("qwen3_next", "pp2", False),
-            ("falcon_h1", "pp2", False),
-            ("gemma2", "cp2x2 by both", True),
-            ("deepseek_v3", "cp4 by heads", False),
-            ("mixtral", "ep2 pp2", False),
-            ("olmoe", "ep4", False),
-            ("deepseek_v3", "ep2 tp2", False),
-            ("glm4_moe", "ep2 tp2", True),
-            ("gpt_oss", "ep2 fsdp2", False),
-        )
-    ),
-    *(
-        pytest.param(*cell, marks=pytest.mark.long)
-        for cell in (
-            ("glm4", "tp2", False),
-            ("qwen3_next", "fsdp2", False),
-            ("falcon_h1", "tp2", False),
-            ("falcon_h1", "cp2", False),
-            ("gpt_oss", "cp2 by heads", True),
-            ("olmo3", "cp4", False),
-            ("qwen3_next", "cp2x2 by both", True),
-            ("qwen3_next", "ep2 tp2", True),
-            *(
-                (family, mesh, False)
-                for family in ("mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3", "glm4_moe")
-                for mesh in ("ep2", "ep4", "ep2 tp2", "ep2 cp2", "ep2 pp2")
-                if (family, mesh)
-                not in {("qwen3_moe", "ep2"), ("mixtral", "ep2 pp2"), ("olmoe", "ep4"), ("deepseek_v3", "ep2 tp2")}
-            ),
-        )
-    ),
+QUICK = [
+    "mixtral, one, documents", "qwen3, cp2, documents", "gemma2, pp2", "deepseek_v3, tp2", "qwen3_next, cp2, documents",
+    "gpt_oss, ep2, documents",
+]  # fmt: skip
+FULL = [
+    "gpt_oss, one, documents", "llama, tp2", "granite, tp2", "mixtral, fsdp2", "gemma3, cp2, documents", "gpt_oss, tp2",
+    "falcon_h1, tp2 cp2, documents", "qwen3_moe, ep2", "phi3, tp2", "qwen3_next, tp2", "qwen3_next, pp2", "falcon_h1, pp2",
+    "gemma2, cp2x2 by both, documents", "deepseek_v3, cp4 by heads", "mixtral, ep2 pp2", "olmoe, ep4",
+    "deepseek_v3, ep2 tp2", "glm4_moe, ep2 tp2, documents", "gpt_oss, ep2 fsdp2",
+]  # fmt: skip
+EXPERTS = [
+    f"{family}, {mesh}"
+    for family in ("mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3", "glm4_moe")
+    for mesh in ("ep2", "ep4", "ep2 tp2", "ep2 cp2", "ep2 pp2")
 ]
+LONG = [
+    "glm4, tp2", "qwen3_next, fsdp2", "falcon_h1, tp2", "falcon_h1, cp2", "gpt_oss, cp2 by heads, documents", "olmo3, cp4",
+    "qwen3_next, cp2x2 by both, documents", "qwen3_next, ep2 tp2, documents",
+    *(cell for cell in EXPERTS if cell not in FULL),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("family", "mesh", "documents"), CELLS)
-def test_equals_the_library(tmp_path: Path, gloo: GlooPool, family: str, mesh: str, documents: bool) -> None:
+@pytest.mark.parametrize("cell", rows([*QUICK, *FULL, *LONG], QUICK, FULL))
+def test_equals_the_library(tmp_path: Path, gloo: GlooPool, cell: str) -> None:
+    family, mesh, *documents = cell.split(", ")
     data = write_documents(tmp_path / "documents.jsonl") if documents else None
     ((_, expected),) = gloo.run(1, train_and_reference, family, settings(family, "one", data, tmp_path / "one"))
     ranks = gloo.run(MESHES[mesh][0], train, settings(family, mesh, data, tmp_path / "mesh"))
@@ -141,3 +113,29 @@ def test_a_convolution_that_no_parallelism_divides_is_named(mesh: str) -> None:
     with pytest.raises(UserError, match=named) as raised:
         model_trials.require(small_gpt.job_of(definition, model_trials.MESHES[mesh], 2))
     assert "rotary_emb" not in str(raised.value) and "Error:" not in str(raised.value)
+
+
+def test_weights_of_files_need_no_initial_values(in_tmp: Path) -> None:
+    """Of a family whose initial values Titan does not know."""
+    torch.manual_seed(0)
+    sizes = {**SIZES, "bos_token_id": 256, "eos_token_id": 257}
+    apertus = transformers.ApertusForCausalLM(transformers.ApertusConfig(**sizes))
+    apertus.save_pretrained("apertus")
+    overrides = {
+        "model.from_pretrained": "apertus", "model.tokenizer": "byte", "model.flavor": "", "model.args": "{}",
+        "training.steps": 2, "job.device": "cpu",
+    }  # fmt: skip
+    record = run_recipe("hf_debug", overrides, weights=True)
+    expected = dict(apertus.named_parameters())
+    assert record.initial.keys() == expected.keys()
+    for name, weight in record.initial.items():
+        assert torch.equal(weight, expected[name].float()), name
+    assert any(name.endswith("alpha_p") for name in expected)
+
+
+def test_a_start_from_random_weights_is_refused(in_tmp: Path) -> None:
+    args = 'architecture = "apertus", config = {vocab_size = 288, hidden_size = 64, intermediate_size = 96, '
+    args += "num_hidden_layers = 2, num_attention_heads = 4, num_key_value_heads = 2, pad_token_id = 0}"
+    overrides = {"model.flavor": "", "model.args": f"{{{args}}}", "job.device": "cpu"}
+    with pytest.raises(UserError, match=r"act_fn\.alpha_p' *: has no initial value: the library draws it neither"):
+        run_recipe("hf_debug", overrides)

@@ -1,26 +1,27 @@
-"""Launchers are plugins: `titan train` accepts their options, and names the missing package if there is none."""
+"""Launchers are plugins: `titan train` accepts their options, and names the missing package if there is none. They leave the
+GPUs to their ranks."""
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.distributions import entry_points_in, write_distribution
 from titan_core.api import RunEnd
 from titan_core.cli import main as command_line
 from titan_core.cli.main import main
 from titan_core.loop import training
-from titan_core.plugins.discovery import Discovery, discover
+from titan_core.plugins.discovery import Discovery, Plugin, discover
 from titan_core.plugins.installing import how_to_install
 from titan_core.plugins.providers import index
 from titan_core.plugins.registry import Components
 
-_FOUND = discover()
-INSTALLED = replace(_FOUND, plugins=tuple(one for one in _FOUND.plugins if one.distribution != "titan-harness"))
+INSTALLED = tuple(one for one in discover().plugins if one.distribution != "titan-harness")
 """The plugins of a user's installation, without the harness."""
 MINE = """
 from titan_core.api import hookimpl
@@ -50,19 +51,40 @@ def as_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+Use = Callable[[tuple[Plugin, ...]], None]
+PluginsIn = Callable[[str], tuple[Plugin, ...]]
+WITHOUT_LAUNCHER = tuple(one for one in INSTALLED if one.name not in ("launch", "simulate"))
+
+
 @pytest.fixture
-def without_launcher(monkeypatch: pytest.MonkeyPatch) -> Components:
-    found = Discovery(tuple(one for one in INSTALLED.plugins if one.name not in ("launch", "simulate")), ())
-    registry = Components(found)
-    monkeypatch.setattr(command_line.Components, "from_installed", lambda: registry)
-    return registry
+def use(monkeypatch: pytest.MonkeyPatch) -> Use:
+    """Return a function that determines which plugins are installed."""
+
+    def use(plugins: tuple[Plugin, ...]) -> None:
+        registry = Components(Discovery(plugins, ()))
+        monkeypatch.setattr(command_line.Components, "from_installed", lambda: registry)
+
+    return use
+
+
+@pytest.fixture
+def plugins_in(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PluginsIn]:
+    """Return a function that installs a source as the plugin ``mine``."""
+
+    def install(source: str) -> tuple[Plugin, ...]:
+        monkeypatch.syspath_prepend(write_distribution(in_tmp, "mine", source))
+        return discover(entry_points_in(in_tmp)).plugins
+
+    yield install
+    sys.modules.pop("mine", None)
 
 
 @pytest.mark.parametrize("option", sorted(index()["option"]))
 @pytest.mark.parametrize("form", ["{} 2", "{}=2", "{}"])
 def test_options_of_a_launcher_name_the_package_to_install(
-    without_launcher: Components, option: str, form: str, capsys: pytest.CaptureFixture[str]
+    use: Use, option: str, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    use(WITHOUT_LAUNCHER)
     assert main(["train", *form.format(option).split(), "--training.steps", "1"]) == 2
     package = index()["option"][option]
     error = capsys.readouterr().err
@@ -77,20 +99,14 @@ def test_a_launcher_that_is_switched_off_is_named(
     assert "titan-launch is switched off" in capsys.readouterr().err
 
 
-def test_a_plugin_can_provide_a_launcher(
-    without_launcher: Components, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(write_distribution(in_tmp, "mine", MINE))
-    (mine,) = discover(entry_points_in(in_tmp)).plugins
-    registry = Components(Discovery((*without_launcher.found.plugins, mine), ()))
-    monkeypatch.setattr(command_line.Components, "from_installed", lambda: registry)
+def test_a_plugin_can_provide_a_launcher(use: Use, plugins_in: PluginsIn, capsys: pytest.CaptureFixture[str]) -> None:
+    use((*WITHOUT_LAUNCHER, *plugins_in(MINE)))
     assert main(["train", "--islands", "3"]) == 40
     assert capsys.readouterr().out == "llama3_debug 3 2\n"
     # Without its options, this process trains. Options of a missing launcher still name its package.
     assert main(["train", "--training.steps", "1"]) == 0
     assert main(["train", "--nproc-per-node", "3"]) == 2
     assert "--nproc-per-node: is provided by titan-launch; install" in capsys.readouterr().err
-    sys.modules.pop("mine", None)
 
 
 @pytest.mark.parametrize(
@@ -103,29 +119,18 @@ def test_a_plugin_can_provide_a_launcher(
     ],
 )
 def test_a_broken_launcher_does_not_affect_jobs_that_do_not_need_it(
-    broken: str, why: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    broken: str, why: str, use: Use, plugins_in: PluginsIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = MINE.replace('parser.add_argument("--islands", type=int)', broken)
-    monkeypatch.syspath_prepend(write_distribution(in_tmp, "mine", source))
-    (mine,) = discover(entry_points_in(in_tmp)).plugins
-    registry = Components(Discovery((*INSTALLED.plugins, mine), ()))
-    monkeypatch.setattr(command_line.Components, "from_installed", lambda: registry)
+    use((*INSTALLED, *plugins_in(MINE.replace('parser.add_argument("--islands", type=int)', broken))))
     assert main(["train", "--training.steps", "1"]) == 0
     error = capsys.readouterr().err
     assert "titan: warning: launcher 'mine' is ignored: " in error and why in error
-    sys.modules.pop("mine", None)
 
 
-def test_launchers_exclude_each_other(
-    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(write_distribution(in_tmp, "mine", MINE))
-    (mine,) = discover(entry_points_in(in_tmp)).plugins
-    registry = Components(Discovery((*INSTALLED.plugins, mine), ()))
-    monkeypatch.setattr(command_line.Components, "from_installed", lambda: registry)
+def test_launchers_exclude_each_other(use: Use, plugins_in: PluginsIn, capsys: pytest.CaptureFixture[str]) -> None:
+    use((*INSTALLED, *plugins_in(MINE)))
     assert main(["train", "--islands", "3", "--nproc-per-node", "2"]) == 2
     assert "uses options of several launchers: local, mine; use the options of one launcher" in capsys.readouterr().err
-    sys.modules.pop("mine", None)
 
 
 DEFAULTS = """
@@ -134,30 +139,24 @@ api = (1, 0)
 
 @hookimpl
 def titan_recipes():
-    return [Recipe(name="theirs", summary="-", package="theirs", path="theirs.toml", default=True)]
+    return [Recipe(name="theirs", summary="-", package="mine", path="theirs.toml", default=True)]
 """
 
 
 def test_with_two_default_recipes_the_user_must_choose(
-    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    use: Use, plugins_in: PluginsIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(write_distribution(in_tmp, "theirs", DEFAULTS))
-    theirs = discover(entry_points_in(in_tmp)).plugins
-
-    def use(plugins: tuple[object, ...]) -> None:
-        monkeypatch.setattr(command_line.Components, "from_installed", lambda: Components(Discovery(plugins, ())))  # type: ignore[arg-type]
-
-    use(INSTALLED.plugins)
+    theirs = plugins_in(DEFAULTS)
+    use(INSTALLED)
     assert main(["recipes", "--json"]) == 0
     assert [one["name"] for one in json.loads(capsys.readouterr().out) if one["default"]] == ["llama3_debug"]
-    use((*INSTALLED.plugins, *theirs))
+    use((*INSTALLED, *theirs))
     assert main(["config", "check"]) == 2
     assert "several plugins have a default recipe: llama3_debug, theirs; name a recipe" in capsys.readouterr().err
     assert main(["config", "check", "llama3_debug"]) == 0
-    use(tuple(one for one in INSTALLED.plugins if one.name != "llama"))
+    use(tuple(one for one in INSTALLED if one.name != "llama"))
     assert main(["config", "check"]) == 2
     assert "no installed plugin has a default recipe; name a recipe" in capsys.readouterr().err
-    sys.modules.pop("theirs", None)
 
 
 def test_a_config_without_a_model_uses_the_only_installed_one(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,3 +165,38 @@ def test_a_config_without_a_model_uses_the_only_installed_one(in_tmp: Path, caps
     assert 'name = "llama3"' in capsys.readouterr().out
     assert main(["config", "check", "my.toml", "--model.name="]) == 2
     assert "no model is selected, and none or several are installed; available: llama3" in capsys.readouterr().err
+
+
+USES_CUDA = ("_lazy_init", "init", "set_device", "get_device_properties", "get_device_capability", "get_device_name")
+
+
+@pytest.fixture
+def guarded_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs that may be counted but not used."""
+
+    def used(*arguments: object, **keywords: object) -> None:
+        raise AssertionError("the launcher uses CUDA")
+
+    for name in USES_CUDA:
+        monkeypatch.setattr(torch.cuda, name, used)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.mark.usefixtures("guarded_gpus", "in_tmp")
+def test_the_launcher_counts_gpus_and_creates_no_cuda_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    monkeypatch.setattr(
+        "titan_launch.launch.launch", lambda settings, options, per_node, *rest: started.append(per_node) or 0
+    )
+    command = ["train", "llama3_debug", "--nproc-per-node", "gpu", "--job.device", "cuda"]
+    assert main([*command, "--float8.enable", "true"]) == 0  # the ranks check whether their GPU has float8
+    assert started == [2]
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("guarded_gpus", "in_tmp")
+def test_not_while_the_ranks_train_either() -> None:
+    """The ranks are other processes, which see that this machine has no GPU, or use it."""
+    command = ["train", "llama3_debug", "--nproc-per-node", "2", "--training.steps", "1", "--job.device", "cpu"]
+    assert main([*command, "--model.args.n_layers", "1"]) == 0

@@ -30,6 +30,7 @@ MACHINES = ["--nproc-per-node", "1", "--nnodes", "2", "--rdzv-endpoint"]
 def my(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("TITAN_JOB_KEY", "the key of the machines of a test")
     (in_tmp / "my.toml").write_text(RECIPE)
+    (in_tmp / "outputs/mine").mkdir(parents=True)
     yield in_tmp
     assert sorted(path.name for path in in_tmp.iterdir() if path.name != "outputs") == ["my.toml"]
 
@@ -41,40 +42,57 @@ def line_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return error
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why", "fix"),
-    [
-        pytest.param(["train", "recipes/my.toml"], "recipes/my.toml: does not exist", "check the path",
-                     id="wrong path"),
-        pytest.param(["train", "."], ".: cannot be read: Is a directory", "check the path", id="a folder"),
-        pytest.param(["train", "lama3_debug"], "neither a recipe nor a file", "did you mean 'llama3_debug'?",
-                     id="wrong recipe"),
-        pytest.param(["train", "my.toml", "--steps", "5"], "--steps: no such option", "--training.steps 5", id="typo"),
-        pytest.param(["report", "--outptu", "x.html", "run"], "--outptu: no such option", "did you mean --output x.html?",
-                     id="typo in an option with a short form"),
-        pytest.param(["train", "my.toml", "--nproc_per_node", "2"], "no such option", "did you mean --nproc-per-node 2?",
-                     id="typo in an option of a launcher"),
-        pytest.param(["train", "my.toml", "--training.steps"], "needs a value", "write --training.steps VALUE",
-                     id="missing value"),
-        pytest.param(["train", "my.toml", *MACHINES, "no-such-host.invalid:29500"], "cannot resolve the host name",
-                     "check the name, or use an IP address", id="unknown host"),
-        pytest.param(["train", "my.toml", *MACHINES, "192.0.2.1:1", "--rdzv-timeout", "1"], "nothing answered within 1 s",
-                     "check the host and the port",
-                     id="unreachable host"),
-        pytest.param(["train", "my.toml", "--model.tokenizer", "hf", "--model.tokenizer_path", "no/tokenizer.json"],
-                     "no such file", "check the path", id="missing tokenizer"),
-        pytest.param(["train", "my.toml", "--model.tokenizer", "hf"], "needs the path to a tokenizer.json",
-                     "titan tokenizer download", id="no tokenizer path"),
-        pytest.param(["train", "my.toml", "--training.seq_len", "1000000"], "the model accepts at most 2048 tokens",
-                     "lower it", id="too long a sequence"),
-        pytest.param(["checkpoint", "list", "my.toml"], "there are no checkpoints here", "pass a run's directory",
-                     id="not a checkpoint"),
-        pytest.param(["report", "my.toml"], "no such directory", "pass a run's directory", id="not a run"),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_one_line_with_the_fix(
-    arguments: list[str], why: str, fix: str, my: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+MISTAKES: dict[str, tuple[list[str], str, str]] = {
+    "wrong path": (["train", "recipes/my.toml"], "recipes/my.toml: does not exist", "check the path"),
+    "a folder": (["train", "."], ".: cannot be read: Is a directory", "check the path"),
+    "wrong recipe": (["train", "lama3_debug"], "neither a recipe nor a file", "did you mean 'llama3_debug'?"),
+    "typo": (["train", "my.toml", "--steps", "5"], "--steps: no such option", "--training.steps 5"),
+    "typo in an option with a short form": (
+        ["report", "--outptu", "x.html", "run"], "--outptu: no such option", "did you mean --output x.html?"
+    ),
+    "typo in an option of a launcher": (
+        ["train", "my.toml", "--nproc_per_node", "2"], "no such option", "did you mean --nproc-per-node 2?"
+    ),
+    "missing value": (["train", "my.toml", "--training.steps"], "needs a value", "write --training.steps VALUE"),
+    "unknown host": (
+        ["train", "my.toml", *MACHINES, "no-such-host.invalid:29500"], "cannot resolve the host name",
+        "check the name, or use an IP address",
+    ),
+    "unreachable host": (
+        ["train", "my.toml", *MACHINES, "192.0.2.1:1", "--rdzv-timeout", "1"], "nothing answered within 1 s",
+        "check the host and the port",
+    ),
+    "missing tokenizer": (
+        ["train", "my.toml", "--model.tokenizer", "hf", "--model.tokenizer_path", "no/tokenizer.json"], "no such file",
+        "check the path",
+    ),
+    "no tokenizer path": (
+        ["train", "my.toml", "--model.tokenizer", "hf"], "needs the path to a tokenizer.json", "titan tokenizer download"
+    ),
+    "too long a sequence": (
+        ["train", "my.toml", "--training.seq_len", "1000000"], "the model accepts at most 2048 tokens", "lower it"
+    ),
+    "not a checkpoint": (["checkpoint", "list", "my.toml"], "there are no checkpoints here", "pass a run's directory"),
+    "a file for a checkpoint": (["checkpoint", "show", "my.toml"], "my.toml: there are no checkpoints here", ""),
+    "not a run": (["report", "my.toml"], "no such directory", "pass a run's directory"),
+    "misspelt run": (
+        ["generate", "outputs/min"], "does not exist, and no installed plugin knows a model of this name",
+        "did you mean 'outputs/mine'?",
+    ),
+    "misspelt path": (["generate", "./outputs/min"], "outputs/min: does not exist", "did you mean 'outputs/mine'?"),
+    "a model of the hub": (["generate", "owner/model"], "owner/model", "or run `titan model download owner/model`"),
+    "a file for a model": (["generate", "my.toml"], "my.toml: is a file", "give a run's directory"),
+    "a run without a model": (["generate", "outputs/mine"], "outputs/mine: there are no checkpoints here", ""),
+    "a recipe for a model": (
+        ["generate", "tiny"], "tiny: is a recipe, not a trained model",
+        "train it first (`titan train tiny`), and give the run",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_one_line_with_the_fix(case: str, my: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, why, fix = MISTAKES[case]
     error = line_of(arguments, capsys)
     assert why in error and fix in error
 

@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord
+from harness.meshes import CP, DR, PP, SCHEDULE, TP
 from harness.odd_optimizers import train_in
+from harness.quick import rows
 from harness.resuming import run_in
+from harness.small_gpt import small, train_model
 
-TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline", "context"))
-DR = "parallelism.data_parallel_replicate_degree"
+MESHES: dict[str, tuple[int, dict[str, object]]] = {
+    "one device": (1, {}),
+    "FSDP 2": (2, {}),
+    "FSDP 4": (4, {}),
+    "HSDP": (4, {DR: 2}),
+    "TP 2": (2, {TP: 2}),
+    "FSDP x TP": (4, {TP: 2}),
+    "PP 2": (2, {PP: 2}),
+    "PP 2, Interleaved1F1B": (2, {PP: 2, SCHEDULE: "Interleaved1F1B"}),
+    "PP 2, ZBVZeroBubble": (2, {PP: 2, SCHEDULE: "ZBVZeroBubble"}),
+    "TP x PP": (4, {TP: 2, PP: 2}),
+    "CP 2": (2, {CP: 2}),
+    "FSDP x CP": (4, {CP: 2}),
+}
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
-    return gloo.run(1, run_in, str(tmp_path_factory.mktemp("whole")), {})[0]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "mesh"),
-    [
-        pytest.param(4, {TP: 2}, marks=pytest.mark.full),
-        pytest.param(2, {PP: 2, "parallelism.pipeline_parallel_schedule": "Interleaved1F1B"}, marks=pytest.mark.full),
-        pytest.param(2, {CP: 2}, marks=pytest.mark.full),
-    ],
-    ids=str,
-)
-def test_on_the_same_mesh_it_is_bit_for_bit_the_same(
-    gloo: GlooPool, tmp_path: Path, ranks: int, mesh: dict[str, object]
-) -> None:
+@pytest.mark.full
+@pytest.mark.parametrize("mesh", ["FSDP x TP", "PP 2, Interleaved1F1B", "CP 2"])
+def test_on_the_same_mesh_it_is_bit_for_bit_the_same(gloo: GlooPool, tmp_path: Path, mesh: str) -> None:
     folders = [str(tmp_path / name) for name in ("whole", "parts")]
     for folder in folders:
         os.mkdir(folder)
-    whole = gloo.run(ranks, run_in, folders[0], mesh)
-    first = gloo.run(ranks, run_in, folders[1], {**mesh, "training.stop_at_step": 5})
-    second = gloo.run(ranks, run_in, folders[1], mesh)
+    ranks, degrees = MESHES[mesh]
+    whole = gloo.run(ranks, run_in, folders[0], degrees)
+    first = gloo.run(ranks, run_in, folders[1], {**degrees, "training.stop_at_step": 5})
+    second = gloo.run(ranks, run_in, folders[1], degrees)
     assert first[0].reason == "training.stop_at_step was reached"
     for one, a, b in zip(whole, first, second, strict=True):
         assert a.losses + b.losses == one.losses
@@ -48,53 +51,34 @@ def test_on_the_same_mesh_it_is_bit_for_bit_the_same(
         assert all(torch.equal(b.final[name], tensor) for name, tensor in one.final.items())
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        pytest.param((4, {TP: 2}), (4, {}), marks=pytest.mark.full),
-        ((2, {PP: 2}), (1, {})),
-        pytest.param((1, {}), (4, {TP: 2, PP: 2}), marks=pytest.mark.full),
-        pytest.param((4, {DR: 2}), (4, {CP: 2}), marks=pytest.mark.full),
-        pytest.param(
-            (2, {PP: 2, "parallelism.pipeline_parallel_schedule": "ZBVZeroBubble"}), (2, {TP: 2}), marks=pytest.mark.full
-        ),
-    ],
-    ids=str,
-)
+@pytest.fixture(scope="module")
+def uninterrupted(gloo: GlooPool, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunRecord]:
+    """Return a function that returns the run on one device, by whether the embedding is tied."""
+
+    def run(tied: str) -> RunRecord:
+        return gloo.run(1, run_in, str(tmp_path_factory.mktemp("whole")), {"model.args.tie_embeddings": tied})[0]
+
+    return functools.cache(run)
+
+
+RESUMED = [
+    "FSDP x TP to FSDP 4", "PP 2 to one device", "one device to TP x PP", "HSDP to FSDP x CP", "PP 2, ZBVZeroBubble to TP 2",
+    "tied: PP 2 to one device", "tied: PP 2, ZBVZeroBubble to FSDP x TP", "tied: FSDP 2 to TP x PP",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", rows(RESUMED, ["PP 2 to one device", "tied: PP 2 to one device"]))
 def test_on_another_mesh_it_resumes_to_rounding(
-    gloo: GlooPool, uninterrupted: RunRecord, tmp_path: Path, before: tuple[int, Any], after: tuple[int, Any]
+    gloo: GlooPool, uninterrupted: Callable[[str], RunRecord], tmp_path: Path, row: str
 ) -> None:
-    gloo.run(before[0], run_in, str(tmp_path), {**before[1], "training.stop_at_step": 4})
-    records = gloo.run(after[0], run_in, str(tmp_path), after[1])
-    for record in records:
-        assert record.losses == pytest.approx(uninterrupted.losses[4:], rel=1e-5)
-        assert record.grad_norms == pytest.approx(uninterrupted.grad_norms[4:], rel=1e-4)
-    final = {name: tensor for record in records for name, tensor in record.final.items()}
-    for name, tensor in uninterrupted.final.items():
-        torch.testing.assert_close(final[name], tensor, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ((2, {PP: 2}), (1, {})),
-        pytest.param(
-            (2, {PP: 2, "parallelism.pipeline_parallel_schedule": "ZBVZeroBubble"}), (4, {TP: 2}), marks=pytest.mark.full
-        ),
-        pytest.param((2, {}), (4, {TP: 2, PP: 2}), marks=pytest.mark.full),
-    ],
-    ids=str,
-)
-def test_parameters_tied_across_stages_are_one_in_a_checkpoint(
-    gloo: GlooPool, tmp_path: Path, before: tuple[int, Any], after: tuple[int, Any]
-) -> None:
-    tied = {"model.args.tie_embeddings": "true"}
-    (whole,) = gloo.run(1, run_in, str(tmp_path), {**tied, "job.dump_folder": "whole"})
-    gloo.run(before[0], run_in, str(tmp_path), {**tied, **before[1], "training.stop_at_step": 4})
+    tied = "true" if row.startswith("tied: ") else "false"
+    whole, settings = uninterrupted(tied), {"model.args.tie_embeddings": tied}
+    (ranks, before), (others, after) = (MESHES[mesh] for mesh in row.removeprefix("tied: ").split(" to "))
+    gloo.run(ranks, run_in, str(tmp_path), {**settings, **before, "training.stop_at_step": 4})
     manifest = (tmp_path / "outputs/tiny/checkpoint/step-4/checkpoint.json").read_text()
     assert "tok_embeddings.weight" in manifest
-    assert "output.weight" not in manifest
-    records = gloo.run(after[0], run_in, str(tmp_path), {**tied, **after[1]})
+    assert ("output.weight" in manifest) == (tied == "false")  # parameters tied across stages are one in a checkpoint
+    records = gloo.run(others, run_in, str(tmp_path), {**settings, **after})
     for record in records:
         assert record.losses == pytest.approx(whole.losses[4:], rel=1e-6)
         assert record.grad_norms == pytest.approx(whole.grad_norms[4:], rel=1e-5)
@@ -105,13 +89,26 @@ def test_parameters_tied_across_stages_are_one_in_a_checkpoint(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("before", "after"), [((2, {PP: 2}), (2, {}))], ids=str)
-def test_an_optimizers_state_is_restored_on_another_mesh(
-    gloo: GlooPool, tmp_path: Path, before: tuple[int, Any], after: tuple[int, Any]
-) -> None:
+def test_an_optimizers_state_is_restored_on_another_mesh(gloo: GlooPool, tmp_path: Path) -> None:
     (whole,) = gloo.run(1, train_in, str(tmp_path), {"job.dump_folder": "whole"})
-    gloo.run(before[0], train_in, str(tmp_path), {**before[1], "training.stop_at_step": 3})
-    second = gloo.run(after[0], train_in, str(tmp_path), after[1])[0]
+    gloo.run(2, train_in, str(tmp_path), {PP: 2, "training.stop_at_step": 3})
+    second = gloo.run(2, train_in, str(tmp_path), {})[0]
     assert second.losses == pytest.approx(whole.losses[3:], rel=1e-5)
     for name, tensor in whole.final.items():
         torch.testing.assert_close(second.final[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def train_exact(folder: str, overrides: dict[str, object]) -> RunRecord:
+    """Train a model in bfloat16, some of whose parameters compute in fp32."""
+    brief = {"training.steps": 2, "training.global_batch_size": 4, "lr_scheduler.warmup_steps": 1}
+    brief |= {"training.mixed_precision_param": "bfloat16", "checkpoint.enable": "true", "checkpoint.interval": 1}
+    return train_model(folder, small(gains=True), {**brief, "job.dump_folder": "run", **overrides})
+
+
+@pytest.mark.full
+def test_parameters_that_compute_in_fp32_resume_on_another_mesh(gloo: GlooPool, tmp_path: Path) -> None:
+    stopped, _ = gloo.run(2, train_exact, str(tmp_path), {"training.stop_at_step": 1})
+    (resumed,) = gloo.run(1, train_exact, str(tmp_path), {})
+    assert stopped.final.keys() == resumed.initial.keys()
+    for name, tensor in stopped.final.items():
+        assert tensor.dtype == torch.float32 and torch.equal(resumed.initial[name], tensor), name

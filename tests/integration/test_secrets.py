@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ import torch.distributed as dist
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import TINY, make_job, run_recipe
-from titan_core.api import UserError
+from titan_completion.schema import json_schema
+from titan_core.api import Model, UserError
 from titan_core.api.config.resolved import Override
-from titan_core.api.config.secrets import REDACTED, is_redacted, redact_text
+from titan_core.api.config.secrets import REDACTED, is_redacted, is_secret, redact_text
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
 from titan_core.config.render import to_toml
 from titan_core.loop.world import require_same_job
+from titan_core.plugins.discovery import discover
 from titan_core.plugins.registry import Components
 
 SECRETS = {
@@ -118,3 +121,23 @@ def test_a_job_is_identified_by_its_secrets_but_does_not_show_them() -> None:
     assert one.digest() != other.digest()
     identities: list[dict[str, Any]] = [one.identity(), other.identity()]
     assert identities[0] == identities[1] and "s3cret" not in json.dumps(identities)
+
+
+def names_in(schema: Any) -> Iterator[str]:
+    """Yield the names of all properties in ``schema``."""
+    if isinstance(schema, Mapping):
+        yield from schema.get("properties", {})
+        for one in schema.values():
+            yield from names_in(one)
+    elif isinstance(schema, list):
+        for one in schema:
+            yield from names_in(one)
+
+
+def test_no_key_of_titan_is_mistaken_for_a_secret() -> None:
+    registry = Components(discover())
+    names = set(names_in(json_schema(registry)))
+    for model in registry.all(Model):
+        names.update(*(vars(flavor) for flavor in model.flavors.values()))
+    assert {"tokenizer_path", "save_traces_folder", "lr", "training"} <= names
+    assert [name for name in sorted(names) if is_secret(name)] == ["webhook_url"]  # whoever has it may post

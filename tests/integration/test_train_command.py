@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,9 +17,12 @@ from pathlib import Path
 import pytest
 
 from harness import PATIENCE
-from titan_core.api import DatasetContext
+from titan_core.api import DatasetContext, Recipe
+from titan_core.cli.main import main
+from titan_core.config.load import load_config
 from titan_core.data.byte_tokenizer import ByteTokenizer
 from titan_core.data.stdlib import open_stdlib
+from titan_core.plugins.registry import Components
 
 SMALL = [
     "--training.steps", "20", "--metrics.log_freq", "1", "--training.seq_len", "64", "--job.device", "cpu",
@@ -90,14 +94,7 @@ def test_a_failure_in_a_rank_ends_the_launcher_with_its_status(tmp_path: Path) -
 @pytest.mark.full
 def test_an_interrupt_prints_no_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "titan_core", "train", "--training.steps", "100000", "--metrics.log_freq", "1"]
-
-    process = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     file = tmp_path / "outputs/llama3_debug/metrics.jsonl"
     deadline = time.monotonic() + PATIENCE
     while not file.exists() and time.monotonic() < deadline:
@@ -111,3 +108,40 @@ def test_an_interrupt_prints_no_traceback(tmp_path: Path) -> None:
     saved = r"titan: interrupted after step (\d+), saved in outputs/llama3_debug/checkpoint/step-\1; to resume: .* train .*"
     assert re.fullmatch(saved, last)
     assert re.search(r"ended after step \d+ of 100000: interrupted after a complete step", out)
+
+
+TINY = [
+    "--model.args", "{dim = 16, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 16}", "--training.seq_len", "32",
+    "--training.local_batch_size", "1", "--training.global_batch_size", "2", "--training.steps", "2",
+    "--job.device", "cpu", "--sample.max_new_tokens", "4",
+]  # fmt: skip
+
+
+def test_the_default_recipe_saves_samples_and_names_commands_that_work(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``titan train`` without any argument leaves a model, and shows what it writes."""
+    monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
+    monkeypatch.setattr("sys.argv", ["titan", "train", *TINY])
+    assert main(["train", *TINY]) == 0
+    assert "not be saved" not in caplog.text and "omitted" not in caplog.text
+    assert Path("outputs/llama3_debug/checkpoint/step-2/checkpoint.json").exists()
+    lines = capsys.readouterr().out.splitlines()
+    assert "sample after step 2, from 'def ':" in lines
+    commands = [shlex.split(line.partition(" titan ")[2]) for line in lines[lines.index("next:") + 1 :]]
+    assert [command[0] for command in commands] == ["generate", "report", "train"]
+    for command in commands:
+        more = ["--max-new-tokens", "2"] if command[0] == "generate" else []
+        monkeypatch.setattr("sys.argv", ["titan", *command])
+        assert main([*command, *more]) == 0, command
+    assert Path("outputs/llama3_debug/checkpoint/step-4/checkpoint.json").exists()
+    assert Path("outputs/llama3_debug/report.html").exists()
+
+
+def test_the_default_recipe_needs_neither_checkpoints_nor_generation() -> None:
+    registry = Components.from_installed()
+    (default,) = [recipe.name for recipe in registry.all(Recipe) if recipe.default]
+    disabled = [plugin.name for plugin in registry.found.plugins if plugin.distribution in ("titan-ckpt", "titan-inference")]
+    config, _ = load_config(default, [], registry.without(disabled))
+    assert [note.partition(" is omitted: ")[0] for note in config.notes] == ["[checkpoint]", "[sample]"]
+    assert not load_config(default, [], registry)[0].notes

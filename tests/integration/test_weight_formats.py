@@ -16,6 +16,7 @@ from torch import Tensor
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import make_job, run_recipe
+from harness.packed import write_packed
 from titan_ckpt.foreign.arrangement import read, shape_in
 from titan_ckpt.foreign.files import SafetensorsFiles
 from titan_ckpt.format.catalogue import pick
@@ -165,25 +166,20 @@ def test_a_job_that_starts_from_a_transformers_model_has_its_logits(in_tmp: Path
     assert all(torch.equal(back[name], tensor) for name, tensor in theirs.state_dict().items())
 
 
-def first_loss(folder: str, overrides: dict[str, object]) -> tuple[float, int]:
+def first_loss(folder: str, recipe: str, overrides: dict[str, object]) -> tuple[float, int]:
     """Return the first loss, and the number of elements that this rank read from files."""
-    from titan_ckpt.foreign import files as foreign_files
-
     os.chdir(folder)
     sizes = []
-    original = foreign_files.SafetensorsFiles.read
+    original = SafetensorsFiles.read
 
     def counted(self: Any, name: str, box: Any, split: Any = None) -> Tensor:
         part = original(self, name, box, split)
         sizes.append(part.numel())
         return part
 
-    foreign_files.SafetensorsFiles.read = counted  # type: ignore[method-assign]
-    try:
-        record = run_recipe("llama3_debug", overrides)
-    finally:
-        foreign_files.SafetensorsFiles.read = original  # type: ignore[method-assign]
-    return record.losses[0], sum(sizes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SafetensorsFiles, "read", counted)
+        return run_recipe(recipe, overrides).losses[0], sum(sizes)
 
 
 @pytest.mark.parametrize(
@@ -198,9 +194,13 @@ def first_loss(folder: str, overrides: dict[str, object]) -> tuple[float, int]:
 def test_each_rank_reads_its_share_of_foreign_weights(gloo: GlooPool, tmp_path: Path, ranks: int, mesh: Any) -> None:
     model = their_model(str(tmp_path / "theirs"), tied=False)
     overrides = {**settings(False, True), "checkpoint.initial_load_path": "theirs", "training.local_batch_size": 1}
-    ((loss, _),) = gloo.run(1, first_loss, str(tmp_path), {**overrides, "job.dump_folder": "one"})
+
+    def losses(ranks: int, **more: object) -> list[tuple[float, int]]:
+        return gloo.run(ranks, first_loss, str(tmp_path), "llama3_debug", {**overrides, **more})
+
+    ((loss, _),) = losses(1, **{"job.dump_folder": "one"})
     whole = sum(parameter.numel() for parameter in model.parameters())
-    for other, elements in gloo.run(ranks, first_loss, str(tmp_path), {**overrides, **mesh, "job.dump_folder": "many"}):
+    for other, elements in losses(ranks, **mesh, **{"job.dump_folder": "many"}):
         assert other == pytest.approx(loss, rel=1e-5)
         assert elements < 0.75 * whole
 
@@ -278,3 +278,31 @@ def test_bad_folders_are_reported(in_tmp: Path) -> None:
     next(Path("theirs").glob("*.safetensors")).unlink()
     assert "is missing, but the index lists it" in titan("checkpoint", "convert", "theirs", "x")[1]
     assert not list(Path().glob("x*"))
+
+
+PACKED: dict[str, object] = {
+    "model.name": "packed",
+    "model.flavor": "tiny",
+    "training.steps": 1,
+    "training.seq_len": 32,
+    "training.local_batch_size": 2,
+    "training.global_batch_size": 4,
+    "job.device": "cpu",
+    "checkpoint.enable": "true",
+}
+
+
+@pytest.mark.parametrize("mesh", [{}, {"parallelism.tensor_parallel_degree": 2}], ids=["fsdp", "tp"])
+def test_each_rank_reads_its_part_of_packed_weights(gloo: GlooPool, tmp_path: Path, mesh: dict[str, object]) -> None:
+    whole = sum(tensor.numel() for tensor in write_packed(tmp_path / "theirs").values())
+    assert main(["checkpoint", "convert", str(tmp_path / "theirs"), str(tmp_path / "ours")]) == 0
+
+    def losses(ranks: int, start: str, folder: str, **more: object) -> list[tuple[float, int]]:
+        overrides = {**PACKED, "checkpoint.initial_load_path": start, "job.dump_folder": folder, **more}
+        return gloo.run(ranks, first_loss, str(tmp_path), "tiny", overrides)
+
+    ((loss, elements),), ((own, _),) = losses(1, "theirs", "one"), losses(1, "ours", "own")
+    assert loss == own and elements == whole
+    for other, of_rank in losses(2, "theirs", "two", **mesh):
+        assert other == pytest.approx(loss, rel=1e-6)
+        assert of_rank < (0.6 if not mesh else 0.95) * whole
