@@ -8,32 +8,20 @@ import pytest
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import run_recipe
+from harness.meshes import PP, SCHEDULE, TP
 from harness.planting import SETTINGS, SPIKES, Plant, Spike, findings, planted
 from harness.quick import rows
 from titan_core.loop.finite_guard import MOST_SKIPPED, NonFiniteError
 
-TP, PP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline"))
-
-
+COMPILED = {"compile.enable": "true", "compile.backend": "eager", "compile.fullgraph": "false"}
 MESHES: dict[str, tuple[int, dict[str, object]]] = {
     "one device": (1, {}),
     "FSDP 2": (2, {}),
     "TP 2": (2, {TP: 2}),
     "PP 2": (2, {PP: 2}),
     # Rank 0 has stages 0 and 2. Stage 2 follows the bad stage and receives its bad output.
-    "PP 2, interleaved": (
-        2,
-        {PP: 2, "parallelism.pipeline_parallel_schedule": "Interleaved1F1B"},
-    ),
-    "recomputed and compiled": (
-        1,
-        {
-            "activation_checkpoint.mode": "full",
-            "compile.enable": "true",
-            "compile.backend": "eager",
-            "compile.fullgraph": "false",
-        },
-    ),
+    "PP 2, interleaved": (2, {PP: 2, SCHEDULE: "Interleaved1F1B"}),
+    "recomputed and compiled": (1, {"activation_checkpoint.mode": "full", **COMPILED}),
 }
 
 

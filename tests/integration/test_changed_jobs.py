@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -44,14 +45,18 @@ LINES = [json.dumps({"text": f"document {number} " * 9}) for number in range(40)
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run that stopped after two of three steps, and its data."""
     folder = tmp_path_factory.mktemp("changed")
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
+    with contextlib.chdir(folder):
         Path("data.jsonl").write_text("\n".join(LINES) + "\n")
         run_recipe("llama3_debug", {**TINY, "training.stop_at_step": 2})
-    finally:
-        os.chdir(before)
     return folder
+
+
+@pytest.fixture
+def about(run: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What its checkpoint says about the run, in whose folder the test is."""
+    monkeypatch.chdir(run)
+    found: dict[str, Any] = json.loads(Path("run/checkpoint/step-2/checkpoint.json").read_text())["checkpoint"]["about"]
+    return found
 
 
 @pytest.fixture
@@ -85,9 +90,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("key", REFUSED)
-def test_a_change_to_what_is_trained_is_refused_by_its_key(run: Path, key: str) -> None:
-    about = json.loads((run / "run/checkpoint/step-2/checkpoint.json").read_text())["checkpoint"]["about"]
-    os.chdir(run)
+def test_a_change_to_what_is_trained_is_refused_by_its_key(about: dict[str, Any], key: str) -> None:
     job = make_job("llama3_debug", {**TINY, **REFUSED[key]}, world_size=1)
     with pytest.raises(UserError, match=rf'(?s){key} = .*allow_changed = \[.*"{key}".*\]') as caught:
         require_same_training(job, about, 2, [])
@@ -104,7 +107,6 @@ def test_a_refused_job_names_the_change_and_how_to_continue(saved: None, caplog:
     assert [problem.where for problem in caught.value.problems] == [
         "command line: optimizer.lr = 0.002", "command line: optimizer.weight_decay = 0.2", "",
     ]  # fmt: skip
-    rates: list[float] = []
     with caplog.at_level(logging.INFO, logger="titan_ckpt"):
         record = run_recipe("llama3_debug", {**changed, "checkpoint.allow_changed": '["optimizer.*"]'})
     assert len(record.losses) == 1
@@ -160,33 +162,27 @@ def test_an_invalid_saved_value_is_damage_not_a_change(in_tmp: Path, saved: Any,
     assert [(one.key, one.decisive) for one in config_changes(before, [], config)] == [("training.steps", decisive)]
 
 
-def test_the_same_model_from_another_recipe_is_accepted(run: Path) -> None:
-    os.chdir(run)
+def test_the_same_model_from_another_recipe_is_accepted(about: dict[str, Any]) -> None:
     job = make_job("llama3_debug", TINY, world_size=1)
-    about = json.loads((run / "run/checkpoint/step-2/checkpoint.json").read_text())["checkpoint"]["about"]
     about["config"]["model"] |= {"flavor": "mine", "args": {}}  # the arguments of flavor "mine"
     assert [change.key for change in require_same_training(job, about, 2, []).config][:2] == ["model.flavor", "model.args"]
 
 
-def test_another_version_of_a_plugin_is_logged(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    os.chdir(run)
-    about = json.loads((run / "run/checkpoint/step-2/checkpoint.json").read_text())["checkpoint"]["about"]
+def test_another_version_of_a_plugin_is_logged(about: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     about["plugins"]["titan-parallel:parallel"] = "0.0.9"
     with caplog.at_level(logging.INFO, logger="titan_ckpt"):
         require_same_training(make_job("llama3_debug", TINY, world_size=1), about, 2, [])
     assert "titan-parallel:parallel 0.0.9 -> " in caplog.text
 
 
-def test_keys_of_a_missing_plugin_matter_if_they_decided_what_was_trained(run: Path) -> None:
-    os.chdir(run)
+def test_keys_of_a_missing_plugin_matter_if_they_decided_what_was_trained(about: dict[str, Any]) -> None:
     config = make_job("llama3_debug", TINY, world_size=1).config
     before = {**config.as_dict(), "gone": {"enable": True, "size": 3}}
     assert config_changes(before, [], config) == []
     assert [str(one) for one in config_changes(before, ["gone.enable"], config)] == ["gone.enable: true -> null"]
 
 
-def test_secrets_are_compared_redacted(run: Path) -> None:
-    os.chdir(run)
+def test_secrets_are_compared_redacted(about: dict[str, Any]) -> None:
     config = make_job("llama3_debug", {**TINY, "job.description": "see https://me:secret@example.org"}, world_size=1).config
     assert config_changes(redact(config.as_dict()), decisive_keys(config), config) == []
     (change,) = config_changes({**config.as_dict(), "job": {**config.as_dict()["job"], "description": ""}}, [], config)

@@ -25,14 +25,8 @@ from harness.machines import (
     write_recorder,
 )
 
-BATCH = [
-    "--training.local_batch_size",
-    "2",
-    "--training.global_batch_size",
-    "-1",
-    "--training.steps",
-    "100000",
-]  # 4 ranks: a global batch of 8
+BATCH = ["--training.local_batch_size", "2", "--training.global_batch_size", "-1", "--training.steps", "100000"]
+"""4 ranks: a global batch of 8."""
 
 
 def elastic(endpoint: str) -> list[str]:

@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy
 from harness.chat_model import CHATS, MARKED, TEMPLATE, finetuning, save_model, write_chats
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job, run_recipe
+from harness.meshes import CP, PP, TP
 from titan_core.api import Batch
-from titan_core.api.training.batch import IGNORE
 from titan_core.cli.main import main
 from titan_core.data.loader import data_loader
 from titan_core.data.streams import OpenedData
@@ -42,17 +42,15 @@ def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
 
-def trained(folder: Path, **changes: object) -> RunRecord:
-    """Fine-tune, with ``changes`` of settings in which ``__`` stands for a dot."""
+def trained(folder: Path, changes: dict[str, object]) -> RunRecord:
     settings = finetuning(folder / "model", folder / "chats.jsonl")
-    settings |= {key.replace("__", "."): value for key, value in changes.items()}
-    return run_recipe("llama3_debug", settings, weights=True)
+    return run_recipe("llama3_debug", {**settings, **changes}, weights=True)
 
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> RunRecord:
     with contextlib.chdir(folder):
-        return trained(folder, job__dump_folder="one", checkpoint__enable="true")
+        return trained(folder, {"job.dump_folder": "one", "checkpoint.enable": "true"})
 
 
 def first_batch(folder: Path) -> list[Batch]:
@@ -88,62 +86,34 @@ def test_loss_and_gradients_are_those_of_transformers_with_labels_on_the_answers
     for chat in CHATS:
         ids = tokenizer.apply_chat_template(chat, chat_template=MARKED, return_dict=True, return_assistant_tokens_mask=True)
         masked[tuple(ids["input_ids"])] = ids["assistant_masks"]
-    start = tokenizer.convert_tokens_to_ids("<|start|>")
-    total, count, of_start = torch.zeros(()), 0, torch.zeros(model.config.hidden_size)
+    total, count = torch.zeros(()), 0
     for document in documents_of(first_batch(folder)):
         mask = masked[tuple(document)]
         labels = torch.tensor([token if chosen else -100 for token, chosen in zip(document, mask, strict=True)])[1:]
-        hidden = model.model(torch.tensor([document])).last_hidden_state[0, :-1]
-        logits = model.lm_head(hidden)
+        logits = model(torch.tensor([document])).logits[0, :-1]
         total = total + cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
         count += int((labels != -100).sum())
-        of_start += (logits.softmax(-1)[:, start, None] * hidden)[labels != -100].sum(0).detach()
     (total / count).backward()
     assert run.targets[0] == count
     assert run.losses[0] == pytest.approx(total.item() / count, rel=1e-5)
     for ours, theirs in ((HEAD, model.lm_head), (EMBEDDING, model.model.embed_tokens)):
         assert theirs.weight.grad is not None
         torch.testing.assert_close(run.gradients[ours], theirs.weight.grad, rtol=1e-4, atol=1e-7)
-    # A token that occurs in prompts only is never a target: the gradient of its row in the output embedding is its
-    # probability at the positions that are trained on, without a term of its own.
-    torch.testing.assert_close(run.gradients[HEAD][start], of_start / count, rtol=1e-4, atol=1e-7)
-
-
-def test_positions_of_prompts_receive_no_gradient(folder: Path) -> None:
-    """The logits there do not enter the loss. (The hidden states of earlier layers do, through the attention of the
-    answers.)"""
-    from transformers import AutoTokenizer, LlamaForCausalLM
-
-    model = LlamaForCausalLM.from_pretrained(folder / "model", attn_implementation="eager")
-    (first, *_) = first_batch(folder)
-    logits = model(first.tokens).logits.detach().requires_grad_()
-    cross_entropy(logits.flatten(0, 1), first.targets.flatten(), ignore_index=IGNORE, reduction="sum").backward()
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    start = tokenizer.convert_tokens_to_ids("<|start|>")
-    assert logits.grad is not None
-    touched = logits.grad.abs().sum(-1) > 0
-    assert (first.tokens[:, 1:] == start).any() and touched.any()
-    assert not touched[:, :-1][first.tokens[:, 1:] == start].any()
-    assert touched.sum() == (first.targets != IGNORE).sum() < first.targets.numel() / 2
 
 
 @pytest.mark.parametrize(
     "mesh",
     [
-        pytest.param({"parallelism__tensor_parallel_degree": 2}, id="TP"),
-        pytest.param({"parallelism__pipeline_parallel_degree": 2}, id="PP", marks=pytest.mark.full),
-        pytest.param(
-            {"parallelism__data_parallel_shard_degree": 2, "training__local_batch_size": 1},
-            id="FSDP",
-            marks=pytest.mark.full,
-        ),
-        pytest.param({"parallelism__context_parallel_degree": 2}, id="CP", marks=pytest.mark.full),
+        pytest.param({TP: 2}, id="TP"),
+        pytest.param({PP: 2}, id="PP", marks=pytest.mark.full),
+        pytest.param({"training.local_batch_size": 1}, id="FSDP", marks=pytest.mark.full),
+        pytest.param({CP: 2}, id="CP", marks=pytest.mark.full),
     ],
 )
 def test_every_mesh_starts_from_the_weights_and_trains_the_same(
     gloo: GlooPool, folder: Path, run: RunRecord, mesh: dict[str, object]
 ) -> None:
-    records = gloo.run(2, trained, folder, job__dump_folder="/".join(mesh), **mesh)
+    records = gloo.run(2, trained, folder, {"job.dump_folder": "/".join(mesh), **mesh})
     initial = {name: tensor for record in records for name, tensor in record.initial.items()}
     assert initial.keys() == run.initial.keys()
     for name, tensor in initial.items():
@@ -156,17 +126,9 @@ def answers_yes(folder: Path) -> None:
     """A run, ``stops``, that has learned one answer, and its export, ``stops-hf``."""
     with contextlib.chdir(folder):
         write_chats(folder / "yes.jsonl", [[{"role": "user", "content": "?"}, {"role": "assistant", "content": "yes"}]] * 8)
-        trained(
-            folder,
-            job__dump_folder="stops",
-            checkpoint__enable="true",
-            training__dataset_path=str(folder / "yes.jsonl"),
-            training__seq_len=32,
-            training__steps=25,
-            training__max_norm=1.0,
-            optimizer__lr=0.02,
-            lr_scheduler__warmup_steps=2,
-        )
+        learning = {"training.steps": 25, "training.max_norm": 1.0, "optimizer.lr": 0.02, "lr_scheduler.warmup_steps": 2}
+        data = {"training.dataset_path": str(folder / "yes.jsonl"), "training.seq_len": 32}
+        trained(folder, {**learning, **data, "job.dump_folder": "stops", "checkpoint.enable": "true"})
         assert main(["checkpoint", "convert", "stops", "stops-hf"]) == 0
 
 

@@ -66,6 +66,13 @@ def convert(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, s
     return status, capsys.readouterr().err
 
 
+def refusal(capsys: pytest.CaptureFixture[str]) -> str:
+    """Return why the folder is not converted."""
+    status, errors = convert("theirs", "ours", capsys=capsys)
+    assert status == 2
+    return errors
+
+
 HEAD = "model.embed_tokens.weight"
 EDITS: dict[str, tuple[Callable[[dict[str, Tensor]], None], str]] = {
     **{
@@ -92,9 +99,7 @@ def test_a_tensor_that_the_model_lacks_is_refused(theirs: Path, edit: str, capsy
     make, message = EDITS[edit]
     args = model_args(theirs)
     change(theirs, make)
-    status, errors = convert("theirs", "ours", capsys=capsys)
-    assert status == 2
-    assert message in errors, errors
+    assert message in refusal(capsys)
     if edit in ("a bias", "torch.int8", "torch.complex64"):
         with pytest.raises(UserError, match=re.escape(message)):
             run_recipe("llama3_debug", {**RUN, "model.args": args, "checkpoint.initial_load_path": "theirs"})
@@ -123,9 +128,7 @@ def test_types_more_precise_than_the_models_are_refused_unless_converted(
 def test_a_quantised_model_is_refused(theirs: Path, key: str, capsys: pytest.CaptureFixture[str]) -> None:
     config = json.loads((theirs / CONFIG).read_text())
     (theirs / CONFIG).write_text(json.dumps({**config, key: {"quant_method": "fp8"}}))
-    status, errors = convert("theirs", "ours", capsys=capsys)
-    assert status == 2
-    assert f"these weights are quantised according to {key} (fp8)" in errors
+    assert f"these weights are quantised according to {key} (fp8)" in refusal(capsys)
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -146,9 +149,7 @@ def test_a_path_in_the_index_outside_the_folder_is_refused(
     index = json.loads((theirs / INDEX).read_text())
     index["weight_map"][HEAD] = name
     (theirs / INDEX).write_text(json.dumps(index))
-    status, errors = convert("theirs", "ours", capsys=capsys)
-    assert status == 2
-    assert "which is not a .safetensors file in its folder" in errors
+    assert "which is not a .safetensors file in its folder" in refusal(capsys)
 
 
 def test_files_that_the_index_does_not_name_are_reported(
@@ -163,9 +164,7 @@ def test_a_tensor_in_two_files_is_refused(theirs: Path, capsys: pytest.CaptureFi
     other = load_file(theirs / FILES[1])
     save_file({**load_file(theirs / FILES[0]), **dict(list(other.items())[:1])}, theirs / FILES[0])
     (theirs / INDEX).unlink()
-    status, errors = convert("theirs", "ours", capsys=capsys)
-    assert status == 2
-    assert re.search(r"contains tensor .* which model-00001-of-00002.safetensors contains too", errors)
+    assert re.search(r"contains tensor .* which model-00001-of-00002.safetensors contains too", refusal(capsys))
 
 
 def twice_by_name(args: LlamaArgs) -> list[ForeignTensor]:

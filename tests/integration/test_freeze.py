@@ -74,6 +74,26 @@ def on_one_device(tmp_path_factory: pytest.TempPathFactory, gloo: GlooPool) -> A
     return run
 
 
+def backward(model: Any, loader: Any) -> float:
+    """Add the gradients of the next step; return its loss."""
+    microbatches = loader.next_step().microbatches
+    count = sum(int((batch.targets >= 0).sum()) for batch in microbatches)
+    total = 0.0
+    for batch in microbatches:
+        logits = model(batch.tokens)
+        loss = cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=-100, reduction="sum") / count
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def update(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 @pytest.mark.parametrize("patterns", [MIXED, BEGIN, END], ids=["mixed", "begin", "end"])
 def test_training_is_that_of_a_loop_in_torch(in_tmp: Path, patterns: list[str], on_one_device: Any) -> None:
     """The model, its data and the learning rates are Titan's; gradients, their norm, clipping and AdamW are torch's."""
@@ -92,22 +112,10 @@ def test_training_is_that_of_a_loop_in_torch(in_tmp: Path, patterns: list[str], 
     optimizer = torch.optim.AdamW([group for group in groups if group["params"]], betas=(0.9, 0.95), weight_decay=0.1)
     loader = data_loader(job, OpenedData.of(job).training, 0)
     for step, rate in enumerate(record.learning_rates):
-        data = loader.next_step()
-        assert data is not None
-        count = sum(int((batch.targets >= 0).sum()) for batch in data.microbatches)
-        total = 0.0
-        for batch in data.microbatches:
-            logits = model(batch.tokens)
-            loss = cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=-100, reduction="sum") / count
-            loss.backward()
-            total += loss.item()
+        assert record.losses[step] == pytest.approx(backward(model, loader), rel=1e-6)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        assert record.losses[step] == pytest.approx(total, rel=1e-6)
         assert record.grad_norms[step] == pytest.approx(float(norm), rel=1e-5)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        optimizer.step()
-        optimizer.zero_grad()
+        update(optimizer, rate)
     loader.close()
     require_close(dict(model.named_parameters()), record.final)
 
@@ -227,20 +235,10 @@ def test_unfrozen_parameters_start_with_fresh_state_of_adamw(gloo: GlooPool, in_
             elif name not in states:
                 decay = 0.0 if parameter.dim() < 2 else 0.1
                 states[name] = torch.optim.AdamW([parameter], betas=(0.9, 0.95), weight_decay=decay)
-        data = loader.next_step()
-        assert data is not None
-        count = sum(int((batch.targets >= 0).sum()) for batch in data.microbatches)
-        losses.append(0.0)
-        for batch in data.microbatches:
-            logits = model(batch.tokens)
-            loss = cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=-100, reduction="sum") / count
-            loss.backward()
-            losses[-1] += loss.item()
+        losses.append(backward(model, loader))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in states.values():
-            optimizer.param_groups[0]["lr"] = rate
-            optimizer.step()
-            optimizer.zero_grad()
+            update(optimizer, rate)
     loader.close()
     assert whole.losses == pytest.approx(losses, rel=1e-6)
     require_close(dict(model.named_parameters()), whole.final)

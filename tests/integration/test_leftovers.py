@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,30 +107,28 @@ def test_a_seed_gives_one_order_that_keeps_files_together() -> None:
     assert sum(first != second for first, second in pairwise(files)) == 5
 
 
+@pytest.fixture
+def pool() -> Iterator[GlooPool]:
+    with closing(GlooPool(stacks=True)) as pool:
+        yield pool
+
+
 def crash() -> None:
     os._exit(3)
 
 
-def test_a_crash_of_a_pools_process_fails_its_test() -> None:
-    pool = GlooPool()
-    try:
-        with pytest.raises(RuntimeError, match=r"the process of rank 0 has died \(exit code 3\)"):
-            pool.run(1, crash)
-        assert pool.run(1, os.getpid) != [os.getpid()]  # later tests have new processes
-    finally:
-        pool.close()
+def test_a_crash_of_a_pools_process_fails_its_test(pool: GlooPool) -> None:
+    with pytest.raises(RuntimeError, match=r"the process of rank 0 has died \(exit code 3\)"):
+        pool.run(1, crash)
+    assert pool.run(1, os.getpid) != [os.getpid()]  # later tests have new processes
 
 
-def test_ranks_that_do_not_answer_show_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = GlooPool(stacks=True)
-    try:
-        pool.run(2, os.getpid)
-        monkeypatch.setattr(gloo_pool, "PATIENCE", 0.5)
-        waiting = r"did not answer in time\nrank\(s\) \[0, 1\]: _answer \(gloo_pool.py:\d+\) < _serve"
-        with pytest.raises(RuntimeError, match=waiting):
-            pool.run(2, signal.pause)
-    finally:
-        pool.close()
+def test_ranks_that_do_not_answer_show_where_they_are(pool: GlooPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool.run(2, os.getpid)
+    monkeypatch.setattr(gloo_pool, "PATIENCE", 0.5)
+    waiting = r"did not answer in time\nrank\(s\) \[0, 1\]: _answer \(gloo_pool.py:\d+\) < _serve"
+    with pytest.raises(RuntimeError, match=waiting):
+        pool.run(2, signal.pause)
 
 
 def leave(name: str) -> int:
@@ -137,16 +137,12 @@ def leave(name: str) -> int:
     return os.getpid()
 
 
-def test_a_call_leaves_nothing_in_the_environment_of_a_pools_process() -> None:
+def test_a_call_leaves_nothing_in_the_environment_of_a_pools_process(pool: GlooPool) -> None:
     """Its next group may have ranks that took no part in this call."""
-    pool = GlooPool()
-    try:
-        process = pool.run(1, leave, "A_VARIABLE")
-        assert pool.run(1, os.getpid) == process
-        assert pool.run(1, os.getenv, "A_VARIABLE") == [None]
-        assert pool.run(1, os.getenv, "LOCAL_RANK") == ["0"]
-    finally:
-        pool.close()
+    process = pool.run(1, leave, "A_VARIABLE")
+    assert pool.run(1, os.getpid) == process
+    assert pool.run(1, os.getenv, "A_VARIABLE") == [None]
+    assert pool.run(1, os.getenv, "LOCAL_RANK") == ["0"]
 
 
 def path_and_leave(folder: str) -> list[str]:
@@ -156,13 +152,11 @@ def path_and_leave(folder: str) -> list[str]:
     return before
 
 
-def test_a_pools_process_has_the_import_path_of_its_caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_pools_process_has_the_import_path_of_its_caller(
+    pool: GlooPool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Not that of the test in which it was started: what only that test installs is no plugin of the next one."""
-    pool = GlooPool()
-    try:
-        with monkeypatch.context() as context:
-            context.syspath_prepend(str(tmp_path))
-            assert str(tmp_path) in pool.run(1, path_and_leave, str(tmp_path / "left"))[0]
-        assert pool.run(1, path_and_leave, "nowhere") == [sys.path]
-    finally:
-        pool.close()
+    with monkeypatch.context() as context:
+        context.syspath_prepend(str(tmp_path))
+        assert str(tmp_path) in pool.run(1, path_and_leave, str(tmp_path / "left"))[0]
+    assert pool.run(1, path_and_leave, "nowhere") == [sys.path]

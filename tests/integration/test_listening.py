@@ -17,11 +17,15 @@ def test_addresses_are_read(text: str, address: str) -> None:
     assert address_of(text) == address
 
 
-@pytest.mark.full
-def test_a_job_of_one_machine_listens_on_loopback_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its launcher, its ranks and their children: stores and gloo."""
+@pytest.fixture(autouse=True)
+def any_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # of the tests
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.full
+def test_a_job_of_one_machine_listens_on_loopback_only(tmp_path: Path) -> None:
+    """Its launcher, its ranks and their children: stores and gloo."""
     folder = tmp_path / "job"
     machine = Machine(folder, None, ["--nproc-per-node", "2", "--training.steps", "100000"], {})
     with ended([machine]):
@@ -38,12 +42,8 @@ def test_a_job_of_one_machine_listens_on_loopback_only(tmp_path: Path, monkeypat
 
 @pytest.mark.full
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_replica_groups_of_one_machine_listen_on_loopback_only(
-    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replica_groups_of_one_machine_listen_on_loopback_only(ranks: int, tmp_path: Path) -> None:
     """Their stores, their managers, what sends their state, and gloo."""
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # of the tests
-        monkeypatch.delenv(name, raising=False)
     with lighthouse() as address:
         given = [
             "--training.local_batch_size", "1", "--training.global_batch_size", "4", "--training.steps", "100000",

@@ -14,13 +14,12 @@ import torch
 
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, make_job, run_recipe
-from harness.meshes import FAST, require_equal, run_in
+from harness.meshes import CP, FAST, PP, SCHEDULE, TP, require_equal, run_in
 from harness.quick import rows
 from titan_core.api import UserError
 from titan_core.cli.main import main
 
-EP, TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("expert", "tensor", "pipeline", "context"))
-AC, SCHEDULE, LOCAL = "activation_checkpoint.mode", "parallelism.pipeline_parallel_schedule", "training.local_batch_size"
+EP, AC, LOCAL = "parallelism.expert_parallel_degree", "activation_checkpoint.mode", "training.local_batch_size"
 NO_SP, NO_LOSS = (f"parallelism.disable_{name}_parallel" for name in ("sequence", "loss"))
 CHUNKS, SPLIT = {"objective.chunk_tokens": 24}, "parallelism.pipeline_parallel_split_points"
 ARGS = "dim = 48, n_heads = 4, n_kv_heads = 2, ffn_dim = 100"

@@ -16,6 +16,7 @@ import torch
 from harness import oracle, quick
 from harness.gloo_pool import GlooPool
 from harness.jobs import RunRecord, run_recipe
+from harness.meshes import CP, DR, PP, SCHEDULE, TP
 from titan_core.api import hookimpl
 
 HEADS, STEPS, SEQ_LEN, SEQUENCES, SHARDS = 4, 12, 16, 4, 2
@@ -71,6 +72,10 @@ DEFAULT = Case(LINEAR, (*WARMUP, 1.0, 1.0, 1.0, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6,
 CASES = {
     "AdamW": DEFAULT,
     "no document mask": Case(LINEAR, DEFAULT.factors, document_mask=False),
+    "2 sequences at a time": Case({**LINEAR, "training.local_batch_size": 2}, DEFAULT.factors),
+    "4 sequences at a time": Case({**LINEAR, "training.local_batch_size": 4}, DEFAULT.factors),
+    "for-loop": Case({**LINEAR, "optimizer.implementation": "for-loop"}, DEFAULT.factors),
+    "foreach": Case({**LINEAR, "optimizer.implementation": "foreach"}, DEFAULT.factors),
     "no clipping": Case(LINEAR, DEFAULT.factors, max_norm=0.0),
     "always clipping": Case(LINEAR, DEFAULT.factors, max_norm=0.1),
     "never clipping": Case(LINEAR, DEFAULT.factors, max_norm=1e3),
@@ -165,18 +170,6 @@ def test_the_default_case_covers_clipping_and_uneven_targets(folder: str) -> Non
     assert len(set(record.targets)) > 2
 
 
-@pytest.mark.parametrize("local", [2, 4])
-def test_accumulation_is_one_batch(folder: str, local: int) -> None:
-    record = run_in(folder, {**DEFAULT.titan(), "training.local_batch_size": local})
-    require_expected([record], DEFAULT, expected(DEFAULT, record.initial))
-
-
-@pytest.mark.parametrize("implementation", ["for-loop", "foreach"])
-def test_every_implementation_of_the_update(folder: str, implementation: str) -> None:
-    record = run_in(folder, {**DEFAULT.titan(), "optimizer.implementation": implementation})
-    require_expected([record], DEFAULT, expected(DEFAULT, record.initial))
-
-
 class Poisons:
     """Sets the loss of some steps to NaN."""
 
@@ -240,17 +233,14 @@ def test_validation_is_that_of_plain_torch(folder: str, local: int, steps: int) 
     assert record.validation[12][0] == pytest.approx(total / targets, rel=1e-6)
 
 
-TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline", "context"))
-
-
 MESHES: dict[str, tuple[int, dict[str, object]]] = {
     "FSDP": (2, {}),
     "TP": (2, {TP: 2}),
     "TP without SP": (2, {TP: 2, "parallelism.disable_sequence_parallel": "true"}),
     "TP without loss parallelism": (2, {TP: 2, "parallelism.disable_loss_parallel": "true"}),
-    "PP": (2, {PP: 2, "parallelism.pipeline_parallel_schedule": "1F1B"}),
+    "PP": (2, {PP: 2, SCHEDULE: "1F1B"}),
     "CP": (2, {CP: 2}),
-    "DDP x TP": (4, {"parallelism.data_parallel_replicate_degree": 2, TP: 2}),
+    "DDP x TP": (4, {DR: 2, TP: 2}),
 }
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from harness import PATIENCE
 from harness.distributions import python_path, write_distribution
+from harness.machines import is_running
 from titan_core.toolkit.folder_lock import FolderLock
 from titan_core.toolkit.json_lines import read_lines
 
@@ -34,14 +35,9 @@ class Started:
         command = [sys.executable, "-m", "titan_core", "train", "--nproc-per-node", "2", *SMALL, *arguments]
         self._run = folder / "run"
         self.errors = folder / "errors.txt"
+        variables, silent = {**os.environ, **environment}, subprocess.DEVNULL
         with self.errors.open("w") as errors:
-            self.process = subprocess.Popen(
-                command,
-                cwd=folder,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                env={**os.environ, **environment},
-            )
+            self.process = subprocess.Popen(command, cwd=folder, env=variables, stdout=silent, stderr=errors)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """The events of the run so far."""
@@ -59,14 +55,6 @@ class Started:
     def end(self) -> tuple[int, str]:
         """Wait for the end, and return exit status and standard error."""
         return self.process.wait(PATIENCE), self.errors.read_text()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
 
 
 @pytest.mark.full

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class PandasStandIn:
 def test_the_snippets_of_the_page_run(
     in_tmp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not _installed("pandas"):
+    if find_spec("pandas") is None:
         monkeypatch.setitem(sys.modules, "pandas", PandasStandIn)
     names: dict[str, Any] = {}
     for snippet in SNIPPETS:
@@ -63,14 +64,6 @@ def test_the_snippets_of_the_page_run(
     shown = re.findall(r"```\n(overrides: .*?)```", PAGE, re.DOTALL)
     assert len(shown) == 1
     assert printed.endswith(shown[0])
-
-
-def _installed(module: str) -> bool:
-    try:
-        __import__(module)
-    except ImportError:
-        return False
-    return True
 
 
 @pytest.mark.full

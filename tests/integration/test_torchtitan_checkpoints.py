@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,25 +92,37 @@ def test_a_tied_output_may_be_stored_and_must_be_the_same(in_tmp: Path) -> None:
     require_imported(state)
 
 
-def test_weights_of_another_model_are_refused(in_tmp: Path) -> None:
-    state = weights(tied=True)
-    status, errors = convert({**state, "output.weight": torch.zeros(288, 32)}, tied=True)
-    assert status == 2 and "output.weight differs from tok_embeddings.weight" in errors
+def fused(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    kept = {name: tensor for name, tensor in state.items() if ".attention.w" not in name or "wo" in name}
+    return {**kept, "layers.0.attention.qkv_linear.wqkv.weight": torch.zeros(64, 32)}
 
 
-def test_two_names_of_one_tensor_are_refused(in_tmp: Path) -> None:
-    state = weights(tied=False)
-    status, errors = convert({**state, **newer_names(state)})
-    assert status == 2
-    assert "contains both layers.0.attention.wq.weight and layers.0.attention.qkv_linear.wq.weight, two names of" in errors
+REFUSED: dict[str, tuple[bool, Callable[[dict[str, Tensor]], dict[str, Tensor]], tuple[str, ...], str]] = {
+    "another output": (
+        True,
+        lambda state: {**state, "output.weight": torch.zeros(288, 32)},
+        (),
+        "output.weight differs from tok_embeddings.weight",
+    ),
+    "two names": (
+        False,
+        lambda state: {**state, **newer_names(state)},
+        (),
+        "contains both layers.0.attention.wq.weight and layers.0.attention.qkv_linear.wq.weight, two names of",
+    ),
+    "fused projections": (False, fused, (), "layers.0.attention.wq.weight is missing"),
+    "another number of layers": (
+        False,
+        lambda state: state,
+        ("--model.args.n_layers", "1"),
+        "layers.1.attention.wq.weight does not belong to the model",
+    ),
+}
+"""Whether the embedding is tied, the change of the weights, options, and the error."""
 
 
-def test_fused_projections_are_refused_by_name(in_tmp: Path) -> None:
-    state = {name: tensor for name, tensor in weights(tied=False).items() if ".attention.w" not in name or "wo" in name}
-    status, errors = convert({**state, "layers.0.attention.qkv_linear.wqkv.weight": torch.zeros(64, 32)})
-    assert status == 2 and "layers.0.attention.wq.weight is missing" in errors
-
-
-def test_a_number_of_layers_that_does_not_match_is_refused(in_tmp: Path) -> None:
-    status, errors = convert(weights(tied=False), "--model.args.n_layers", "1")
-    assert status == 2 and "layers.1.attention.wq.weight does not belong to the model" in errors
+@pytest.mark.parametrize("case", REFUSED)
+def test_weights_of_another_model_are_refused(in_tmp: Path, case: str) -> None:
+    tied, change, options, says = REFUSED[case]
+    status, errors = convert(change(weights(tied)), *options, tied=tied)
+    assert status == 2 and says in errors
