@@ -23,6 +23,7 @@ import numpy
 from titan_core.api import CorruptRecord, Document, DocumentShard, DocumentSource, ExcludedRecord, UserError, WeightedTokens
 from titan_core.api.data.dataset import DocumentPlace, State
 from titan_core.data.tracing import place_of
+from titan_core.toolkit.reading import require_document
 
 ACCEPTED: Final = ""
 """Instead of a digest: the user accepts whatever is at the position."""
@@ -254,10 +255,13 @@ class WitnessedShard:
         self._loaded = None
 
     def _read(self) -> Document:
-        before = self._shard.state_dict() if self._now is None else self._now
+        try:
+            before = self._shard.state_dict() if self._now is None else self._now
+        except StopIteration as error:  # would pass for the end of the data
+            raise RuntimeError("state_dict raised StopIteration") from error
         self._now, self._fresh = None, False
         try:
-            document = next(self._shard)
+            document = require_document(next(self._shard))
         except (CorruptRecord, ExcludedRecord) as error:
             self._witness(Witness(error, before))
             raise

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 
-from titan_core.api import Checkpoint, CheckpointStore, RunEnd
+from titan_core.api import Checkpoint, CheckpointStore, RunEnd, UserError
 from titan_core.api.observe.events import NextCommand
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.api.plugins.errors import shown
 from titan_core.loop.interruption import Interruption
 from titan_core.toolkit.launching import shell_command
 from titan_core.toolkit.text import say
@@ -59,7 +60,11 @@ def last_checkpoint(store: CheckpointStore | None, end: RunEnd, warns: bool = Tr
     """
     if store is None:
         return None
-    step, path = store.newest or (None, None)
+    newest = store.newest
+    if newest is not None and not (isinstance(newest, tuple) and len(newest) == 2):
+        why = f"its `newest` is {shown(newest)}; it must be the step and the path of a checkpoint, or None"
+        raise UserError.one(f"{type(store).__module__}.{type(store).__qualname__}", why, "fix its plugin")
+    step, path = newest or (None, None)
     if step == end.step:
         return path
     if not warns:

@@ -12,6 +12,7 @@ from functools import partial
 
 from titan_core.api import (
     Batch,
+    CheckpointStore,
     ObjectiveFunction,
     PendingUpdate,
     Phase,
@@ -28,7 +29,9 @@ from titan_core.api import (
 from titan_core.api.config.sections import CommSection, MetricsSection, TrainingSection
 from titan_core.api.observe.shared_request import SharedRequests
 from titan_core.api.parallel.microbatch import AuxiliaryLosses, MetricSums
+from titan_core.api.parallel.model_part import require_scalar
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.api.plugins.errors import shown
 from titan_core.data.loader import StepData, data_loader
 from titan_core.data.streams import OpenedData
 from titan_core.loop.build import (
@@ -109,7 +112,7 @@ class Trainer:
         resumed = False
         if self.checkpoints is not None:
             with phase("loading the checkpoint"):
-                resumed = self.checkpoints.restore()
+                resumed = self._restored(self.checkpoints)
         if not resumed:
             self.state.origin = load_pretrained(job, world, parts)
         world.raise_together(not_loaded(parts))
@@ -279,7 +282,8 @@ class Trainer:
             statistics=counted,
         )
         with self.stopwatch.measure("forward_backward"):
-            losses = self.loss_sums(self.run_step(inputs), auxiliary, totals, data.target_weight)
+            share = require_scalar(self.run_step(inputs), self.run_alone)
+            losses = self.loss_sums(share, auxiliary, totals, data.target_weight)
             metrics = self.metric_means(sums)
             statistics = self.statistic_sums(counted)
         self.loader.next_step()  # only now, because a step that is abandoned leaves the position in the data unchanged
@@ -327,6 +331,19 @@ class Trainer:
             skipped=skipped,
             logged=state.step in (1, self.steps) or state.step % self.job.config.section(MetricsSection).log_freq == 0,
         )
+
+    def _restored(self, store: CheckpointStore) -> bool:
+        """Return whether there is a checkpoint, which is restored. Without one, the run starts from other weights.
+
+        Raises:
+            PluginFailure: the store does not say.
+        """
+        restored = store.restore()
+        if not isinstance(restored, bool):
+            assert self.job.checkpoint is not None
+            why = f"restore returned {shown(restored)}; it must return True or False"
+            raise self.job.registry.origin(self.job.checkpoint).failure(why)
+        return restored
 
     def _learning_rate(self) -> float:
         """Return the learning rate of the first group.

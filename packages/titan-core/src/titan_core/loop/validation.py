@@ -23,6 +23,7 @@ from titan_core.api.config.sections import DataSection, TrainingSection, Validat
 from titan_core.api.data.dataset import StreamSpec
 from titan_core.api.observe.shared_request import SharedRequests
 from titan_core.api.parallel.microbatch import MetricSums
+from titan_core.api.parallel.model_part import require_scalar
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.loader import DataLoader
 from titan_core.loop.lookahead import Lookahead
@@ -169,7 +170,7 @@ class Validation:
                 stop.pending = self._stop.pending
                 lookahead.begin(skipped=lambda: False)
             batches_here = [batch.to(self._world.device) for batch in data.microbatches]
-            loss += self._run.evaluate(StepInput(batches_here, step, seed, metrics=metrics))
+            loss += require_scalar(self._run.evaluate(StepInput(batches_here, step, seed, metrics=metrics)), self._run)
             weight, targets, batches = weight + totals.weight, targets + totals.num_targets, batches + 1
             self._progress = f"{targets:,} tokens" + (f", batch {batches} of {most}" if most > 0 else "")
         return loss, weight, targets, batches, metrics

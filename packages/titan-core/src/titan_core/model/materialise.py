@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from titan_core.api import Loaded, ModelPart, UserError, matches
+from titan_core.api.plugins.errors import shown
 from titan_core.model.random_values import fill
 from titan_core.toolkit.simulation import current_simulation
 from titan_core.torch_private import global_offset
@@ -27,7 +28,11 @@ def materialise(part: ModelPart, device: torch.device, seed: int) -> None:
             fill(local, value, seed=seed, name=name, global_shape=parameter.shape, offset=offset)
         for name, buffer in module.named_buffers():
             compute = next(compute for pattern, compute in layout.buffers.items() if matches(name, [pattern]))
-            buffer.copy_(compute())
+            found = compute()
+            if not isinstance(found, torch.Tensor):
+                where, why = f"the layout's buffer {name!r}", f"its function returned {shown(found)}, which is no tensor"
+                raise UserError.one(where, why, "fix the model plugin")
+            buffer.copy_(found)
 
 
 def not_loaded(parts: Iterable[ModelPart]) -> UserError | None:

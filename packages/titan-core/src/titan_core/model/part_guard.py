@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from titan_core.api import Component, ModelPart, Problem, Registry, UserError
+from titan_core.api import Component, ModelPart, ObjectiveFunction, Problem, Registry, UserError
+from titan_core.api.model.layout import flaw_of_shapes
+from titan_core.api.plugins.errors import shown
 from titan_core.toolkit.errors import nearest
 
 _REMEDY = "switch one of the two off, or make the later one extend the existing setting"
@@ -28,8 +30,7 @@ class PartGuard:
             UserError: it dropped or replaced a setting of an earlier transform.
         """
         before = _settings(part)
-        result = transform(part)
-        parts = [result] if isinstance(result, ModelPart) else list(result)
+        parts = parts_of(name, transform(part))
         problems = {}
         for made in parts:
             self._accept(name, made, before)
@@ -85,6 +86,31 @@ class PartGuard:
         owner = self._set_by.get(setting)
         set_by = f"transform {owner!r} had set" if owner else "was set"
         return Problem(f"transform {name!r}", f"it drops or replaces the part's {setting} that {set_by}", _REMEDY)
+
+
+def parts_of(name: str, result: Any) -> list[ModelPart]:
+    """Return the parts that ``apply`` of transform ``name`` returned.
+
+    Raises:
+        UserError: it returned something else, or left on a part what cannot be right.
+    """
+    parts = [result] if isinstance(result, ModelPart) else result
+    if not (isinstance(parts, list | tuple) and parts and all(isinstance(one, ModelPart) for one in parts)):
+        why = f"apply returned {shown(result)}; it must return the ModelPart, or a list of ModelParts"
+        raise UserError.one(f"transform {name!r}", why, "fix the plugin")
+    if flaw := next(filter(None, map(_flaw_of, parts)), ""):
+        raise UserError.one(f"transform {name!r}", f"apply left {flaw}", "fix the plugin")
+    return list(parts)
+
+
+def _flaw_of(part: ModelPart) -> str:
+    """Return what is wrong with what a transform has left on ``part``; empty if nothing is."""
+    names = {name for name, _ in part.module.named_parameters(remove_duplicate=False)}
+    if not (isinstance(part.copies, Mapping) and set(part.copies) <= names):
+        return f"copies = {shown(part.copies)}; they must name parameters of the part"
+    if not isinstance(part.objective, ObjectiveFunction):
+        return f"objective = {shown(part.objective)}; it must be an ObjectiveFunction"
+    return flaw_of_shapes(part.statistics)
 
 
 def _settings(part: ModelPart) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from titan_core.api import Computed, Constant, Elements, InitialValue, Loaded, Normal, TruncatedNormal, Uniform, UserError
+from titan_core.api.plugins.errors import shown
 
 _CHUNK = 1 << 20
 """Number of elements filled at a time; bounds the generator's temporary memory to about 100 MB."""
@@ -95,6 +96,10 @@ class _ComputedValues:
         flat = (starts[:, None] + torch.arange(width, device=starts.device)).flatten()
         index = torch.unravel_index(flat, self._shape) if self._shape else ()
         found = self._function(Elements(self._shape, index, self._uniform(starts, width)), **self._value.arguments)
+        if not isinstance(found, Tensor) or not found.is_floating_point():
+            raise self._wrong(f"returned {shown(found)}; it must return a tensor of floating-point numbers")
+        if not bool(torch.isfinite(found).all()):
+            raise self._wrong("returned values that are not finite")
         if found.shape != flat.shape or found.device != flat.device:
             form = f"{list(found.shape)} on {found.device}"
             raise self._wrong(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Any, Final, cast
 
-from titan_core.api import CorruptRecord, Document, DocumentShard, ExcludedRecord, UserError
+from titan_core.api import CorruptRecord, Document, DocumentShard, ExcludedRecord, UserError, WeightedTokens
 from titan_core.api.data.dataset import (
     ALL_SPLITS as ALL_SPLITS,
     DataReplay as DataReplay,
@@ -19,6 +20,7 @@ from titan_core.api.data.dataset import (
     StreamSpec as StreamSpec,
     UsedTokens as UsedTokens,
 )
+from titan_core.api.plugins.errors import shown
 from titan_core.toolkit.open_files import is_too_many_files
 
 log = logging.getLogger(__name__)
@@ -26,6 +28,7 @@ log = logging.getLogger(__name__)
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 _NETWORK_LIBRARIES = {"aiohttp", "httpcore", "httpx", "httpx2", "requests", "urllib3"}
 _MOST_LOGGED = 20
+_END: Final = object()
 LONGEST_WAIT = 3600.0
 """Maximum seconds between two retries."""
 
@@ -54,7 +57,8 @@ class DocumentReader:
         while True:
             before = shard.state_dict()
             try:
-                return next(shard, None)
+                document: Any = next(shard, _END)
+                return None if document is _END else require_document(document)
             except CorruptRecord as error:
                 if self._policy.on_corrupt == "stop":
                     fix = f'{error.fix}, or skip such records: set data.on_corrupt = "skip"'
@@ -96,6 +100,18 @@ class DocumentReader:
         log.warning("dataset %r: %s; retrying in %.0f s (retry %d)", self._name, reason, seconds, attempt)
         if self.stopped.wait(seconds):
             raise error
+
+
+def require_document(document: Any) -> Document:
+    """Return ``document``.
+
+    Raises:
+        TypeError: it is none. ``None`` would pass for the end of the data.
+    """
+    # Sequences of ids are checked where they become tokens.
+    if isinstance(document, str | WeightedTokens | list | tuple) or hasattr(document, "dtype"):
+        return cast("Document", document)
+    raise TypeError(f"{shown(document)} is no document: a str, an array of token ids or WeightedTokens")
 
 
 def is_transient(error: Exception) -> bool:

@@ -8,6 +8,7 @@ they compute.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from titan_core.api.model.initial_values import InitialValue
 from titan_core.api.model.layout_rules import Column, Mixer, Router, Row, Rule
+from titan_core.api.plugins.errors import shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,6 +115,17 @@ class ModelLayout:
     tied: Mapping[str, str] = field(default_factory=dict)
     """Parameter name -> name of the parameter with which it is tied (``{"output.weight": "tok_embeddings.weight"}``)."""
 
+    def __post_init__(self) -> None:
+        _require_sizes(self, "num_blocks", "dim", "vocab_size", "max_seq_len")
+        if not all(isinstance(cost, int | float) and 0 <= cost < math.inf for cost in self.block_costs):
+            raise ValueError(f"block_costs = {shown(self.block_costs)}; they must be finite, and at least 0")
+        if not (isinstance(self.routers, Mapping) and all(isinstance(one, Router) for one in self.routers.values())):
+            raise ValueError(f"routers = {shown(self.routers)}; it must map patterns to Routers")
+        if not (isinstance(self.exact, tuple) and all(isinstance(pattern, str) for pattern in self.exact)):
+            raise ValueError(f"exact = {shown(self.exact)}; it must be a tuple of patterns")
+        if flaw := flaw_of_shapes(self.statistics):
+            raise ValueError(flaw)
+
     def initial_value(self, parameter: str) -> InitialValue | None:
         """Return the initial value of ``parameter`` (fully qualified name), or ``None`` if no pattern matches."""
         return next((value for pattern, value in self.parameters.items() if matches(parameter, [pattern])), None)
@@ -134,6 +147,22 @@ class ModelLayout:
         return next((router for pattern, router in self.routers.items() if matches(module, [pattern])), None)
 
 
+def flaw_of_shapes(statistics: object) -> str:
+    """Return what is wrong with the names and shapes of what modules count; empty if nothing is."""
+    named = isinstance(statistics, Mapping) and all(isinstance(one, str) and one.isidentifier() for one in statistics)
+    shapes = statistics.values() if named and isinstance(statistics, Mapping) else [None]
+    if all(isinstance(shape, tuple) and all(type(size) is int and size > 0 for size in shape) for shape in shapes):
+        return ""
+    must = "it must map names, each a word of letters, digits and _, to shapes: tuples of whole numbers, at least 1"
+    return f"statistics = {shown(statistics)}; {must}"
+
+
+def _require_sizes(holder: object, *names: str) -> None:
+    for name in names:
+        if type(size := vars(holder)[name]) is not int or size < 1:
+            raise ValueError(f"{name} = {shown(size)}; it must be a whole number, at least 1")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelDefinition:
     """The core's view of a model of a given size. Made without importing torch, which only ``build`` imports."""
@@ -148,6 +177,15 @@ class ModelDefinition:
     num_active_params: int | None = None
     """Number of parameters that a token uses: all but those of the experts that it does not pass through. Only shown.
     ``None``: all."""
+
+    def __post_init__(self) -> None:
+        _require_sizes(self, "num_params")
+        active = self.num_active_params
+        if active is not None and not (type(active) is int and 1 <= active <= self.num_params):
+            must = f"it must be None or a whole number, from 1 to num_params = {self.num_params}"
+            raise ValueError(f"num_active_params = {shown(active)}; {must}")
+        if not isinstance(self.layout, ModelLayout):
+            raise ValueError(f"layout = {shown(self.layout)}; it must be a ModelLayout")
 
 
 # fnmatch keeps 256 patterns in Python 3.11, and a model of 100 blocks has more.

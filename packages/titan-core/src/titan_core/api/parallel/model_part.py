@@ -15,6 +15,7 @@ from titan_core.api.model.layout import ModelLayout
 from titan_core.api.model.layout_rules import CAUSAL_ATTENTION, Mixer
 from titan_core.api.parallel.microbatch import Microbatch, microbatch_scope
 from titan_core.api.plugins.component import Slot
+from titan_core.api.plugins.errors import UserError, shown
 from titan_core.api.training.batch import Batch, ObjectiveFunction
 from titan_core.api.training.vocabulary import Vocabulary
 
@@ -107,7 +108,7 @@ class ModelPart:
     def transformed(self, batch: Batch) -> Batch:
         """Return ``batch`` after :attr:`batch_transforms`, as this part's model takes it."""
         for transform in self.batch_transforms:
-            batch = transform(batch)
+            batch = _batch(transform(batch), transform)
         return batch
 
     @contextmanager
@@ -135,7 +136,15 @@ class ModelPart:
 
     def loss_of(self, output: Tensor, batch: Batch) -> Tensor:
         """Return the loss, given what the last module returned within :meth:`computing`."""
-        return output if self.loss_in_head else self.objective(output, batch, self.vocabulary)
+        return output if self.loss_in_head else self.loss_from(output, batch)
+
+    def loss_from(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return what :attr:`objective` computes.
+
+        Raises:
+            UserError: that is no loss.
+        """
+        return require_scalar(self.objective(logits, batch, self.vocabulary), self.objective)
 
     def retie(self) -> None:
         """Restore the sharing of tied parameters after an operation has given each name a tensor of its own."""
@@ -164,6 +173,25 @@ class ModelPart:
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Return every module that this part has, by fully qualified name."""
         return ((name, module) for name, module in self.module.named_modules() if not isinstance(module, PrunedModule))
+
+
+def require_scalar(loss: Tensor, owner: object) -> Tensor:
+    """Return ``loss``, which ``owner`` computed: a floating-point tensor without dimensions.
+
+    Raises:
+        UserError: it is something else, of which sums and means are others.
+    """
+    if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+        cls = type(owner)
+        why = f"returned {shown(loss)}; it must return a scalar: a tensor of a floating-point type without dimensions"
+        raise UserError.one(f"{cls.__module__}.{cls.__qualname__}", why, "fix its plugin")
+    return loss
+
+
+def _batch(made: Batch, transform: Callable[[Batch], Batch]) -> Batch:
+    if not isinstance(made, Batch):
+        raise UserError.one(f"batch transform {shown(transform)}", f"returned {shown(made)}, no Batch", "fix its plugin")
+    return made
 
 
 def arguments_of(batch: Batch, layout: ModelLayout) -> dict[str, Tensor]:

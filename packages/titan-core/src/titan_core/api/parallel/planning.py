@@ -8,8 +8,20 @@ itself is exact: the stages and microbatches of a pipeline, what the compiler fu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+
+
+def _require_figures(holder: object) -> None:
+    """
+    Raises:
+        ValueError: a number of ``holder`` is negative or not finite.
+    """
+    for name, value in vars(holder).items():
+        numbers = value if isinstance(value, tuple) else (value,)
+        if not all(0 <= one < math.inf for one in numbers if isinstance(one, int | float)):
+            raise ValueError(f"{name} = {value}; it must be finite, and at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +40,9 @@ class PipelineCosts:
     """By rank: most microbatches whose activations are alive at once, in all stages of the rank."""
     idle: float
     """Time that a rank waits for others, relative to the time that it computes."""
+
+    def __post_init__(self) -> None:
+        _require_figures(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +90,11 @@ class Costs:
     pipeline: PipelineCosts | None = None
     """Set by the transform of a dimension that divides the layers."""
 
+    def __post_init__(self) -> None:
+        _require_figures(self)
+        if self.after_update_every < 1:
+            raise ValueError(f"after_update_every = {self.after_update_every}; it must be at least 1")
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerCosts:
@@ -100,3 +120,6 @@ class OptimizerCosts:
     blocks_alike: bool = True
     """Whether the costs of equal blocks add up, so that an estimate may simulate a few of them. ``False`` if the ranks
     divide all matrices among them."""
+
+    def __post_init__(self) -> None:
+        _require_figures(self)

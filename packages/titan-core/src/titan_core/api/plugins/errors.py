@@ -57,3 +57,15 @@ class PartOfContract(Exception):
 class PluginFailure(UserError):
     """A plugin's code raised an exception that is not meant for users, or returned a wrong result. The original exception is
     the ``__cause__``."""
+
+
+def shown(value: object) -> str:
+    """Return ``repr(value)`` for a message, or the name of its class if that is long or fails. Of a tensor, which may be in
+    flight, its form."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"a {type(value).__name__.lower()} {list(value.shape)} of {value.dtype}"
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - of an object of a plugin, which is being reported
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"a {type(value).__name__}"
