@@ -50,7 +50,7 @@ JOBS: dict[str, tuple[dict[str, Any], list[str], int]] = {
     "dataset 'odd': __next__ raised KeyError: 'text'": ({}, ["--training.dataset", "odd"], 1),
     "lr schedule 'odd': set the learning rates [nan": ({}, ["--lr_scheduler.name", "odd"], 2),
     "observer 'odd': titan_figures returned 3": ({"titan_figures": 3}, [], 2),
-    "observer 'odd': titan_figures returned 'x': nan": ({"titan_figures": {"x": float("nan")}}, [], 2),
+    "observer 'odd': titan_figures returned {'x': nan}": ({"titan_figures": {"x": float("nan")}}, [], 2),
     "observer 'odd': titan_save_state returned ['mine']": ({"titan_save_state": ["mine"]}, [], 2),
     "observer 'odd': titan_before_update returned 1": ({"titan_before_update": 1}, [], 2),
 }

@@ -32,7 +32,7 @@ class Keeps:
 
 @pytest.mark.parametrize("state", [{"mine": torch.ones(1)}, ["mine"], {"mine": {1: 2}}, {"mine": (1, 2)}], ids=str)
 def test_state_that_cannot_be_saved_is_reported_with_its_observer(state: Any) -> None:
-    with pytest.raises(ValueError, match=r"titan_save_state of <.*Keeps .* must return a dict of plain values"):
+    with pytest.raises(ValueError, match=r"Keeps .*: titan_save_state returned .* must return a dict of plain values"):
         Lifecycle([Keeps(state)]).save_state()
 
 
@@ -49,7 +49,7 @@ def test_the_facts_of_a_job_are_those_of_all_plugins() -> None:
     first, second = JobFact("memory", "1 GiB", {"gib": 1}), JobFact("cost", "much", 9)
     lifecycle = Lifecycle([stating([first]), stating(None), stating([second])])
     assert {fact.name: fact for fact in lifecycle.job_facts(make_job("tiny"))} == {"memory": first, "cost": second}
-    with pytest.raises(ValueError, match=r"titan_job_facts of .* must return a list of JobFact"):
+    with pytest.raises(ValueError, match=r"titan_job_facts returned .* must return a list of JobFact"):
         Lifecycle([stating([("memory", "1 GiB")])]).job_facts(make_job("tiny"))
 
 
@@ -119,7 +119,7 @@ def test_tensors_of_observers_are_merged() -> None:
 @pytest.mark.parametrize("tensors", [{"mine": 1.0}, ["mine"], {1: torch.ones(1)}], ids=str)
 def test_invalid_tensors_are_refused_with_their_observer(tensors: Any) -> None:
     with pytest.raises(
-        ValueError, match=r"titan_state_tensors of <.*KeepsTensors .* must return a mapping from names to tensors"
+        ValueError, match=r"KeepsTensors .*: titan_state_tensors returned .* must return a mapping from names to tensors"
     ):
         Lifecycle([KeepsTensors(tensors)]).state_tensors()
 

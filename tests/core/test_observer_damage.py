@@ -31,7 +31,7 @@ class Answers:
 
 @pytest.mark.parametrize("answer", [1, 0.0, "no", []])
 def test_an_answer_that_is_neither_bool_nor_none(in_tmp: Path, answer: object) -> None:
-    with pytest.raises(ValueError, match=r"titan_before_update of <.*Answers .* returned .*; it must return a bool, a 0-d"):
+    with pytest.raises(ValueError, match=r"Answers .*: titan_before_update returned .*; it must return a bool, a 0-d"):
         run_recipe("tiny", TINY, observers=[Answers(lambda rank: answer)])
 
 

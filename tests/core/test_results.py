@@ -74,7 +74,7 @@ def test_next_commands_are_those_of_all_plugins_quoted_for_the_shell(
 @pytest.mark.parametrize("answer", ["titan report", ["titan report"], 3])
 def test_other_answers_are_refused(answer: Any) -> None:
     job: Any = None
-    with pytest.raises(ValueError, match=r"titan_next_commands of .* must return a list of NextCommand"):
+    with pytest.raises(ValueError, match=r"titan_next_commands returned .* must return a list of NextCommand"):
         Lifecycle([suggesting(answer)]).next_commands(job, RunEnd(4, True, ""), None)
 
 

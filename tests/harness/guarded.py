@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from harness.odd_plugin import ORIGIN
 from titan_core.api import ObjectiveFunction, hookspecs
 from titan_core.plugins.discovery import REGISTRATION_HOOKS
 from titan_core.toolkit import hookspecs as toolkit_hooks
@@ -44,8 +43,3 @@ class Loss(ObjectiveFunction):
 
     def __call__(self, *arguments: Any) -> Any:
         return torch.ones(())
-
-
-def guarded(row: str, made: object) -> Any:
-    """Return ``made`` as the guarded function of ``row`` of the contract returns it."""
-    return ORIGIN.guard_ref(row, lambda: made)()

@@ -48,13 +48,7 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
         1,
         "torch's version.py, which importing torch runs",
     ),
-    ("titan-core/src/titan_core/plugins/guarded_object.py", "getattr"): (3, CONTRACT),
-    ("titan-core/src/titan_core/plugins/guarded_object.py", "import_module"): (1, CONTRACT),
     ("titan-core/src/titan_core/plugins/lifecycle.py", "getattr"): (2, OWN_NAMES),
-    ("titan-core/src/titan_core/plugins/result_models.py", "getattr"): (2, OWN_NAMES),
-    ("titan-core/src/titan_core/plugins/result_models.py", "setattr"): (1, OWN_NAMES),
-    ("titan-core/src/titan_core/plugins/result_objects.py", "getattr"): (1, OWN_NAMES),
-    ("titan-core/src/titan_core/plugins/results.py", "getattr"): (1, "fields of Costs"),
     ("titan-core/src/titan_core/plugins/unchanged.py", "getattr"): (1, CONTRACT),
     # Processes
     ("titan-core/src/titan_core/toolkit/runs/child_runs.py", "subprocess.Popen"): (1, CHILD),

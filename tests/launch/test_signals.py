@@ -188,11 +188,11 @@ def test_the_launcher_ends_although_a_signal_comes_while_a_plugin_runs(
 
 def test_a_plugin_that_a_signal_ends_has_not_failed(ending: Signals) -> None:
     with pytest.raises(Terminated, match="SIGTERM"):
-        Origin("mine", "mine", "1.0").call("build", signal.raise_signal, [signal.SIGTERM])
+        Origin("mine", "mine", "1.0").call("build", signal.raise_signal, signal.SIGTERM)
 
 
 def test_a_size_whose_check_a_signal_ends_is_not_impossible(ending: Signals) -> None:
-    sizes = Sizes(lambda ranks, overrides: Origin("a", "a", "1").call("check", signal.raise_signal, [signal.SIGTERM]))
+    sizes = Sizes(lambda ranks, overrides: Origin("a", "a", "1").call("check", signal.raise_signal, signal.SIGTERM))
     with pytest.raises(Terminated):
         sizes.on(4)
     assert not sizes._found

@@ -81,7 +81,8 @@ def _foreign(folder: Path, kind: str, registry: Registry) -> StoredModel:
 
 
 def _notes(form: WeightFormat, config: Mapping[str, Any]) -> Sequence[str]:
-    notes = [f"{CONFIG_OF[form.files]}: {note}" for note in form.notes.load()(config)] if form.notes is not None else []
+    given = [] if form.notes is None else form.notes.call_list(str, config)
+    notes = [f"{CONFIG_OF[form.files]}: {note}" for note in given]
     stored = config.get("dtype") or config.get("torch_dtype")  # as transformers reads them
     if stored not in (None, "float32"):
         shown = shorten(stored) if isinstance(stored, str) else show(stored)
@@ -185,7 +186,7 @@ def located(path: str, registry: Registry) -> str:
     problems: list[Problem] = []
     for hub in hubs:
         try:
-            return hub.locate.load()(path)
+            return hub.locate.call(str, path)
         except UserError as error:
             problems += error.problems
     if local.parent.is_dir():  # more likely a path than the name of a model

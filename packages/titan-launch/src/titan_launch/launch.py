@@ -184,11 +184,11 @@ def _diagnose(job: AssembledJob, since: float) -> str | None:
         guarded = origins[cast(ModuleType, one.plugin)].guard_hook("titan_diagnose", one.function, one.wrapper)
         setattr(one, "function", guarded)  # noqa: B010 - public, but declared final
     try:
-        found: str | None = plugins.hook.titan_diagnose(run=job.dump_folder, since=since)
+        found = plugins.hook.titan_diagnose(run=job.dump_folder, since=since)
     except UserError as error:
         log.error("%s", error)
         return None
-    return found
+    return None if found is None else str(found)
 
 
 def _import_torch() -> None:

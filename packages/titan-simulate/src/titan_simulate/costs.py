@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from titan_core.api import Costs, Job, Optimizer, OptimizerCosts, Transform, UserError
-from titan_core.toolkit.text import show
+from titan_core.api import Costs, Job, Optimizer, OptimizerCosts, Transform
 
 ADAMW = OptimizerCosts(state_bytes=8.0, traffic=28.0)
 """The costs of optimizers that do not say theirs."""
@@ -14,7 +13,7 @@ ADAMW = OptimizerCosts(state_bytes=8.0, traffic=28.0)
 
 def costs_of_optimizer(optimizer: Optimizer, job: Job) -> OptimizerCosts | None:
     """Return what an optimizer says of itself, if it does."""
-    return None if optimizer.costs is None else optimizer.costs.load()(optimizer.context(job))
+    return None if optimizer.costs is None else optimizer.costs.call(OptimizerCosts, optimizer.context(job))
 
 
 def costs_of(transforms: Iterable[Transform], job: Job) -> Iterator[Costs]:
@@ -27,8 +26,4 @@ def costs_of(transforms: Iterable[Transform], job: Job) -> Iterator[Costs]:
         context = transform.context(job)
         if transform.planning.costs is None or not transform.active(context):
             continue
-        costs = transform.planning.costs.load()(context)
-        if not isinstance(costs, Costs):
-            why = f"its costs returned {show(str(costs))}; it must return Costs"
-            raise UserError.one(f"transform {transform.name!r}", why, "fix or update its plugin")
-        yield costs
+        yield transform.planning.costs.call(Costs, context)

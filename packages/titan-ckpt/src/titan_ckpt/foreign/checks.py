@@ -25,7 +25,7 @@ def declared_tensors(form: WeightFormat, args: BaseModel, model: str) -> Sequenc
     Raises:
         UserError: the plugin declares a name, a row or a parameter twice, or only some rows of a tensor.
     """
-    tensors = form.tensors.load()(args)
+    tensors = form.tensors.call_list(ForeignTensor, args)
     where = f"model {model!r}, format {form.files!r}"
     # Parameters that share a tensor share its aliases.
     names = Counter(alias for _, alias in {(tensor.name, alias) for tensor in tensors for alias in tensor.aliases})

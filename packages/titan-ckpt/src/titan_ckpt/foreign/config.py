@@ -72,7 +72,7 @@ def read_args(form: WeightFormat, config: Mapping[str, Any]) -> BaseModel:
     if form.to_args is None:
         raise ValueError("its plugin does not read the config file of these weights")
     try:
-        return form.to_args.load()(config)
+        return form.to_args.call(BaseModel, config)
     except KeyError as error:
         raise ValueError(f"{error} is missing") from None
     except ValidationError as error:

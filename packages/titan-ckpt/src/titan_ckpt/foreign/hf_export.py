@@ -29,7 +29,7 @@ def export_config(form: WeightFormat, args: BaseModel, about: Mapping[str, Any],
     ``config.json`` are kept as far as they still describe the model. Ids of tokens that its vocabulary lacks become those of
     the format, or null: libraries look up the row of some."""
     assert form.from_args is not None
-    current = form.from_args.load()(args)
+    current: dict[str, Any] = form.from_args.call(dict, args)
     original = about.get("hf", {}).get("config", {})
     plain = {key: value for key, value in original.items() if not isinstance(value, dict)}
     candidates = (original, {**original, **current}, {**plain, **current})

@@ -12,12 +12,14 @@ from shlex import quote
 from titan_core.api import Command, Problem, UserError
 from titan_core.api._shown import shorten
 from titan_core.api.config.secrets import redact_text
+from titan_core.api.plugins.errors import shown
 from titan_core.cli.help import CommandParser, listing, overview, parser_of
 from titan_core.cli.invocation import Invocation, default_recipe
 from titan_core.cli.launch_options import LaunchOptions
 from titan_core.cli.overrides import SplitArguments, split_overrides, unknown_argument
 from titan_core.cli.plugins import print_conflicts, versions
 from titan_core.config.overrides import without_dashes
+from titan_core.plugins.guard import named
 from titan_core.plugins.names import check_start
 from titan_core.plugins.providers import provider, provider_of_group
 from titan_core.plugins.registry import Components
@@ -172,7 +174,16 @@ def _run(argv: list[str]) -> int:
     invocation = Invocation(namespace, registry, parse_overrides(split.overrides), split.overrides, in_ranks)
     run = command.run.load()
     gc.enable()
-    return run(invocation)
+    try:
+        status = run(invocation)
+    except Exception as error:
+        failure = error if isinstance(error, OSError) else named(error, registry)
+        if failure is error:
+            raise
+        raise failure  # noqa: B904 - it has its cause
+    if not isinstance(status, int):
+        raise registry.origin(command).failure(f"run returned {shown(status)}; it must return the exit status")
+    return status
 
 
 def _unknown(

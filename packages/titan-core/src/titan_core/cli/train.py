@@ -50,7 +50,7 @@ def run(context: CommandContext) -> int:
         return job
 
     if launcher is not None:
-        return launcher.run.load()(context, RankJob(assembled))
+        return launcher.run.call(int, context, RankJob(assembled))
     rank, world_size = place_in_environment()
     # Ranks of Titan's launcher each have a log of their own.
     with StatusLine() if rank == 0 or reported_by_launcher() else nullcontext():

@@ -182,7 +182,7 @@ def resolve(raw: RawConfig, overrides: Sequence[AnyOverride], registry: Componen
                 problems.append(Problem(where, why, f"set it again, for example with --{name}.{key} VALUE"))
         for cls in owners:
             mine = {key: value for key, value in table.items() if key in cls.model_fields}
-            found = registry.origin_of(cls).call(f"section [{name}]", _validate, (cls, mine))
+            found = registry.origin_of(cls).call(f"section [{name}]", _validate, cls, mine)
             if isinstance(found, ValidationError):
                 problems += problems_of(found, name, cls, mine, config.where)
             else:
@@ -194,8 +194,8 @@ def resolve(raw: RawConfig, overrides: Sequence[AnyOverride], registry: Componen
     def of_stage(tables: Table, overridden: frozenset[str]) -> Config:
         return replace(resolve(RawConfig(raw.source, raw.name, tables, overridden), (), registry), overridden_by=by)
 
-    found = read_stages(stages, given, config, of_stage)
-    return replace(config, stages=found, notes=(*config.notes, *hidden_overrides(found, overridden)))
+    read = read_stages(stages, given, config, of_stage)
+    return replace(config, stages=read, notes=(*config.notes, *hidden_overrides(read, overridden)))
 
 
 def _validate(cls: type[Section], values: Table) -> Section | ValidationError:

@@ -28,7 +28,7 @@ def find_model(path: str, registry: Registry) -> StoredModel:
     problems: list[Problem] = []
     for reader in readers:
         try:
-            return reader.load()(path, registry)
+            return reader.call(StoredModel, path, registry)
         except UserError as error:
             problems += error.problems
     raise UserError(*problems)

@@ -9,8 +9,9 @@ from typing import Any
 
 from titan_core.api import DocumentSource, Problem, RefusedChange, TextTokenizer, UserError, matches
 from titan_core.api.config.secrets import redact_text
-from titan_core.api.data.dataset import StreamSpec
+from titan_core.api.data.dataset import DatasetSpec, StreamSpec
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.api.plugins.errors import shown
 from titan_core.data.excluding import excluding_problems
 
 log = logging.getLogger(__name__)
@@ -176,6 +177,14 @@ class OpenedData:
         return cls(open_sources(job.data), open_sources(job.validation) if job.validation is not None else ())
 
 
+def _opened(dataset: DatasetSpec) -> DocumentSource:
+    source = dataset.build.call(DocumentSource, dataset.context)
+    number: Any = source.num_documents
+    if number is not None and not (isinstance(number, int) and number >= 0):
+        raise dataset.build.wrong(f"returned a source of {shown(number)} documents; it must be a whole number or None")
+    return source
+
+
 def open_sources(spec: StreamSpec) -> list[DocumentSource]:
     """Open every dataset of ``spec``.
 
@@ -183,7 +192,7 @@ def open_sources(spec: StreamSpec) -> list[DocumentSource]:
         UserError: a dataset cannot be opened, has fewer documents than logical shards, or does not have the order of
             ``data.shuffle``.
     """
-    sources = [dataset.build.load()(dataset.context) for dataset in spec.datasets]
+    sources = [_opened(dataset) for dataset in spec.datasets]
     shards = spec.plan.logical_shards
     problems = [
         Problem(

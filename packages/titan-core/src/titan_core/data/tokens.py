@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from titan_core.data.witness import ACCEPTED, Late, ShardName, Witness, computed
 from titan_core.toolkit.reading import DocumentReader
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class TokenStream:
@@ -69,7 +70,7 @@ class TokenStream:
         self._vocab_size = tokenizer.vocab_size
         self.documents = self.cut = 0
         """Number of documents in the sequences so far, and of those that no sequence has as a whole."""
-        self._nothing = numpy.asarray(tokenizer.encode_document(""))
+        self._nothing = numpy.asarray(self._of_tokenizer("encode_document", tokenizer.encode_document, ""))
         self._start_epoch(epoch=0)
         self._position = self._position_now()
 
@@ -125,7 +126,7 @@ class TokenStream:
         """
         state = computed(state)
         self._start_epoch(state["epoch"])
-        self._shard.load_state_dict(state["document"])
+        self._of_source("load_state_dict", self._shard.load_state_dict, state["document"])
         self._document_state = state["document"]
         self._position = state
         if not state["used"] and state["digest"] is None:
@@ -148,9 +149,9 @@ class TokenStream:
 
     def _start_epoch(self, epoch: int) -> None:
         self._epoch = epoch
-        self._shard: DocumentShard = self._source.shard(self._index, self._count, epoch)
+        self._shard: DocumentShard = self._of_source("shard", self._source.shard, self._index, self._count, epoch)
         self._tokens_read = self._empty = 0
-        self._document_state = self._shard.state_dict()  # the shard's position before the current document
+        self._document_state = self._of_source("state_dict", self._shard.state_dict)  # before the current document
         self._document: NDArray[Any] = numpy.empty(0, numpy.uint32)
         self._document_digest: Witness | None = None
         self._read: ReadDocument | None = None  # the current document, if the stream is traced
@@ -188,8 +189,8 @@ class TokenStream:
             again: whether it is the one that was in use when the position was saved, and stays even if it is excluded.
         """
         while True:
-            state = self._shard.state_dict()
-            document = self._reader.next(self._shard)
+            state = self._of_source("state_dict", self._shard.state_dict)
+            document = self._of_source("__next__", self._reader.next, self._shard)
             if document is None:
                 return False
             if self._excluded and not again and (place := place_of(self._shard)) and place.index in self._excluded:
@@ -234,7 +235,9 @@ class TokenStream:
                         f"its parts, {document.parts}, must be whole and have its {len(ids)} tokens between them"
                     )
                 return ids, weights, checked_extras(document.extras, self._fields, len(ids))
-            tokens = encode_text(self._tokenizer, document) if isinstance(document, str) else document
+            tokens: Any = document
+            if isinstance(document, str):
+                tokens = self._of_tokenizer("encode_document", encode_text, self._tokenizer, document)
             return token_ids(tokens, self._vocab_size), None, checked_extras({}, self._fields, 0)
         except ValueError as error:
             origin = self._origins[isinstance(document, str)]
@@ -242,6 +245,15 @@ class TokenStream:
                 raise origin.failure(f"{self._place(state)}: {error}") from None
             fix = f"fix the plugin of the {'tokenizer' if isinstance(document, str) else 'dataset'}, which returned them"
             raise UserError.one(self._place(state), str(error), fix) from None
+
+    def _of_source(self, what: str, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function of the source or its shard: what it raises names its plugin, in a worker process too."""
+        origin = self._origins[0]
+        return function(*arguments) if origin is None else origin.call(what, function, *arguments)
+
+    def _of_tokenizer(self, what: str, function: Callable[..., T], *arguments: Any) -> T:
+        origin = self._origins[1]
+        return function(*arguments) if origin is None else origin.call(what, function, *arguments)
 
     def _place(self, state: State) -> str:
         return f"{self._shard_name}, document at {state}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -36,6 +37,7 @@ from titan_core.api._shown import show
 from titan_core.api.config.sections import DataSection, ModelSection, TrainingSection, ValidationSection
 from titan_core.api.parallel.mesh import STANDARD_DIMS
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.api.plugins.errors import shown
 from titan_core.config.overrides import value_of
 from titan_core.config.pretrained import NONE, different_arguments
 from titan_core.config.problems import problems_of
@@ -116,7 +118,7 @@ def assemble(
         raise UserError(*problems)
 
     job = Job(config, mesh, batch, definition, trains)
-    active = [transform for transform in registry.all(Transform) if transform.active(transform.context(job))]
+    active = [transform for transform in registry.all(Transform) if _is_active(transform, job, registry)]
     problems += check_served(job, active, registry)
     problems += check_reduced(job, active)
     if trains and datasets is not None:
@@ -124,15 +126,15 @@ def assemble(
         key = "validation.dataset" if config.section(ValidationSection).sets is None else SETS
         streams |= {key: validation} if validation else {}
         problems += check_extras(config, streams, definition, objective, active)
-    observers = [observer for observer in registry.all(Observer) if observer.active(observer.context(job))]
-    checkpoints = [one for one in registry.all(Checkpoint) if one.active is not None and one.active(one.context(job))]
+    observers = [observer for observer in registry.all(Observer) if _is_active(observer, job, registry)]
+    checkpoints = [one for one in registry.all(Checkpoint) if one.active is not None and _is_active(one, job, registry)]
     chosen = [one for one in (objective, lr_schedule) if one is not None]
     checked: list[Transform | Observer | Objective | LRSchedule | Checkpoint]
     checked = [*active, *observers, *chosen, *checkpoints]
     for component in checked:
         problems += registry.claims(component.kind, component.name)
         if component.check is not None:
-            problems += component.check.load()(component.context(job))
+            problems += component.check.call_list(Problem, component.context(job))
     if len(checkpoints) > 1:
         names = ", ".join(checkpoint.name for checkpoint in checkpoints)
         problems.append(
@@ -179,7 +181,10 @@ def _with_reference(job: AssembledJob, objective: Objective, registry: Component
         UserError: there is no such model, or the job cannot divide it.
     """
     assert objective.reference is not None
-    config = reference_config(job.config, objective.reference.load()(objective.context(job)), registry)
+    keys: Mapping[str, Any] = objective.reference.call(Mapping, objective.context(job))
+    if not all(isinstance(key, str) and key.startswith("model.") for key in keys):
+        raise objective.reference.wrong(f"returned {shown(keys)}; its keys must be those of [model]")
+    config = reference_config(job.config, keys, registry)
     family, args = pick_model(config, registry)
     reference = replace(job, config=config, family=family, model_args=args, model=define_model(family, args))
     note = f"objective {objective.name!r} compares with a reference model ({reference.name}), which each step computes too"
@@ -231,7 +236,24 @@ def define_model(model: Model, args: BaseModel) -> ModelDefinition:
     Raises:
         UserError: its code cannot be imported, or rejects the arguments.
     """
-    return model.define.load()(args)
+    found: ModelDefinition = model.define.call(ModelDefinition, args)
+    flops = found.flops_per_token(found.layout.max_seq_len)
+    if not 0 <= flops < math.inf:
+        raise model.define.wrong(f"returned flops_per_token of {flops}; they must be finite, and at least 0")
+    return found
+
+
+def _is_active(component: Transform | Observer | Checkpoint, job: Job, registry: Components) -> bool:
+    """Return whether the job uses the component. ``None``, of a forgotten ``return``, would silently switch it off.
+
+    Raises:
+        UserError: it does not say.
+    """
+    assert component.active is not None
+    active = component.active(component.context(job))
+    if not isinstance(active, bool):
+        raise registry.origin(component).failure(f"active returned {shown(active)}; it must return True or False")
+    return active
 
 
 def model_args(config: Config, model: Model) -> BaseModel:
@@ -267,7 +289,10 @@ def _with_none(cls: type[BaseModel] | None, args: dict[str, Any]) -> dict[str, A
 def _build_tokenizer(config: Config, tokenizer: Tokenizer) -> TextTokenizer:
     path = config.section(ModelSection).tokenizer_path
     try:
-        return tokenizer.build.load()(tokenizer_context(config, tokenizer))
+        found: TextTokenizer = tokenizer.build.call(TextTokenizer, tokenizer_context(config, tokenizer))
+        if not isinstance(found.vocab_size, int) or found.vocab_size < 1:
+            raise tokenizer.build.wrong(f"returned a tokenizer of {shown(found.vocab_size)} tokens; it needs 1 or more")
+        return found
     except PluginFailure:
         raise
     except UserError as error:

@@ -14,6 +14,7 @@ from titan_core.api import (
     Config,
     Dataset,
     DatasetContext,
+    ExtraField,
     ModelDefinition,
     Objective,
     Problem,
@@ -35,6 +36,7 @@ from titan_core.api.config.sections import (
 )
 from titan_core.api.data.dataset import DatasetSpec, FormatSpec, ReadPolicy, StreamSpec
 from titan_core.api.data.tokenizer import TokenizerSpec
+from titan_core.api.plugins.errors import shown
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.json_lines import records_of
 from titan_core.toolkit.runs.files import EXCLUDED
@@ -202,13 +204,16 @@ def _pick(
         component = registry.get(Tokenizer, config.section(ModelSection).tokenizer)
         spec = TokenizerSpec(component.build, tokenizer_context(config, component))
         context = replace(context, tokenizer_spec=spec, seq_len=config.section(TrainingSection).seq_len)
-    problems = list(dataset.check.load()(context)) if dataset.check is not None else []
+    problems = dataset.check.call_list(Problem, context) if dataset.check is not None else []
     if missing is not None:
         missing += [problem for problem in problems if problem.missing]
         problems = [problem for problem in problems if not problem.missing]
     if problems:
         raise UserError(*problems)
-    extras = {} if dataset.extras is None else dict(dataset.extras.load()(context))
+    extras: dict[str, ExtraField] = {} if dataset.extras is None else dict(dataset.extras.call(Mapping, context))
+    names = all(isinstance(name, str) and name.isidentifier() for name in extras)
+    if dataset.extras is not None and not (names and all(isinstance(one, ExtraField) for one in extras.values())):
+        raise dataset.extras.wrong(f"returned {shown(extras)}; it must map names to ExtraFields")
     return DatasetSpec(entry.name or entry.dataset, entry.weight, dataset.build, context, extras)
 
 

@@ -51,7 +51,7 @@ def require_reference(job: AssembledJob, reference: AssembledJob) -> AssembledJo
     of_model = Job(reference.config, reference.mesh, reference.batch, reference.model, reference.trains)
     for transform in job.transforms:
         if transform.check is not None:
-            found = transform.check.load()(transform.context(of_model))
+            found = transform.check.call_list(Problem, transform.context(of_model))
             problems += [replace(problem, where=f"{where}: {problem.where}") for problem in found]
     if problems:
         raise UserError(*problems)

@@ -127,7 +127,7 @@ def _check_schedule(job: AssembledJob) -> None:
         UserError: the learning-rate schedule does not fit the run.
     """
     check = job.lr_schedule.check
-    if check is not None and (problems := list(check.load()(job.lr_schedule.context(job)))):
+    if check is not None and (problems := check.call_list(Problem, job.lr_schedule.context(job))):
         raise in_stage(UserError(*problems), job.stages[job.stage].name)
 
 

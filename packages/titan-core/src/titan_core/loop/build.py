@@ -33,7 +33,7 @@ def build_step_runner(job: AssembledJob, world: World, parts: list[ModelPart]) -
     runner: StepRunner = GradientAccumulation(parts[0])  # replaced by a pipeline, the only case of several parts
     for transform in job.transforms:
         if transform.steps.runner is not None:
-            runner = transform.steps.runner.load()(runner, parts, _context(transform, job, world))
+            runner = transform.steps.runner.call(StepRunner, runner, parts, _context(transform, job, world))
     return runner
 
 
@@ -48,7 +48,8 @@ def register_transform_observers(job: AssembledJob, world: World, parts: list[Mo
 def build_optimizer(job: AssembledJob, world: World, parts: list[ModelPart]) -> Optimizer:
     """Build the optimizer of this rank's parameters."""
     groups = param_groups(trained_parameters(parts), job.config.section(OptimizerSection))
-    return job.optimizer.build.load()(job.optimizer.optimizer_context(job, world.mesh, world.device, groups))
+    context = job.optimizer.optimizer_context(job, world.mesh, world.device, groups)
+    return job.optimizer.build.call(Optimizer, context)
 
 
 def build_lr_scheduler(job: AssembledJob, optimizer: Optimizer) -> LRScheduler:
@@ -56,7 +57,7 @@ def build_lr_scheduler(job: AssembledJob, optimizer: Optimizer) -> LRScheduler:
     steps = job.config.section(TrainingSection).steps
     section = job.lr_schedule.section_in(job.config)
     context = LRScheduleContext(section=section, job=job, optimizer=optimizer, steps=steps)
-    return job.lr_schedule.build.load()(context)
+    return job.lr_schedule.build.call(LRScheduler, context)
 
 
 def build_checkpoint_store(
@@ -74,7 +75,7 @@ def build_checkpoint_store(
         lifecycle=lifecycle,
         lock_folder=directory.lock_folder,
     )
-    return job.checkpoint.build.load()(context)
+    return job.checkpoint.build.call(CheckpointStore, context)
 
 
 def _context(transform: Transform, job: AssembledJob, world: World) -> TrainingContext[Any]:

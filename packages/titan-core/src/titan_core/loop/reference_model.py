@@ -19,12 +19,12 @@ from titan_core.api import (
     ObjectiveFunction,
     StepInput,
     StepRunner,
-    UserError,
     Vocabulary,
     World,
 )
 from titan_core.api.parallel.step import GradientAccumulation
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.api.plugins.errors import shown
 from titan_core.loop.build import build_step_runner
 from titan_core.loop.stored_models import load_pretrained
 from titan_core.model.build import build_parts
@@ -97,20 +97,21 @@ class _Recorder(ObjectiveFunction):
     """Keeps what an objective needs of the reference model's logits. Its own loss is 0."""
 
     def __init__(self, objective: ObjectiveFunction, job: AssembledJob) -> None:
-        self._objective, self._origin = objective, job.objective.build.origin
+        self._objective, self._build = objective, job.objective.build
         self.vocabulary_sharded = objective.vocabulary_sharded
         self._found: list[Mapping[str, Tensor]] = []
 
     def __call__(self, logits: Tensor, batch: Batch, vocabulary: Vocabulary) -> Tensor:
         """See :class:`~titan_core.api.ObjectiveFunction`."""
         found = self._objective.of_reference(logits, batch, vocabulary)
+        if not isinstance(found, Mapping) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+            raise self._build.wrong(f"made an objective whose of_reference returned {shown(found)}, not tensors by name")
         for name, tensor in found.items():
             if tensor.shape[:2] != batch.tokens.shape:
                 form = f"{name!r} of shape {list(tensor.shape)} for tokens of shape {list(batch.tokens.shape)}"
-                why = f"of_reference returned {form}; it must be [batch, seq, ...]"
-                if self._origin is not None:
-                    raise self._origin.failure(why)
-                raise UserError.one("the objective", why, "fix its plugin")
+                raise self._build.wrong(
+                    f"made an objective whose of_reference returned {form}; it must be [batch, seq, ...]"
+                )
         self._found.append(found)
         return logits.new_zeros((), dtype=torch.float32)
 

@@ -19,6 +19,7 @@ from titan_core.loop.process_settings import numerics_as_before
 from titan_core.loop.results import print_next_commands
 from titan_core.loop.trainer import Trainer
 from titan_core.loop.world import join_world
+from titan_core.plugins.guard import named
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.runlog.optional_observers import register_late_observers
 from titan_core.runlog.other_runs import require_own_run
@@ -101,9 +102,11 @@ def _train(job: AssembledJob, observers: Iterable[object], next_commands: bool, 
                 trainer.close()
                 world.on_first_rank(trainer.prepare_restart)
         except BaseException as error:
-            step = trainer.state.step if trainer is not None else 0
-            lifecycle.failed(RunEnd(step, False, type(error).__name__, error=error, dump_folder=job.dump_folder))
-            raise
+            step, failure = trainer.state.step if trainer is not None else 0, named(error, job.registry)
+            lifecycle.failed(RunEnd(step, False, type(failure).__name__, error=failure, dump_folder=job.dump_folder))
+            if failure is error:
+                raise
+            raise failure  # noqa: B904 - it has its cause
         lifecycle.train_end(end)
         if (
             next_commands
@@ -160,4 +163,7 @@ def _resumes_after(job: AssembledJob, last: int) -> int:
     if checkpoint.resumes_after is None:
         why = "does not say from which step a run resumes (Checkpoint.resumes_after), so its stage is not known"
         raise UserError.one(f"checkpoint {checkpoint.name!r}", why, "use another checkpoint plugin, or no stages")
-    return checkpoint.resumes_after.load()(checkpoint.context(job))
+    step = checkpoint.resumes_after.call(int, checkpoint.context(job))
+    if step < 0:
+        raise checkpoint.resumes_after.wrong(f"returned {step}; it must return a whole number, at least 0")
+    return step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,10 +22,11 @@ from titan_core.api import (
 )
 from titan_core.api.config.sections import ObjectiveSection, TrainingSection
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.api.plugins.errors import shown
 from titan_core.model.freeze import freeze, let_gradients_begin
 from titan_core.model.layout_check import check_layout
 from titan_core.model.layout_trial import try_model
-from titan_core.model.loss_head import attach
+from titan_core.model.loss_head import attach, build_objective
 from titan_core.model.materialise import materialise
 from titan_core.model.mesh_trial import try_division
 from titan_core.model.part_guard import PartGuard
@@ -40,7 +41,10 @@ def build_whole(job: AssembledJob) -> nn.Module:
     """
     definition = job.model
     with torch.device("meta"):
-        model = cast(nn.Module, definition.build())
+        model = definition.build()
+    if not isinstance(model, nn.Module):
+        why = f"its definition's build returned {shown(model)}; it must return an nn.Module"
+        raise UserError.one(f"model {job.model_name!r}", why, "fix the model plugin")
     check_layout(model, definition.layout, job.model_name)
     freeze(model, job)
     return model
@@ -64,7 +68,7 @@ def build_parts(
     loss_in_head = try_model(model, job, mesh, device)
     if world is not None:
         try_division(model, job, world, loss_in_head)
-    objective = job.objective.build.load()(job.objective.training_context(job, mesh, device))
+    objective = build_objective(job.objective, job.objective.training_context(job, mesh, device))
     parts = [ModelPart(model, definition.layout, objective, statistics=dict(definition.layout.statistics))]
     guard = PartGuard(job.registry)
     for transform in job.transforms:

@@ -175,7 +175,7 @@ def _drawn(job: AssembledJob, values: Mapping[str, Any], device: torch.device) -
     """Return the draws in the model of these arguments, none if they have no effect, and its logits in evaluation; ``None``:
     there is no such model."""
     try:
-        definition: ModelDefinition = job.family.define.load()(type(job.model_args).model_validate(values))
+        definition: ModelDefinition = job.family.define.call(ModelDefinition, type(job.model_args).model_validate(values))
         with torch.device("meta"):
             model: Any = definition.build()
         trial = SmallModelTrial(model, definition.layout, job.model_name, device, extras=job.data.extras)

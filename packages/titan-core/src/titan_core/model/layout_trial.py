@@ -60,7 +60,7 @@ def _problems(
     for transform in job.transforms if not problems else ():
         if transform.checks.model is not None:
             context = transform.training_context(job, mesh, device)
-            problems += transform.checks.model.load()(model, trial, context)
+            problems += transform.checks.model.call_list(Problem, model, trial, context)
     return problems
 
 

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from titan_core.api import Microbatch, ModelPart, current_microbatch
+from titan_core.api import Microbatch, ModelPart, Objective, ObjectiveFunction, TrainingContext, current_microbatch
 from titan_core.api.parallel.microbatch import microbatch_scope
 from titan_core.api.parallel.step import is_shape_inference
+from titan_core.api.plugins.errors import shown
 from titan_core.api.training.batch import with_positions
 from titan_core.model.loss_gradients import Gradients, attach_gradients, gradients_of
 
@@ -91,12 +92,24 @@ class LossHead:
     def _loss(self, forward: Callable[..., Tensor], hidden: Tensor, microbatch: Microbatch) -> Tensor:
         with microbatch_scope(microbatch):
             logits = forward(hidden)
-        return self._part.objective(logits, microbatch.batch, self._part.vocabulary)
+        return self._part.loss_from(logits, microbatch.batch)
 
 
 def _sum(losses: Iterable[Tensor]) -> Tensor:
     first, *others = losses
     return sum(others, start=first)
+
+
+def build_objective(objective: Objective, context: TrainingContext[Any]) -> ObjectiveFunction:
+    """Build the loss to minimise.
+
+    Raises:
+        UserError: it is no :class:`~titan_core.api.ObjectiveFunction`, or its metrics are no names.
+    """
+    made: ObjectiveFunction = objective.build.call(ObjectiveFunction, context)
+    if not (isinstance(made.metrics, tuple) and all(isinstance(one, str) and one.isidentifier() for one in made.metrics)):
+        raise objective.build.wrong(f"returned metrics = {shown(made.metrics)}; they must be a tuple of names")
+    return made
 
 
 def attach(part: ModelPart, chunk_tokens: int) -> None:

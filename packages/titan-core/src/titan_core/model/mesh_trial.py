@@ -43,9 +43,10 @@ from titan_core.api import (
 from titan_core.api.config.sections import ObjectiveSection
 from titan_core.api.parallel.step import GradientAccumulation
 from titan_core.api.plugins.assembled_job import AssembledJob
-from titan_core.model.loss_head import attach
+from titan_core.model.loss_head import attach, build_objective
 from titan_core.model.materialise import local_box
 from titan_core.model.next_token import NextToken
+from titan_core.model.part_guard import parts_of
 from titan_core.model.small_copy import box_of, copy_weights, draw_weights, named_parameters, short_windows, small_copy
 from titan_core.model.streams import begin_streams
 from titan_core.model.trial_batch import TrialBatch, trial_batch
@@ -256,7 +257,7 @@ class _Divided:
         for transform in applied:
             context = transform.training_context(small, mesh, device)
             if transform.phase is Phase.PIPELINE and transform.steps.runner is not None:
-                self._runner = transform.steps.runner.load()(self._runner, self.parts, context)
+                self._runner = transform.steps.runner.call(StepRunner, self._runner, self.parts, context)
             if transform.steps.observer is not None and _divides(transform, small):
                 self._lifecycle.register(
                     transform.steps.observer.load()(self.parts, context), origin=job.registry.origin(transform)
@@ -307,7 +308,7 @@ class _OneDevice:
 def _part(copy: nn.Module, job: AssembledJob, small: Job, mesh: JobMesh, device: torch.device) -> ModelPart:
     objective: ObjectiveFunction = NextToken()
     if not _replaced(job.objective):
-        objective = job.objective.build.load()(job.objective.training_context(small, mesh, device))
+        objective = build_objective(job.objective, job.objective.training_context(small, mesh, device))
     return ModelPart(deepcopy(copy), small.model.layout, objective)
 
 
@@ -320,8 +321,7 @@ def _replaced(objective: Objective) -> bool:
 def _apply(transform: Transform, context: Any, part: ModelPart) -> Sequence[ModelPart]:
     if transform.apply is None:
         return [part]
-    result = transform.apply.load()(part, context)
-    return [result] if isinstance(result, ModelPart) else result
+    return parts_of(transform.name, transform.apply.load()(part, context))
 
 
 def _divides(transform: Transform, job: Job) -> bool:

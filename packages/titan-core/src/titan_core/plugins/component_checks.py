@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
@@ -27,10 +28,8 @@ from titan_core.api import (
     StepUse,
     WeightFormat,
 )
+from titan_core.api.plugins.errors import shown
 from titan_core.plugins.guard import Origin
-from titan_core.plugins.guarded_object import shown
-from titan_core.plugins.result_models import owned
-from titan_core.plugins.results import RETURNS
 
 MOST_COMPONENTS = 10_000
 """Limit for one hook, which may be an endless generator."""
@@ -98,38 +97,26 @@ def _flaw_of_fields(holder: Component | Group, prefix: str = "") -> str:
 
 def with_origin(component: Component, origin: Origin) -> Component:
     """Return ``component`` with every function guarded, so that its exceptions are reported with the plugin's name."""
-    origin = replace(origin, component=f"{component.kind} {component.name!r}")
-    guarded = _guarded_fields(component, origin)
-    if isinstance(component, Command) and not origin.removable:
-        del guarded["run"]  # the core's commands train jobs, and report their exceptions themselves
-    return replace(component, **guarded)
+    named = replace(origin, component=f"{component.kind} {component.name!r}")
+    return replace(component, **_guarded_fields(component, named))
 
 
 def _guarded_fields(
-    holder: Component | Group | WeightFormat | Slot[Any], origin: Origin, kind: type | None = None, prefix: str = ""
+    holder: Component | Group | WeightFormat | Slot[Any], origin: Origin, prefix: str = ""
 ) -> dict[str, Any]:
-    """Return the guarded values of the fields that have functions.
-
-    Args:
-        kind: the class of the component, if ``holder`` is one of its groups, in the field that ``prefix`` names.
-    """
+    """Return the guarded values of the fields that have functions. ``prefix``: of the names of a component's group."""
     guarded: dict[str, Any] = {}
     for field in fields(holder):
         value = getattr(holder, field.name)
-        if isinstance(value, Ref):
-            guarded[field.name] = owned(value, origin, row_of(kind or type(holder), prefix + field.name))
+        if isinstance(value, Ref) and field.name != "run":  # the command line names who raised in a command
+            guarded[field.name] = replace(value, origin=origin, purpose=f"{prefix}{field.name}")
         elif field.type in GROUPS:
-            guarded[field.name] = replace(value, **_guarded_fields(value, origin, type(holder), f"{field.name}."))
+            guarded[field.name] = replace(value, **_guarded_fields(value, origin, f"{field.name}."))
         elif str(field.type).startswith("Callable[") and value is not None:
-            guarded[field.name] = origin.guard(field.name, value, RETURNS[row_of(type(holder), field.name)])
+            guarded[field.name] = partial(origin.call, field.name, value)
         elif str(field.type).startswith(("tuple[WeightFormat", "tuple[Slot")):
             guarded[field.name] = tuple(replace(one, **_guarded_fields(one, origin)) for one in value)
     return guarded
-
-
-def row_of(kind: type, field: str) -> str:
-    """Return the row of :data:`RETURNS` for a field of ``kind``, which may be a subclass of a component's class."""
-    return next(row for cls in kind.__mro__ if (row := f"{cls.__name__}.{field}") in RETURNS)
 
 
 def _flaw_of_name(component: Component) -> str:

@@ -1,16 +1,14 @@
-"""Guarded calls into plugins: any exception is reported with the plugin's name and a fix."""
+"""Errors of plugins' code: each is reported in one line with the plugin's name and a fix."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+import traceback
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Final, TypeVar
 
-from titan_core.api import Problem, RunStopped, UserError
+from titan_core.api import Component, Problem, Ref, Registry, RunStopped, UserError
 from titan_core.api.plugins.errors import PartOfContract
-from titan_core.api.plugins.ref import CodeOrigin
-from titan_core.plugins.guarded_object import WrongResult
-from titan_core.plugins.results import RETURNS
 from titan_core.toolkit.errors import (
     EXIT_HARDWARE,
     EXIT_LOST_PEER,
@@ -21,23 +19,18 @@ from titan_core.toolkit.errors import (
     locale_error,
 )
 from titan_core.toolkit.open_files import is_too_many_files, too_many_files
-from titan_core.toolkit.reading import is_transient
 
-ResultCheck = Callable[[CodeOrigin, Any], Any]
-"""See :data:`titan_core.plugins.guarded_object.Check`."""
+T = TypeVar("T")
 
-PASSED_ON = (UserError, RunStopped, PartOfContract, Interrupted, KeyboardInterrupt, GeneratorExit)
-"""Exceptions that a plugin raises on purpose, or that are not about it, such as an interrupt."""
-PASSED_ON_BY: Mapping[str, tuple[type[BaseException], ...]] = {
-    "run": (OSError, SystemExit),  # a command may exit, and works on files that the user names
-    "find_model": (OSError,),
-    "to_args": (ValueError,),
-    "accepts": (TypeError,),
-    "__next__": (StopIteration,),
-}
-"""Function -> exceptions that belong to its contract."""
-NOT_ABOUT_CODE = (EXIT_LOST_PEER, EXIT_OUT_OF_MEMORY, EXIT_HARDWARE)
-"""Exit statuses of exceptions that say something about the machine or another rank, not about the code that met them."""
+OF_CONTRACT: Final = {"find_model": OSError, "to_args": ValueError, "accepts": TypeError}
+"""Function -> exception by which it says something to its caller."""
+
+
+def is_plugins_fault(error: BaseException) -> bool:
+    """Whether ``error``, raised in a plugin's code, is a failure of it: neither raised on purpose nor about the machine,
+    another rank or an interrupt."""
+    meant = UserError | RunStopped | PartOfContract | Interrupted | KeyboardInterrupt | GeneratorExit
+    return not isinstance(error, meant) and exit_status(error) not in (EXIT_LOST_PEER, EXIT_OUT_OF_MEMORY, EXIT_HARDWARE)
 
 
 @dataclass(frozen=True)
@@ -63,87 +56,83 @@ class Origin:
             hint += f', or switch the plugin off with [plugins] disable = ["{self.plugin}"]'
         return PluginFailure(Problem(str(self), why, f"{hint} (TITAN_TRACEBACK=1 shows the traceback)"))
 
-    def call(
-        self,
-        what: str,
-        function: Callable[..., Any],
-        arguments: Iterable[Any] = (),
-        check: ResultCheck | None = None,
-        keywords: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Return ``function(*arguments, **keywords)``, passed through ``check``.
-
-        Args:
-            what: the function's name, for errors.
+    def call(self, what: str, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+        """Return ``function(*arguments, **keywords)``. Errors refer to it as ``what``.
 
         Raises:
-            PluginFailure: the function raised, or its result is unusable. Exceptions that belong to its contract, or say
-                nothing about the plugin, propagate unchanged.
+            PluginFailure: it raised an exception that :func:`is_plugins_fault`, and that is not part of its contract.
         """
         try:
-            result = function(*arguments, **keywords) if keywords else function(*arguments)
-            return result if check is None else check(self, result)
-        except WrongResult as error:
-            raise self.failure(f"{what} {error}") from None
+            return function(*arguments, **keywords)
         except BaseException as error:
-            if self._passes(what, error):
+            if (failure := self.failure_of(what, error)) is None:
                 raise
-            self._raised(what, error)
+            raise failure from error
 
-    def guard(self, what: str, function: Callable[..., Any], check: ResultCheck | None = None) -> Callable[..., Any]:
-        """Return ``function`` wrapped in :meth:`call`."""
-
-        def guarded(*arguments: Any, **keywords: Any) -> Any:
-            return self.call(what, function, arguments, check, keywords)
-
-        return guarded
-
-    def guard_ref(self, row: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``function``, the target of a reference in field ``row`` (:data:`RETURNS`), wrapped in :meth:`call`."""
-        return self.guard(row.partition(".")[2], function, RETURNS[row])
+    def failure_of(self, what: str, error: BaseException) -> UserError | None:
+        """Return what to raise in place of ``error``, which the function ``what`` raised; ``None``: the error itself."""
+        if not is_plugins_fault(error) or isinstance(error, OF_CONTRACT.get(what, ())):
+            return None
+        if is_too_many_files(error):  # says something about the machine, not about the plugin
+            return too_many_files(f"{self}: {what}")
+        message = " ".join(str(error).split())
+        why = f"{what} raised {type(error).__name__}{': ' + message if message else ''}"
+        return locale_error(error) or self.failure(why)
 
     def guard_hook(self, hook: str, function: Callable[..., Any], wraps: bool) -> Callable[..., Any]:
-        """Return a lifecycle hook wrapped in :meth:`call`.
+        """Return a lifecycle hook whose every call goes through :meth:`call`.
 
         Args:
             wraps: whether it is a generator that wraps other hooks. Their errors pass through it unchanged.
         """
-        return self.guard_wrapper(hook, function) if wraps else self.guard(hook, function, RETURNS[hook])
 
-    def guard_wrapper(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a wrapper hook guarded like :meth:`guard`. Errors of the hooks that it wraps pass through unchanged."""
+        def guarded(*arguments: Any) -> Any:
+            return self.call(hook, function, *arguments)
 
-        def guarded(*arguments: Any) -> Generator[Any, Any, Any]:
-            generator = self.call(what, function, arguments)
-            self.call(what, next, (generator,))
+        def wrapper(*arguments: Any) -> Generator[Any, Any, Any]:
+            generator = guarded(*arguments)
+            self.call(hook, next, generator)
             thrown: BaseException | None = None
             try:
                 outcome = yield
             except BaseException as error:  # noqa: BLE001 - passed to the hook, which raises it again
-                thrown = error
+                thrown, before = error, error.__traceback__
             try:
                 generator.send(outcome) if thrown is None else generator.throw(thrown)
             except StopIteration as end:
                 return end.value
             except BaseException as error:
-                if error is thrown or self._passes(what, error):
+                if error is thrown:
+                    error.__traceback__ = before  # without the hook's frame
                     raise
-                self._raised(what, error)
-            raise self.failure(f"{what} yielded more than once")
+                if (failure := self.failure_of(hook, error)) is None:
+                    raise
+                raise failure from error
+            raise self.failure(f"{hook} yielded more than once")
 
-        return guarded
+        return wrapper if wraps else guarded
 
-    def _passes(self, what: str, error: BaseException) -> bool:
-        if isinstance(error, (*PASSED_ON, *PASSED_ON_BY.get(what, ()))):
-            return True
-        if what == "__next__" and isinstance(error, Exception) and is_transient(error):
-            return True  # read again
-        return exit_status(error) in NOT_ABOUT_CODE
 
-    def _raised(self, what: str, error: BaseException) -> NoReturn:
-        if is_too_many_files(error):  # says something about the machine, not about the plugin
-            raise too_many_files(f"{self}: {what}") from error
-        if (mistake := locale_error(error)) is not None:
-            raise mistake from error
-        message = " ".join(str(error).split())
-        raise self.failure(f"{what} raised {type(error).__name__}{': ' + message if message else ''}") from error
+def named(error: BaseException, registry: Registry) -> BaseException:
+    """Return ``error``, or the failure of the plugin in whose code it was raised: the one with the innermost frame of the
+    traceback. The core's frames do not count: plugins call it, and it calls plugins."""
+    if not is_plugins_fault(error):
+        return error
+    plugins = {module.__name__.rpartition(".")[0] or module.__name__: origin for module, origin in registry.modules()}
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        module = frame.f_globals.get("__name__", "")
+        origin = next((one for package, one in plugins.items() if f"{module}.".startswith(f"{package}.")), None)
+        if not isinstance(origin, Origin) or not origin.removable:
+            continue
+        owners = [registry.origin(one) for one in registry.all(Component) if module in _modules_of(one)]
+        owner = owners[0] if len(owners) == 1 and isinstance(owners[0], Origin) else origin
+        failure = owner.failure_of(f"{frame.f_code.co_qualname} ({module}, line {line})", error)
+        assert failure is not None  # it is the plugin's fault
+        failure.__cause__ = error
+        return failure
+    return error
+
+
+def _modules_of(component: Component) -> set[str]:
+    """Return the modules that the references of ``component`` name."""
+    return {value.target.partition(":")[0] for value in vars(component).values() if isinstance(value, Ref)}

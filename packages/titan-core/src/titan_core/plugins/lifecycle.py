@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from types import ModuleType
@@ -13,12 +15,12 @@ import pluggy
 
 from titan_core.api import Record, hookspecs
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.api.plugins.errors import shown
 from titan_core.api.plugins.ref import CodeOrigin
 from titan_core.plugins.discovery import REGISTRATION_HOOKS
-from titan_core.plugins.guarded_object import WrongResult
-from titan_core.plugins.results import RETURNS
 from titan_core.toolkit import hookspecs as toolkit_hooks
 from titan_core.toolkit.hookspecs import JobFact, hook_manager
+from titan_core.toolkit.plain_json import survives_json
 from titan_core.toolkit.random_state import same_generators
 
 if TYPE_CHECKING:
@@ -49,13 +51,7 @@ class _Caller:
         return ValueError(f"{self._observer!r}: {why}")
 
     def guard_hook(self, hook: str, function: Callable[..., Any], wraps: bool) -> Callable[..., Any]:
-        def checked(*arguments: Any) -> Any:
-            try:
-                return RETURNS[hook](self, function(*arguments))  # type: ignore[arg-type] # guards nothing in the result
-            except WrongResult as error:
-                raise ValueError(f"{hook} of {self._observer!r} {error}") from None
-
-        return function if wraps else checked
+        return function
 
 
 def _notification(spec: Callable[P, Any], random: bool = True) -> Callable[Concatenate[Lifecycle, P], None]:
@@ -112,8 +108,11 @@ class Lifecycle:
                 tensors although it may have none; a ValueError for an observer that belongs to no plugin.
         """
         owner = origin or _Caller(observer)
+        if observer is None or isinstance(observer, type):
+            raise owner.failure(f"built {shown(observer)}; it must return an object with hooks")
         for name in dir(type(observer)):
-            if name in RETURNS and not hasattr(getattr(type(observer), name), f"{hookspecs.PROJECT}_impl"):
+            known = name.startswith(f"{hookspecs.PROJECT}_") and hasattr(self._manager.hook, name)
+            if known and not hasattr(getattr(type(observer), name), f"{hookspecs.PROJECT}_impl"):
                 raise owner.failure(
                     f"{type(observer).__name__}.{name} is not marked with @hookimpl: it would never be called"
                 )
@@ -137,8 +136,8 @@ class Lifecycle:
                 if wraps and caller.name in ANSWERED:
                     raise owner.failure(f"wraps {caller.name}, whose answers belong to the observers that give them")
                 function = owner.guard_hook(caller.name, implementation.function, wraps)
-                if caller.name in MERGED:
-                    function = self._unique(caller.name, function, owner)
+                if caller.name in ANSWERED:
+                    function = self._answering(caller.name, function, owner)
                 if not wraps and caller.name in CHECKED and not _is_cores(observer):
                     if not (changes_weights and caller.name == "titan_gradients_complete"):  # it sees no other tensors
                         self._checked.add(caller.name)
@@ -258,13 +257,18 @@ class Lifecycle:
         self._taken = set(taken)
         return {name: value for answer in self.call(hook, arguments) for name, value in answer.items()}
 
-    def _unique(self, hook: str, function: Callable[..., Any], owner: CodeOrigin | _Caller) -> Callable[..., Any]:
+    def _answering(self, hook: str, function: Callable[..., Any], owner: CodeOrigin | _Caller) -> Callable[..., Any]:
+        """Return ``function`` with its answers checked: what is saved or recorded, and whether an update is skipped."""
+
         def call(*arguments: Any) -> Any:
-            found = function(*arguments)
-            if clash := self._taken & found.keys():
-                raise owner.failure(f"{hook} returned {min(clash)!r}, which is already in use: names must be unique")
-            self._taken |= found.keys()
-            return found
+            answer = function(*arguments)
+            if must := _flaw_of_answer(hook, answer):
+                raise owner.failure(f"{hook} returned {shown(answer)}; it must return {must}")
+            if answer is not None and hook in MERGED:
+                if clash := self._taken & answer.keys():
+                    raise owner.failure(f"{hook} returned {min(clash)!r}, which is already in use: names must be unique")
+                self._taken |= answer.keys()
+            return answer
 
         return call
 
@@ -295,3 +299,31 @@ class Lifecycle:
             return result
 
         return call
+
+
+def _flaw_of_answer(hook: str, answer: Any) -> str:
+    """Return what the implementation of a hook must return instead of ``answer``; empty if that is right."""
+    if answer is None:
+        return ""
+    torch: Any = sys.modules.get("torch")  # if torch is not imported, no tensor exists
+    of_torch = () if torch is None else (torch.Tensor,)
+    if hook == "titan_before_update":
+        flag = isinstance(answer, of_torch) and answer.dtype is torch.bool and not answer.dim()
+        return "" if flag or isinstance(answer, bool) else "a bool, a 0-d bool tensor or None"
+    if hook not in MERGED:
+        kind: type = JobFact
+        if hook == "titan_next_commands":
+            from titan_core.api.observe.events import NextCommand as kind  # imports torch
+        right = isinstance(answer, list | tuple) and all(isinstance(one, kind) for one in answer)
+        return "" if right else f"a list of {kind.__name__}"
+    values = list(answer.values()) if isinstance(answer, Mapping) and all(isinstance(name, str) for name in answer) else None
+    if hook == "titan_save_state":
+        right = isinstance(answer, dict) and survives_json(answer)
+        return "" if right else "a dict of plain values with string keys, because it is saved as JSON"
+    if hook == "titan_state_tensors":
+        right = values is not None and all(isinstance(value, of_torch) for value in values)
+        return "" if right else "a mapping from names to tensors"
+    right = values is not None and all(
+        value is None or (isinstance(value, int | float) and math.isfinite(value)) for value in values
+    )
+    return "" if right else "a mapping from names to numbers, and None for one that is unknown or not finite"

@@ -121,7 +121,7 @@ def _descriptions(context: CommandContext, job: AssembledJob) -> Iterator[tuple[
     for dataset in job.data.datasets:
         describe = context.registry.get(Dataset, dataset.context.name).describe
         if describe is not None:
-            yield from ((dataset.name, line) for line in describe.load()(dataset.context))
+            yield from ((dataset.name, line) for line in describe.call_list(str, dataset.context))
 
 
 @dataclass

@@ -185,7 +185,7 @@ class Space:
             return
         transform, *others = transforms
         assert transform.planning.choices is not None
-        offered = transform.planning.choices.load()(transform.context(job))
+        offered: Mapping[str, Sequence[Any]] = transform.planning.choices.call(Mapping, transform.context(job))
         choices = {key: options for key, options in offered.items() if self.searched(key)}
         for chosen in itertools.product(*choices.values()):
             values = dict(zip(choices, chosen, strict=True))
@@ -197,7 +197,7 @@ class Space:
         for transform in transforms:
             context = transform.context(job)
             if transform.check is not None and transform.active(context):
-                yield from transform.check.load()(context)
+                yield from transform.check.call_list(Problem, context)
 
     def workload(self, job: Job) -> Workload:
         """Return a job as numbers."""

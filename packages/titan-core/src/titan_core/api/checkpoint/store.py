@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from titan_core.api.commands.registry import Registry
 from titan_core.api.data.dataset import SavedPosition
@@ -129,6 +129,7 @@ class CheckpointContext(JobContext[S]):
     if another job has locked it. For rank 0 only: a job has one lock per folder."""
 
 
+@runtime_checkable
 class CheckpointStore(Protocol):
     """Saves and restores one run."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from titan_core.api.data.tokenizer import TextTokenizer, TokenizerContext, TokenizerSpec
 from titan_core.api.plugins.errors import PartOfContract
@@ -210,6 +210,7 @@ class DocumentShard(Protocol):
         """Move to a position that :meth:`state_dict` returned."""
 
 
+@runtime_checkable
 class DocumentSource(Protocol):
     """An opened dataset.
 

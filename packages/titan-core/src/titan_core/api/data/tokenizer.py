@@ -171,7 +171,7 @@ class TokenizerSpec:
         Raises:
             UserError: its file is missing or damaged.
         """
-        return self.build.load()(self.context)
+        return self.build.call(TextTokenizer, self.context)
 
 
 def token_ids(tokens: Sequence[int] | NDArray[Any], vocab_size: int) -> NDArray[Any]:

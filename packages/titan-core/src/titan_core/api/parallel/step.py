@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -65,6 +65,7 @@ class StepAbandoned(PartOfContract):
     the same step, or with the one after :attr:`titan_core.api.Run.state` if the runner has replaced it."""
 
 
+@runtime_checkable
 class StepRunner(Protocol):
     """Runs forward and backward over a rank's microbatches."""
 

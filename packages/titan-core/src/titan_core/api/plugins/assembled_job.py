@@ -158,7 +158,7 @@ class AssembledJob(Job):
         problems: list[Problem] = []
         for transform in self.transforms:
             if transform.checks.hardware is not None:
-                problems += transform.checks.hardware.load()(transform.context(self))
+                problems += transform.checks.hardware.call_list(Problem, transform.context(self))
         if problems:
             raise UserError(*problems)
 

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from titan_core.api.plugins.errors import UserError
+from titan_core.api.plugins.errors import UserError, shown
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
 class CodeOrigin(Protocol):
-    """The plugin that code belongs to. It guards calls, so that exceptions are reported with the plugin's name."""
+    """The plugin that code belongs to. Exceptions that the code raises are reported with the plugin's name."""
 
     def failure(self, why: str) -> UserError:
         """Return an error that names the plugin, ``why`` and the fix."""
 
-    def guard(
-        self, what: str, function: Callable[..., Any], check: Callable[[Any, Any], Any] | None = None
-    ) -> Callable[..., Any]:
-        """Return ``function`` guarded. Errors refer to it as ``what``. ``check`` receives the origin and the result, and
-        returns the result to use."""
-
-    def guard_ref(self, row: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``function`` guarded. The component field ``row`` (``Class.field``) selects the check of its result."""
+    def call(self, what: str, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+        """Return ``function(*arguments, **keywords)``. What it raises is reported with the plugin's name and as that of
+        ``what``."""
 
     def guard_hook(self, hook: str, function: Callable[..., Any], wraps: bool) -> Callable[..., Any]:
-        """Return a lifecycle hook guarded; ``wraps``: it is a wrapper, a generator function."""
+        """Return a lifecycle hook whose every call goes through :meth:`call`; ``wraps``: it is a wrapper, a generator
+        function."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Ref(Generic[T]):
     origin: CodeOrigin | None = field(default=None, compare=False, kw_only=True)
     """The plugin of the component. Discovery sets it, which guards every call."""
     purpose: str = field(default="", compare=False, kw_only=True)
-    """The field that holds the reference, such as ``Dataset.check``. Discovery sets it."""
+    """The field that holds the reference, such as ``check``. Discovery sets it."""
 
     def __post_init__(self) -> None:
         module, colon, attribute = self.target.partition(":")
@@ -56,8 +54,7 @@ class Ref(Generic[T]):
             UserError: the module cannot be imported, or lacks the attribute.
         """
         module_name, _, attribute = self.target.partition(":")
-        field = self.purpose.partition(".")[2]
-        where = f"plugin code {self.target!r}" if self.origin is None else f"{self.origin}: {field} = {self.target!r}"
+        where = f"plugin code {self.target!r}" if self.origin is None else f"{self.origin}: {self.purpose} = {self.target!r}"
         try:
             module = importlib.import_module(module_name)
         except (Exception, SystemExit) as error:
@@ -76,5 +73,35 @@ class Ref(Generic[T]):
         if self.origin is None:
             return cast(T, found)
         if not callable(found):
-            raise self.origin.failure(f"{field} = {self.target!r} is not a function, but {type(found).__name__}")
-        return cast(T, self.origin.guard_ref(self.purpose, found))
+            raise self.origin.failure(f"{self.purpose} = {self.target!r} is not a function, but {type(found).__name__}")
+        return cast(T, partial(self.origin.call, self.purpose, found))
+
+    def call(self, kind: Callable[..., R], *arguments: Any) -> R:
+        """Call the function, and return its result, an instance of the class ``kind``.
+
+        Raises:
+            UserError: the result is no instance of it; or as :meth:`load`.
+        """
+        found, cls = cast("Callable[..., Any]", self.load())(*arguments), cast("type[R]", kind)
+        if not isinstance(found, cls) or (cls is int and isinstance(found, bool)):
+            raise self.wrong(f"returned {shown(found)}; it must return a {cls.__name__}")
+        return found
+
+    def call_list(self, kind: type[R], *arguments: Any) -> list[R]:
+        """Call the function, which returns or yields instances of ``kind``, and return these.
+
+        Raises:
+            UserError: it returns something else; or as :meth:`load`.
+        """
+        found: Any = cast("Callable[..., Any]", self.load())(*arguments)
+        if isinstance(found, Iterable) and not isinstance(found, str):
+            found = list(found) if self.origin is None else self.origin.call(self.purpose, list, found)
+        if not isinstance(found, list) or not all(isinstance(item, kind) for item in found):
+            raise self.wrong(f"returned {shown(found)}; it must return or yield {kind.__name__}s")
+        return found
+
+    def wrong(self, why: str) -> UserError:
+        """Return the error that the function did something wrong: ``why``."""
+        if self.origin is None:
+            return UserError.one(f"plugin code {self.target!r}", why, "fix its plugin")
+        return self.origin.failure(f"{self.purpose} {why}")
