@@ -66,7 +66,8 @@ class TinyArgs(BaseModel):
     momentum: Share = 0.3
     """Momentum of the running statistic; 0 disables it. Each rank computes it over its own data, so FSDP ranks diverge."""
     draws: bool = True
-    """Whether a stateful embedding draws from the generators of Python and torch, which changes no result."""
+    """Whether a stateful embedding draws from the generators of Python and torch, and each block from torch's, which changes
+    no result."""
     experts: NonNegativeInt = 0
     """Experts in place of the feed-forward layer: every token passes through all of them."""
 

@@ -131,10 +131,13 @@ class Block(nn.Module):
         self.attention_norm, self.attention = nn.RMSNorm(args.dim, eps=args.norm_eps), Attention(args, number)
         self.ffn_norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
         self.feed_forward = Experts(args) if args.experts else FeedForward(args)
+        self.draws = args.stateful and args.draws
         self.dropouts = nn.ModuleList(Dropout(args.dropout) for _ in range(2)) if args.dropout else None
 
     def forward(self, x: Tensor, turns: Tensor, documents: Tensor | None) -> Tensor:
         """``[batch, seq, dim]`` to the same."""
+        if self.draws and self.training:
+            torch.rand(())  # in vain, and again in recomputation
         x = x + self._dropped(0, self.attention(self.attention_norm(x), turns, documents))
         return x + self._dropped(1, self.feed_forward(self.ffn_norm(x)))
 
