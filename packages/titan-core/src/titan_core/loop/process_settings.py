@@ -27,7 +27,7 @@ def numerics_as_before() -> Iterator[None]:
     that is deterministic, or less precise, would otherwise make the next job of the process so."""
     deterministic = torch.utils.deterministic
     precision, benchmark = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
-    enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fills = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]  # as below
     workspace = os.environ.get(_WORKSPACE)
     try:
@@ -36,7 +36,9 @@ def numerics_as_before() -> Iterator[None]:
         if workspace is None:
             os.environ.pop(_WORKSPACE, None)
         torch.set_float32_matmul_precision(precision)
-        torch.use_deterministic_algorithms(enabled, warn_only=warns)
+        if (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()) != before:
+            # Not always: this imports torch's compiler, which takes seconds.
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = benchmark
 
