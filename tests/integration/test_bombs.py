@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,8 @@ def sparse(size: int = 200 << 30) -> Callable[[Path], None]:
     return make
 
 
-def content(data: bytes) -> Callable[[Path], object]:
-    return lambda file: file.write_bytes(data)
+def content(data: Callable[[], bytes]) -> Callable[[Path], object]:
+    return lambda file: file.write_bytes(data())
 
 
 def zeros(compressor: Any, size: int, times: int = 1) -> Callable[[Path], object]:
@@ -171,7 +172,13 @@ def mds(file: Path) -> None:
 
 
 OBJECTS = b'{"text": "a", "more": ' + b"[" * 400 + b"]" * 400 + b"}\n"
-DEEP = b",".join([b"[" * 400 + b"]" * 400] * 20_000)
+
+
+@cache
+def deep() -> bytes:
+    return b",".join([b"[" * 400 + b"]" * 400] * 20_000)
+
+
 LINES = b'{"text": "a"}\n' * 10
 LIMIT = r"data\.max_record_bytes"
 BOMBS: dict[str, tuple[str, str, Callable[[Path], object], str]] = {
@@ -190,18 +197,28 @@ BOMBS: dict[str, tuple[str, str, Callable[[Path], object], str]] = {
         lambda file: (file.write_bytes(b'[\n{"text": "' + b"a" * 100), os.truncate(file, 200 << 30)),
         "not JSON|max_record_bytes",
     ),
-    "a JSON array with a record of 300 MB": ("json", "a.json", content(b'[{"text": "' + b"a" * (300 << 20) + b'"}]'), LIMIT),
+    "a JSON array with a record of 300 MB": (
+        "json",
+        "a.json",
+        content(lambda: b'[{"text": "' + b"a" * (300 << 20) + b'"}]'),
+        LIMIT,
+    ),
     "a line of 100 MB": (
         "json",
         "a.jsonl",
-        content(LINES + b'{"text": "' + b"a" * (100 << 20) + b'"}\n'),
+        content(lambda: LINES + b'{"text": "' + b"a" * (100 << 20) + b'"}\n'),
         "read|max_record",
     ),
-    "a line of 16 MB that is all brackets": ("json", "a.jsonl", content(b'{"text": "a", "b": [' + DEEP + b"]}\n"), "read"),
+    "a line of 16 MB that is all brackets": (
+        "json",
+        "a.jsonl",
+        content(lambda: b'{"text": "a", "b": [' + deep() + b"]}\n"),
+        "read",
+    ),
     "a JSON array with a record of 100 MB that is all brackets": (
         "json",
         "a.json",
-        content(b'[{"text": "a"},\n{"text": "b", "more": [' + DEEP * 6 + b"]}]"),
+        content(lambda: b'[{"text": "a"},\n{"text": "b", "more": [' + deep() * 6 + b"]}]"),
         LIMIT,
     ),
     "CSV without an end": ("csv", "a.csv", sparse(), LIMIT),
@@ -290,7 +307,7 @@ BOMBS: dict[str, tuple[str, str, Callable[[Path], object], str]] = {
     "a config that is all brackets": (
         "config",
         "config.json",
-        content(b'{"a": [' + DEEP[: 16_000_000 // 801 * 801 - 1] + b"]}"),
+        content(lambda: b'{"a": [' + deep()[: 16_000_000 // 801 * 801 - 1] + b"]}"),
         "a",
     ),
     "a template of 20 GB": ("template", "chat_template.jinja", sparse(20 << 30), "is longer than"),
