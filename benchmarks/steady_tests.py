@@ -49,7 +49,8 @@ def main() -> int:
     print("| run | seed | workers | load at the end | minutes | result |\n| --- | --- | --- | --- | --- | --- |", flush=True)
     for number in range(1, arguments.runs + 1):
         seed, workers = arguments.seed + number - 1, WORKERS[(number - 1) % len(WORKERS)]
-        command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--random-order", str(seed), *more]
+        order = ["-p", "randomly", f"--randomly-seed={seed}", "--randomly-dont-reset-seed"]
+        command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), *order, *more]
         started = time.monotonic()
         with busy_loops(cores):
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)

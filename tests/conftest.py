@@ -23,12 +23,9 @@ import torch
 from hypothesis import settings
 
 from harness.fake_cuda import FakeCuda, why_not
-from harness.full_share import deselect_others, share
-from harness.gloo_pool import GlooPool
-from harness.left_models import release_models
+from harness.gloo_pool import GlooPool, release_models
 from harness.leftovers import Leftovers, seed, settings_undone
-from harness.random_order import shuffle
-from harness.slow_tests import LIST, SlowTests, mark_slow
+from harness.quick import mark_other_rows, mark_parts, mark_slow
 from harness.suites import disabled_in
 
 TESTS = Path(__file__).parent
@@ -79,32 +76,15 @@ def fake_cuda() -> Iterator[FakeCuda]:
     simulated.close()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    what = "run the test files, and the tests of each file, in the random order that this number gives"
-    parser.addoption("--random-order", type=int, metavar="SEED", help=what)
-    slow = f"write {LIST.name}, the tests of this run that take longer than SECONDS"
-    parser.addoption("--write-slow", type=float, metavar="SECONDS", help=slow)
-    parser.addoption("--full-share", type=share, metavar="I/N", help="of the tests marked `full`, run the I-th of N parts")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    seconds = config.getoption("write_slow")
-    if seconds is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(SlowTests(seconds))
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    order = config.getoption("random_order")
-    if order is not None:
-        shuffle(items, order)
     for item in items:
         if "fake_cuda" in getattr(item, "fixturenames", ()):
             item.add_marker("fake_cuda")
             item.add_marker("full")  # each takes seconds; `-m fake_cuda` runs them all
     mark_slow(config, items)
-    if chosen := config.getoption("full_share"):
-        deselect_others(config, items, chosen)
+    mark_other_rows(items)
+    mark_parts(items)
 
 
 @pytest.fixture

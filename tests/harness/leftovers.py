@@ -1,4 +1,7 @@
-"""What a test leaves behind: threads and processes, which fail the test, and settings of its process, which are undone."""
+"""What a test leaves behind: threads and processes, which fail the test, and settings of its process, which are undone.
+
+Plugins of pytest that find threads neither wait for those that are ending nor look for processes; none undoes settings.
+"""
 
 from __future__ import annotations
 

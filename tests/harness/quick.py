@@ -1,12 +1,68 @@
-"""Tables of cases of which the quick test run includes only a few, one of each kind. The others are marked ``full``, or, in
-large tables that name the rows of the full run too, ``long``."""
+"""Marks tests that the quick run leaves to the full one: rows of tables beside the few that show each kind (``full``, or, in
+large tables that name the rows of the full run too, ``long``), and the tests that ``tests/slow.txt`` lists (``full``).
+
+Each test marked ``full`` is in one of twelve parts too, which ``-m "part(number=3)"`` selects: pytest-split divides only all
+selected tests, and a second run for them would collect everything twice.
+"""
 
 from __future__ import annotations
 
+import zlib
+from collections import defaultdict
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+LIST = Path(__file__).parents[1] / "slow.txt"
+"""Tests that take more than half a second, except the fastest of each file."""
+PARTS = 12
+
+
+def mark_other_rows(items: Iterable[pytest.Item]) -> None:
+    """Of each test marked ``quick_rows(number)``, mark all rows ``full`` but ``number`` that are spread over those that the
+    quick run would have."""
+    tables: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        left = item.get_closest_marker("full") or item.get_closest_marker("long")
+        if not left and item.get_closest_marker("quick_rows"):
+            tables[item.nodeid.partition("[")[0]].append(item)
+    for table in tables.values():
+        (number,) = next(table[0].iter_markers("quick_rows")).args
+        quick = {round(index * (len(table) - 1) / max(1, number - 1)) for index in range(number)}
+        for index, item in enumerate(table):
+            if index not in quick:
+                item.add_marker("full")
+
+
+def mark_slow(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
+    """Mark the listed tests ``full``.
+
+    Raises:
+        pytest.UsageError: a listed test does not exist, as far as that is known: its file was collected whole, or is gone.
+    """
+    listed = set(LIST.read_text().splitlines())
+    names = {item.nodeid: item for item in items}
+    for name in listed & names.keys():
+        names[name].add_marker("full")
+    if any("::" in argument for argument in config.args):
+        return  # only some tests of a file have been collected
+    files = {name.partition("::")[0] for name in names}
+
+    def is_known(name: str) -> bool:
+        file = name.partition("::")[0]
+        return file not in files and (config.rootpath / file).exists()
+
+    if gone := sorted(name for name in listed - names.keys() if not is_known(name)):
+        raise pytest.UsageError(f"{LIST.name} lists {gone[0]!r}, which is no test: remove the line, or correct the name")
+
+
+def mark_parts(items: Iterable[pytest.Item]) -> None:
+    """Mark each test that is marked ``full`` with its part, which follows from its name."""
+    for item in items:
+        if item.get_closest_marker("full"):
+            item.add_marker(pytest.mark.part(number=zlib.crc32(item.nodeid.encode()) % PARTS))
 
 
 def rows(names: Iterable[str], quick: Collection[str], full: Collection[str] | None = None) -> list[Any]:

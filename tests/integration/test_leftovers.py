@@ -11,9 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -22,7 +20,6 @@ import torch
 from harness import PATIENCE, gloo_pool, leftovers
 from harness.gloo_pool import GlooPool
 from harness.leftovers import Leftovers, settings_undone
-from harness.random_order import shuffle
 
 
 @pytest.fixture(autouse=True)
@@ -91,20 +88,6 @@ def test_settings_are_undone() -> None:
     assert logging.root.manager.disable == 0
     after = (logger.level, torch.get_num_threads(), os.umask(before[2]), list(sys.path), signal.getsignal(signal.SIGUSR1))
     assert after == before
-
-
-def test_a_seed_gives_one_order_that_keeps_files_together() -> None:
-    items = [SimpleNamespace(path=Path(file), test=test) for file in "abcdef" for test in range(9)]
-
-    def order(seed: int) -> list[tuple[str, int]]:
-        shuffled = list(items)
-        shuffle(cast(list[pytest.Item], shuffled), seed)
-        return [(item.path.name, item.test) for item in shuffled]
-
-    assert order(1) == order(1) != order(2)
-    assert sorted(order(1)) == [(item.path.name, item.test) for item in items]
-    files = [file for file, _ in order(1)]
-    assert sum(first != second for first, second in pairwise(files)) == 5
 
 
 @pytest.fixture
