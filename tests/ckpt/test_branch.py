@@ -97,6 +97,7 @@ REFUSED: dict[str, tuple[list[object], str]] = {
 }
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_no_run_can_begin_with_is_refused(whole: RunRecord, capsys: pytest.CaptureFixture[str], case: str) -> None:
     arguments, message = REFUSED[case]

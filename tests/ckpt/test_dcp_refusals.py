@@ -143,6 +143,7 @@ def overlap(metadata: Metadata) -> None:
     described(metadata).chunks.append(type(chunk)(chunk.offsets, torch.Size([16])))
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("lie", LIES)
 def test_contradictions_are_refused(copied: Path, capsys: pytest.CaptureFixture[str], lie: str) -> None:
     edit, why = LIES[lie]

@@ -132,6 +132,7 @@ def test_unknown_and_missing_tensors_are_refused() -> None:
             _require_known_names(tensors, replicas)
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize("path", ["run", "run/", "run/checkpoint"])
 @pytest.mark.parametrize("newest", [2, 1])
 def test_a_run_starts_from_the_newest_complete_checkpoint_of_another(

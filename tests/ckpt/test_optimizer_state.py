@@ -41,6 +41,7 @@ def test_the_state_is_restored_on_another_mesh(
         torch.testing.assert_close(second.final[name], tensor, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize(
     ("optimizer", "schedule", "message"),
     [

@@ -39,6 +39,7 @@ class Preempts:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize("name", ENDS)
 def test_weights_of_the_last_step_are_saved(name: str, in_tmp: Path, caplog: pytest.LogCaptureFixture) -> None:
     changes, step = ENDS[name]

@@ -182,6 +182,7 @@ def test_other_pods_wait_until_the_first_one_listens(tmp_path: Path) -> None:
             assert waiting.wait(60) == 0
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -100,6 +100,7 @@ def test_skypilot_accepts_the_task(cluster: FakeCluster) -> None:
     assert resources.accelerators == {"H100": 2} and resources.job_recovery["recover_on_exit_codes"] == [75, 143]
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

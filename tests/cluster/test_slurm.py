@@ -76,6 +76,7 @@ def test_the_machines_share_a_key_that_no_file_has(cluster: FakeCluster) -> None
 STATE = Path("outputs/tiny/launch/slurm-12345")
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize(
     ("tasks", "failures", "state", "requeued", "status"),
     [
@@ -187,6 +188,7 @@ def test_containers_see_what_the_config_names(cluster: FakeCluster, tmp_path: Pa
     assert (away / "run").is_dir()  # Slurm refuses to mount what does not exist
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -82,6 +82,7 @@ ODD = {
 }
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("text", ODD.values(), ids=ODD)
 def test_no_comment_changes_a_value(in_tmp: Path, text: str) -> None:
     assert parse_toml(copied(text)) == parse_toml(text)

@@ -76,6 +76,7 @@ OVERRIDES = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.parametrize("override", OVERRIDES, ids=lambda one: ascii(one)[:60])
 def test_absurd_values_on_the_command_line(override: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refused(["train", "tiny", f"--{override}"], capsys, override.partition("=")[0].partition(".")[2].split(".")[-1])

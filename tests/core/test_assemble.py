@@ -75,6 +75,7 @@ def test_any_dimension_may_take_the_remaining_ranks() -> None:
         plan_mesh(config, [mine], 8)
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -32,6 +32,7 @@ def packed(seq: int, decreasing: bool) -> Tensor:
     return documents.flip(1) if decreasing else documents
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize(("seq", "decreasing"), [(256, False), (300, False), (384, True)])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("window", [None, 1, 100, 200])

@@ -78,6 +78,7 @@ def close(output: Tensor, expected: Tensor, tensors: list[Tensor]) -> None:
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.quick_rows(8)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "documents"])
 @pytest.mark.parametrize("narrow", [False, True], ids=["", "narrow values"])
@@ -106,6 +107,7 @@ def test_some_of_the_queries_see_what_they_see_among_all(options: dict[str, Any]
     torch.testing.assert_close(some, whole[:, :, columns[0]])
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "documents"])
 def test_flex_attention_computes_the_formula(options: dict[str, Any], masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,7 @@ def specs(sources: Sequence[tuple[DatasetSpec, ...]], shapes: Sequence[tuple[int
     return [spec(*datasets, size=size, seq_len=length, **more) for datasets, (size, length) in parts]  # type: ignore[arg-type]
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("shapes", SHAPES)
 @pytest.mark.parametrize("sources", SOURCES)
 def test_each_source_continues_where_it_stood(sources: str, shapes: str) -> None:

@@ -25,6 +25,7 @@ def shown(arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch:
 OVERRIDES = [command.name for command in Components.from_installed().all(Command) if command.overrides]
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("width", [80, 100])
 @pytest.mark.parametrize("command", OVERRIDES)
 def test_help_fits_on_one_screen(

@@ -16,6 +16,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return error
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [

@@ -23,6 +23,7 @@ from titan_core.data.tokens import TokenStream
 from titan_core.toolkit.reading import DocumentReader
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize(("ranks", "microbatches"), [(1, 2), (1, 8), (2, 1), (2, 4), (4, 2), (8, 1)])
 def test_every_division_of_a_step_consumes_the_same_tokens(ranks: int, microbatches: int) -> None:
     one, many = loaders(1), loaders(ranks, microbatches)
@@ -38,6 +39,7 @@ def test_a_shard_may_provide_several_sequences_per_step() -> None:
     close(one, many)
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=pytest.mark.full) if seed in (5, 10, 15) else seed for seed in range(20)]
 )

@@ -74,6 +74,7 @@ class Receives:
                 os.kill(os.getpid(), number)
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize("number", STOPS)
 @pytest.mark.usefixtures("defaults")
 def test_what_ends_a_process_of_a_shell_stops_a_run_after_its_step(in_tmp: Path, number: signal.Signals) -> None:

@@ -62,6 +62,7 @@ def titan_metric_loggers():
 """
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize("where", ["build", "log", "hook", "close"])
 def test_a_logger_that_fails_is_switched_off_and_training_continues(
     in_tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str

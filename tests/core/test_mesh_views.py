@@ -150,6 +150,7 @@ def meshes(folder: str, degrees: dict[str, int], borrows: tuple[str, ...]) -> di
         }
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize(
     ("degrees", "borrows", "expected"),
     [

@@ -58,6 +58,7 @@ CHANGES: dict[str, tuple[str, Callable[[Any, list[Any]], object], str]] = {
 }
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("name", CHANGES)
 def test_an_observer_that_changes_the_run_is_named(name: str, in_tmp: Path) -> None:
     hook, change, changed = CHANGES[name]

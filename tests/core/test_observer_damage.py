@@ -29,6 +29,7 @@ class Answers:
         return self.answer(self.rank) if update.step == 2 else None
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize("answer", [1, 0.0, "no", []])
 def test_an_answer_that_is_neither_bool_nor_none(in_tmp: Path, answer: object) -> None:
     with pytest.raises(ValueError, match=r"Answers .*: titan_before_update returned .*; it must return a bool, a 0-d"):

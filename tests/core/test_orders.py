@@ -40,6 +40,7 @@ def read(source: ShuffledDocuments, count: int, epoch: int = 0) -> list[list[int
     return [[int(str(text)) for text in source.shard(index, count, epoch)] for index in range(count)]
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.parametrize("shuffle", KINDS)
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 17, 400, 5000, 20_011])
 def test_each_document_once_an_epoch(shuffle: Shuffle, size: int) -> None:

@@ -40,6 +40,7 @@ OTHERS: dict[str, tuple[str, str, dict[str, object], str]] = {
 }
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize(("before", "now", "changes", "message"), OTHERS.values(), ids=OTHERS)
 def test_a_fresh_start_refuses_to_move_another_run(
     in_tmp: Path, before: str, now: str, changes: dict[str, object], message: str

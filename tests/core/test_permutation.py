@@ -32,6 +32,7 @@ def test_each_element_once_for_200_sizes_around_powers_of_two() -> None:
         assert numpy.array_equal(permutation.inverse(elements), numpy.arange(size)), size
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 37, 4095, 4096, 4097, 5000])
 def test_it_equals_an_implementation_with_pythons_numbers(size: int) -> None:
     assert order(size, 3, 7).tolist() == shuffled(size, 3, 7)

@@ -137,6 +137,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("case", MISTAKES)
 def test_mistakes_are_one_line(case: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name, text, message = MISTAKES[case]

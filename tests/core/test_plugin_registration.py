@@ -47,6 +47,7 @@ BAD = {
 }
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.parametrize("returned", BAD)
 def test_what_a_registration_hook_must_not_return(returned: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = registry_with(tmp_path, f"@hookimpl\ndef titan_models(): return {returned}\n", monkeypatch)

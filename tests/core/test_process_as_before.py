@@ -62,6 +62,7 @@ def state() -> tuple[Any, ...]:
     )
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize("fails_in", ["nothing", "start", "step", "end"])
 def test_the_state_of_the_process_is_as_before(fails_in: str, in_tmp: Path) -> None:
     before, observer = state(), Freezing(fails_in)

@@ -42,6 +42,7 @@ def groups(degrees: dict[str, int], ep: int, shards: bool = True) -> tuple[list[
         dist.destroy_process_group()
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize(
     ("degrees", "ep", "number"),
     [

@@ -51,6 +51,7 @@ def define(rates: Rates) -> ModelDefinition:
     return small_gpt.definition(mixed(partial(Random, rates)), small_gpt.LAYOUT)
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize(
     "random",
     [

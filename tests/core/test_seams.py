@@ -24,6 +24,7 @@ def apply_all(*names: str) -> ModelPart:
     return parts[0]
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize(
     ("names", "setting"),
     [

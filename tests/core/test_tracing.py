@@ -15,6 +15,7 @@ from titan_core.data.streams import open_sources
 from titan_core.data.witness import computed
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.parametrize("shuffle", ["documents", "blocks", "none"])
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])
 @pytest.mark.parametrize("count", [1, 3])

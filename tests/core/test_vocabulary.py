@@ -90,6 +90,7 @@ def on_rank(dtype: torch.dtype) -> Results:
         dist.destroy_process_group()
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_sharded_results_equal_unsharded_ones(gloo: GlooPool, ranks: int, dtype: torch.dtype) -> None:

@@ -120,6 +120,7 @@ def tokenizer_of(family: Family, folder: Path) -> Any:
     return fast
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.parametrize("train_on", ["all", "last"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_answer_and_the_end_of_its_turn_have_a_loss(name: str, train_on: str, tmp_path: Path) -> None:

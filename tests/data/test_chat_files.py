@@ -89,6 +89,7 @@ def as_texts(file: Path, each: bool) -> None:
     pyarrow.parquet.write_table(table, file)
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize("form", ["lines", "parquet", "disk", "parquet, alike", "texts", "a text each"])
 def test_calls_of_tools_have_the_ids_of_transformers_over_the_rows_of_datasets(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch

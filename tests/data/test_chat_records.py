@@ -173,6 +173,7 @@ BAD: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_record_is_an_error_with_file_and_line(tmp_path: Path, case: str) -> None:
     record, message = BAD[case]

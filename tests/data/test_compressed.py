@@ -39,6 +39,7 @@ def unpacked(folder: Path, ending: str, packed: bytes) -> bytes:
     return b"".join(decompress(file))
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("content", [b"", CONTENT, LARGE], ids=["empty", "small", "large"])
 @pytest.mark.parametrize("ending", PACK)
 def test_the_whole_content_is_read(tmp_path: Path, ending: str, content: bytes) -> None:
@@ -127,6 +128,7 @@ def test_compressed_datasets(tmp_path: Path, kind: str, ending: str, monkeypatch
     assert not list((tmp_path / "cache").rglob(".*.part"))
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize("ending", PACK)
 def test_the_first_record_of_a_compressed_file_is_checked_early(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"data.jsonl{ending}"

@@ -33,6 +33,7 @@ def rows_of(seed: int, count: int = 60, alone: int = 0) -> list[list[str]]:
     return [[str(number), "".join(chosen.choices(pieces, k=chosen.randint(0, 12)))] for number in range(count)]
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 24])
 @pytest.mark.parametrize(
     ("quoting", "ends"),

@@ -99,6 +99,7 @@ MISTAKES: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_reported_before_anything_is_built(folder: Path, mistake: str) -> None:
     settings, message = MISTAKES[mistake]

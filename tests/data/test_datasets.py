@@ -54,6 +54,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.quick_rows(8)
 @pytest.mark.parametrize("count", [1, 3, 64])
 @pytest.mark.parametrize("size", [8, 16, 100, 512, 1 << 20])
 @pytest.mark.parametrize("kind", TEXTS)
@@ -152,6 +153,7 @@ def test_parquet_files_may_have_other_columns_and_one_without_the_field_is_named
         open_local(request("parquet", tmp_path))
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("files", [1, 2, 3, 8])
 @pytest.mark.parametrize("shards", [1, 2, 4, 6])
 def test_a_stream_is_divided_by_files_and_then_by_documents(tmp_path: Path, files: int, shards: int) -> None:

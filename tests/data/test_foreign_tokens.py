@@ -75,6 +75,7 @@ def flat_index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(flat_tokens, "INDEXED", request.param)
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.usefixtures("flat_index")
 @pytest.mark.parametrize("kind", READ)
 def test_documents_are_those_that_were_written(kind: str, tmp_path: Path) -> None:
@@ -93,6 +94,7 @@ def test_documents_are_those_that_were_written(kind: str, tmp_path: Path) -> Non
     assert any("do not record their tokenizer" in line for line in lines)
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.usefixtures("flat_index")
 @pytest.mark.parametrize("kind", READ)
 def test_reading_resumes_after_any_document(kind: str, tmp_path: Path) -> None:

@@ -155,6 +155,7 @@ def test_the_token_goes_to_the_hub_and_nowhere_else(hub: FakeHub, in_tmp: Path) 
     assert not [path for path in in_tmp.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize(
     ("change", "token", "message"),
     [

@@ -23,6 +23,7 @@ ARRAYS: dict[str, str] = {
 }
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.parametrize("chunk", [7, 64, 1 << 20])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 @pytest.mark.parametrize("form", ARRAYS)

@@ -44,6 +44,7 @@ def cache(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TITAN_CACHE_DIR", str(in_tmp / "cache"))
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize("kind", ROWS)
 def test_raw_files_are_trained_on(kind: str, in_tmp: Path) -> None:
     record = run_job(job_of(kind, in_tmp))

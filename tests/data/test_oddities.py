@@ -396,6 +396,7 @@ def rows() -> list[Any]:
     return found
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.parametrize("oddity", rows())
 def test_records_are_those_of_datasets_or_refused(oddity: Oddity, tmp_path: Path) -> None:
     form = oddity.name.partition(":")[0]

@@ -35,6 +35,7 @@ def job_of(kind: str, folder: Path, **more: object) -> AssembledJob:
     return make_job("tiny", {**TINY, **made, **{key.replace("__", "."): value for key, value in more.items()}})
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("kind", rows(KINDS, QUICK))
 def test_a_document_is_found_where_it_is_said_to_be(kind: str, in_tmp: Path) -> None:
     job = job_of(kind, in_tmp)

@@ -97,6 +97,7 @@ MORE = {
 }
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize(
     ("kind", "flat_index"), [*((kind, 1 << 24) for kind in USEFUL), ("nanoGPT", 0), ("`numpy.save`", 0)]
 )

@@ -138,6 +138,7 @@ ROWS = {**HOSTILE, **ENDLESS, **FREE}
 QUICK = {*HOSTILE, "power", "doubling", "macro of depth", "brackets", "slices", "shared lists", "pprint", "operators"}
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in ROWS])
 def test_no_template_runs_code_or_takes_without_bounds(name: str, renderer: Renderer) -> None:
     """Neither a format nor a chat template. A template that renders something harmless passes, if it ends soon."""

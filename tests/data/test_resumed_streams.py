@@ -107,6 +107,7 @@ def shape(kind: str) -> Any:
     return plan(1, global_size=4, shards=2 if kind == "hub text" else 4, seq_len=LONGEST if kind == "chat" else 39)
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize("kind", KINDS)
 @folders_for_the_hub()
 def test_every_kind_of_dataset_is_resumed_twice(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

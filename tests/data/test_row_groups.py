@@ -24,6 +24,7 @@ from titan_data.table_columns import Columns
 pytestmark = pytest.mark.usefixtures("cache_folder")
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("form", FORMS)
 def test_each_row_is_read_by_its_number(form: str, tmp_path: Path, cache_folder: Path) -> None:
     files = written(tmp_path / "data", form)

@@ -72,6 +72,7 @@ def _outcomes(file: Path) -> list[str]:
     return found
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("form", ["snappy", "an Arrow stream", "an Arrow file"])
 def test_damage_anywhere_is_an_error_or_harmless(form: str, seed: int, tmp_path: Path) -> None:

@@ -186,6 +186,7 @@ DAMAGE |= {
 DAMAGE["nested"] = (lambda folder: (folder / INDEX).write_text("[" * 100_000), r"tokenized\.json: damaged: ")
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_one_clear_error(tmp_path: Path, damage: str) -> None:
     make(tmp_path / "tokens")

@@ -85,6 +85,7 @@ def test_each_dataset_of_a_mixture_gets_a_share_of_the_limit(in_tmp: Path, capsy
     assert found["cut"] == ["a", "b"]
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

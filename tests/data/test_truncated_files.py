@@ -46,6 +46,7 @@ FORMS: dict[str, tuple[str, Callable[[Path], object], Callable[[DatasetContext[A
 }
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize("name", FORMS)
 def test_a_truncated_file_is_named(name: str, tmp_path: Path) -> None:
     ending, write, opened = FORMS[name]

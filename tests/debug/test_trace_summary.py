@@ -247,6 +247,7 @@ def bad_files() -> dict[str, bytes]:
     }
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("name", list(bad_files()))
 def test_bad_files_are_reported_in_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / name).write_bytes(bad_files()[name])

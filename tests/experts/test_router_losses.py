@@ -128,6 +128,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_formula(job: Job) -> None:
             assert (parameter.grad - alone).norm() > 0.1 * alone.norm(), name
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize(
     ("change", "why"),
     [

@@ -1,5 +1,5 @@
 """Marks tests that the quick run leaves to the full one: rows of tables beside the few that show each kind (``full``, or, in
-large tables that name the rows of the full run too, ``long``), and the tests that ``tests/slow.txt`` lists (``full``).
+large tables that name the rows of the full run too, ``long``), and the tests that ``tests/slow.txt`` lists (``full`` and ``slow``).
 
 Each test marked ``full`` is in one of twelve parts too, which ``-m "part(number=3)"`` selects: pytest-split divides only all
 selected tests, and a second run for them would collect everything twice.
@@ -37,7 +37,7 @@ def mark_other_rows(items: Iterable[pytest.Item]) -> None:
 
 
 def mark_slow(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """Mark the listed tests ``full``.
+    """Mark the listed tests ``full`` and ``slow``.
 
     Raises:
         pytest.UsageError: a listed test does not exist, as far as that is known: its file was collected whole, or is gone.
@@ -46,6 +46,7 @@ def mark_slow(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     names = {item.nodeid: item for item in items}
     for name in listed & names.keys():
         names[name].add_marker("full")
+        names[name].add_marker("slow")
     if any("::" in argument for argument in config.args):
         return  # only some tests of a file have been collected
     files = {name.partition("::")[0] for name in names}

@@ -11,6 +11,7 @@ from titan_inference.sampling import Sampler, SamplingOptions, filtered
 LOGITS = torch.randn(16, 50, generator=torch.Generator().manual_seed(0)) * 3
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.parametrize("top_k", [0, 1, 7, 100])
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3, 1e-6])
 @pytest.mark.parametrize("min_p", [0.0, 0.05, 1.0])

@@ -112,6 +112,7 @@ def test_transforms_are_ordered_by_phase_then_name() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.parametrize(
     "command", [command for command in REGISTRY.all(Command) if command.overrides], ids=lambda one: one.name
 )

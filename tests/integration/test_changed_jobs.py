@@ -89,6 +89,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("key", REFUSED)
 def test_a_change_to_what_is_trained_is_refused_by_its_key(about: dict[str, Any], key: str) -> None:
     job = make_job("llama3_debug", {**TINY, **REFUSED[key]}, world_size=1)
@@ -154,6 +155,7 @@ def test_permitted_changes_are_logged(saved: None, caplog: pytest.LogCaptureFixt
     assert "training.freeze" not in caplog.text
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize(("saved", "decisive"), [([], True), ("3", True), (-1, True), (7, False)], ids=str)
 def test_an_invalid_saved_value_is_damage_not_a_change(in_tmp: Path, saved: Any, decisive: bool) -> None:
     config = make_job("llama3_debug").config

@@ -47,6 +47,7 @@ def referred() -> Iterator[Any]:
         yield pytest.param(target, expected, named, id=target)
 
 
+@pytest.mark.quick_rows(8)
 @pytest.mark.parametrize(("target", "expected", "sections"), list(referred()))
 def test_every_installed_function_takes_the_context_of_its_kind(target: str, expected: str, sections: set[str]) -> None:
     """The context has the section that the component names; that of a function that serves components with several sections

@@ -190,6 +190,7 @@ def test_tasks_on_one_device_and_under_tensor_parallelism(gloo: GlooPool, run: P
         assert first["tasks"][task] == pytest.approx(metrics, rel=1e-4)
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

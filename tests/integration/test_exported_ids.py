@@ -55,6 +55,7 @@ def outside(contents: dict[str, Any]) -> set[str]:
     }
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize("architecture", ["smollm3", "flex_olmo", "modernbert-decoder", "cwm", "qwen3"])
 def test_a_family_whose_ids_exceed_a_small_vocabulary(architecture: str, tmp_path: Path) -> None:
     contents = export_config(form_of(titan_models), small_args(architecture), {}, "float32")

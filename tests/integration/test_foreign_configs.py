@@ -116,6 +116,7 @@ def test_a_wrong_value_is_one_line(in_tmp: Path, file: str, key: str) -> None:
     assert refused or key in free
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize(
     ("file", "key", "value", "said"),
     [

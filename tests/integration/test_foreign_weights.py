@@ -94,6 +94,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, Tensor]], None], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("edit", EDITS)
 def test_a_tensor_that_the_model_lacks_is_refused(theirs: Path, edit: str, capsys: pytest.CaptureFixture[str]) -> None:
     make, message = EDITS[edit]

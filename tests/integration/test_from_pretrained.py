@@ -75,6 +75,7 @@ def test_everything_about_the_model_comes_from_the_folder(here: Path) -> None:
     assert job.name == "llama3 model"
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize("changes", [{"rope_scaling": None}, {"tie_embeddings": True}, {}], ids=str)
 @pytest.mark.parametrize("size", ["1B", "debug"])
 def test_a_published_size_is_recognised_and_any_size_survives_toml(here: Path, size: str, changes: dict[str, Any]) -> None:
@@ -195,6 +196,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("case", REFUSED)
 def test_settings_that_the_model_lacks_are_refused(here: Path, case: str) -> None:
     changes, message = REFUSED[case]
@@ -233,6 +235,7 @@ MISTAKES: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("case", MISTAKES)
 def test_mistakes_are_one_line_each(here: Path, case: str, capsys: pytest.CaptureFixture[str]) -> None:
     changes, message = MISTAKES[case]

@@ -109,6 +109,7 @@ def test_samples_do_not_depend_on_the_mesh(gloo: GlooPool, run: Path) -> None:
     assert generated(str(run), "outputs/llama3_debug", *options[:-1], "6") != alone
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -79,6 +79,7 @@ def plugins_in(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plugin
     sys.modules.pop("mine", None)
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.parametrize("option", sorted(index()["option"]))
 @pytest.mark.parametrize("form", ["{} 2", "{}=2", "{}"])
 def test_options_of_a_launcher_name_the_package_to_install(

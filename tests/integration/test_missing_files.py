@@ -39,6 +39,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, in_tmp: Path) -> Path:
     return in_tmp
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize(("arguments", "file"), MISSING.values(), ids=MISSING)
 def test_a_missing_file_is_a_note_unless_the_job_trains(
     in_tmp: Path, arguments: list[str], file: str, capsys: pytest.CaptureFixture[str]
@@ -55,6 +56,7 @@ def test_a_missing_file_is_a_note_unless_the_job_trains(
     assert not list(in_tmp.iterdir())
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("command", LOOKING, ids=" ".join)
 @pytest.mark.parametrize(
     ("arguments", "message"),

@@ -101,6 +101,7 @@ LACKING = {
 }
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("case", [*CONFIGS, *LACKING])
 def test_a_model_that_cannot_be_trained_is_one_line(
     saved: Path, in_tmp: Path, case: str, capsys: pytest.CaptureFixture[str]

@@ -91,6 +91,7 @@ def test_nested_keys_of_all_plugins_are_covered() -> None:
     assert len(NUMERIC) > 60
 
 
+@pytest.mark.quick_rows(8)
 @pytest.mark.parametrize(("top", "path", "annotation"), NUMERIC)
 def test_every_numeric_key_refuses_absurd_numbers(top: type[BaseModel], path: tuple[str, ...], annotation: Any) -> None:
     for number in ABSURD:
@@ -99,6 +100,7 @@ def test_every_numeric_key_refuses_absurd_numbers(top: type[BaseModel], path: tu
             validate(top, path, value)
 
 
+@pytest.mark.quick_rows(8)
 @pytest.mark.parametrize(("top", "path", "annotation"), NUMERIC)
 def test_every_numeric_key_has_its_own_bounds(top: type[BaseModel], path: tuple[str, ...], annotation: Any) -> None:
     """The bounds that :class:`Section` sets for all numbers are not enough."""

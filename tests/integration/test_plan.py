@@ -324,6 +324,7 @@ def test_third_parties_dimensions_and_views_are_searched(examples: str) -> None:
     assert {job["ep"] for job in _search_with(examples, "moe", 4, fixed)["jobs"]} == {2}
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -51,6 +51,7 @@ def message_about(kind: str, name: str, registry: Components, capsys: pytest.Cap
 PROVIDERS = sorted({package for names in provides.provided().values() for package in names.values()})
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("package", PROVIDERS)
 def test_errors_about_a_missing_package_name_it(
     package: str, in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

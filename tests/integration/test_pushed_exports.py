@@ -139,6 +139,7 @@ def test_a_name_that_the_hub_does_not_allow_is_refused(hub: FakeHub) -> None:
         HubRepository("me/a--b", "checkpoint.export_push").require_access()
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize(
     ("variable", "value", "says"),
     [

@@ -186,6 +186,7 @@ def test_a_process_group_of_the_caller_is_refused(in_tmp: Path) -> None:
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.parametrize("recipe", [one.name for one in Components.from_installed().all(Recipe)])
 def test_a_config_is_a_recipe(recipe: str) -> None:
     config = titan_core.load_config(recipe)

@@ -22,6 +22,7 @@ WITHOUT_FILES = ("llama3_debug", "llama3_10m_laptop")
 PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.parametrize("name", RECIPES)
 def test_each_recipe_passes_config_check(in_tmp: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "check", name]) == 0
@@ -30,6 +31,7 @@ def test_each_recipe_passes_config_check(in_tmp: Path, name: str, capsys: pytest
     assert name not in WITHOUT_FILES or "note:" not in shown
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_copy_of_each_recipe_has_the_same_config(in_tmp: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipe", "copy", name, "my.toml"]) == 0

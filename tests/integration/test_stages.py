@@ -169,6 +169,7 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_in_a_stage_is_one_clear_error(in_tmp: Path, name: str) -> None:
     old, new, says = MISTAKES[name]

@@ -35,6 +35,7 @@ def run(in_tmp: Path) -> Path:
     return in_tmp / "run"
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("name", [*FILES, "previous"])
 def test_a_link_is_not_followed(run: Path, command: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:

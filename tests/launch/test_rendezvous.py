@@ -52,6 +52,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TITAN_JOB_KEY", KEY.decode())
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [

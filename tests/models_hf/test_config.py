@@ -88,6 +88,7 @@ TWICE: dict[str, tuple[str, dict[str, Any]]] = {
 """Keys that a file states in two ways, or beside others that change their meaning."""
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("case", TWICE)
 def test_a_key_with_two_homes_is_read_as_the_library_reads_it(case: str, tmp_path: Path) -> None:
     family, keys = TWICE[case]

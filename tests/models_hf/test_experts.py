@@ -85,6 +85,7 @@ class Kernel(GroupedLinear):
 
 
 # An activation that clamps has no gradient at NaN, which would hide that of the product after it: so a number, too.
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("product", [GroupedLinear(), Kernel(torch.nan), Kernel(0.5)], ids=["torch", "NaN", "number"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_no_expert_change_nothing_whatever_they_hold(kind: str, product: GroupedLinear) -> None:

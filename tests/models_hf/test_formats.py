@@ -33,6 +33,7 @@ def rebuilt(declared: ForeignTensor, files: dict[str, Tensor]) -> Tensor:
     return piece[list(declared.rows)]
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_are_those_of_saved_files(tmp_path: Path, family: str) -> None:
     from safetensors.torch import load_file

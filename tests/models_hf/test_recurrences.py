@@ -145,6 +145,7 @@ def on_ranks(seq: int, delta: bool, masked: bool, width: int) -> float:
         dist.destroy_process_group()
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize(
     ("ranks", "seq", "width"),
     [(2, 48, 4), pytest.param(4, 64, 4, marks=pytest.mark.full), pytest.param(2, 8, 5, marks=pytest.mark.full)],

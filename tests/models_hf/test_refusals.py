@@ -88,6 +88,7 @@ REFUSED: dict[str, tuple[HFArgs, str]] = {
 }
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(case: str) -> None:
     refused, why = REFUSED[case]

@@ -64,6 +64,7 @@ def test_bad_params_are_refused(case: str) -> None:
         meta_args(PARAMS["1B"] | COMMON | change)
 
 
+@pytest.mark.quick_rows(5)
 @pytest.mark.parametrize("value", ["x", 0, -1, 1.5, None, [1], {"a": 1}, True], ids=str)
 @pytest.mark.parametrize("key", ["hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size"])
 def test_a_config_with_wrong_types_is_refused(key: str, value: Any) -> None:

@@ -44,6 +44,7 @@ def distinct() -> dict[str, LlamaArgs]:
     }
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize("name", distinct())
 def test_the_table_equals_that_of_transformers_at_every_position(name: str) -> None:
     args = distinct()[name]
@@ -61,6 +62,7 @@ def test_bands_of_frequencies_must_be_in_order() -> None:
         RopeScaling(low_freq_factor=4.0)
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_is_read_and_written_as_transformers_reads_it(kind: str, tmp_path: Path) -> None:
     fewest = {"default": 78, "llama3": 60}.get(kind, 0)

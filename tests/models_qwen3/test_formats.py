@@ -114,6 +114,7 @@ def test_a_key_whose_default_is_no_other_size_is_required(key: str) -> None:
         hf_args(config)
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rotation_is_read_and_written_as_transformers_reads_it(kind: str, tmp_path: Path) -> None:
     base = {"model_type": "qwen3", **SIZES}

@@ -152,6 +152,7 @@ def expected_losses(model: Qwen3, ids: Tensor, weights: Tensor, documents: tuple
     return totals
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
 @pytest.mark.parametrize("documents", [(), (7, 2, 1, 7)], ids=["one document", "documents"])
 @pytest.mark.parametrize("name", MODELS)

@@ -134,6 +134,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("case", REFUSED)
 def test_settings_under_which_nothing_transfers_are_refused(in_tmp: Path, case: str) -> None:
     settings, message = REFUSED[case]

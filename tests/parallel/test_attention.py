@@ -177,6 +177,7 @@ WITH_OPTIONS = {
 }
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize(
     "case",
     rows(

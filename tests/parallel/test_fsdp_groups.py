@@ -34,6 +34,7 @@ def two_ranks() -> Iterator[None]:
         yield
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.usefixtures("two_ranks")
 @pytest.mark.parametrize(
     ("overrides", "gathers", "again"),

@@ -96,6 +96,7 @@ def test_a_steps_sequences_are_its_microbatches() -> None:
     assert plan({DEGREE: 2, MICROBATCH: 2}, world_size=4).microbatches == 4
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -81,6 +81,7 @@ class Mixer(CausalAttention):
         return self.dropout(super().forward(q, k, v, documents))
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize(
     ("change", "message"),
     [

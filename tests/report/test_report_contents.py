@@ -118,6 +118,7 @@ def test_differences_of_configs_and_versions(tmp_path: Path) -> None:
     assert "All keys have the same values." in same
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize(
     ("file", "line", "flaw"),
     [

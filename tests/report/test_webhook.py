@@ -166,6 +166,7 @@ def test_the_url_is_a_secret(
     assert "s3cret" not in shown.out + shown.err + caplog.text
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize(
     "url",
     ["file:///etc/s3cret", "ftp://host/s3cret", "host/s3cret", "http://", "https://host:x/s3cret", "http://host/s3 cret"],
