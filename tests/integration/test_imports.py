@@ -77,9 +77,8 @@ def test_files_of_the_contract_import_files_and_never_its_front() -> None:
     assert [(file, module) for file, module in nodes if module in fronts] == []
 
 
-@pytest.mark.parametrize("name", sorted(importable_names()))
-def test_each_name_can_be_imported(name: str) -> None:
-    assert getattr(titan_core.api, name) is not None
+def test_each_name_can_be_imported() -> None:
+    assert [name for name in importable_names() if getattr(titan_core.api, name) is None] == []
 
 
 def test_an_unknown_name_is_an_error() -> None:

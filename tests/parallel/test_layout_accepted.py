@@ -27,6 +27,7 @@ from harness.small_gpt import LAYOUT
 from titan_core.api import Dropout, ModelLayout, Normal
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
 def test_a_model_without_mistakes_passes(mesh: dict[str, object]) -> None:
     require(job_on(mesh))
@@ -34,6 +35,7 @@ def test_a_model_without_mistakes_passes(mesh: dict[str, object]) -> None:
     require(job_on(mesh, mixed_of(lambda x: x * (torch.rand([]) >= 0.0))))  # a draw without effect
 
 
+@pytest.mark.quick_rows(3)
 @pytest.mark.parametrize(
     ("mesh", "build", "layout"),
     [
@@ -62,6 +64,7 @@ def test_parameters_tied_within_a_block_pass(mesh: dict[str, object]) -> None:
     require(job)
 
 
+@pytest.mark.quick_rows(4)
 @pytest.mark.parametrize(
     ("mesh", "tied"),
     [
@@ -75,6 +78,7 @@ def test_a_decoder_passes(mesh: dict[str, object], tied: bool) -> None:
     require(make_job("tiny", overrides, 1 if mesh in (ONE, DOCUMENTS) else 2))
 
 
+@pytest.mark.quick_rows(2)
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
 def test_the_example_model_passes(mesh: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     example = Path(__file__).parents[2] / "examples" / "titan-model-tinygpt" / "src"

@@ -178,6 +178,7 @@ DAMAGES = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick_rows(16)
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name)
 def test_damage_is_refused(damage: Damage) -> None:
     with pytest.raises(UserError, match=damage.message) as caught:
