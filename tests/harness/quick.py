@@ -1,5 +1,5 @@
 """Marks tests that the quick run leaves to the full one: rows of tables beside the few that show each kind (``full``, or, in
-large tables that name the rows of the full run too, ``long``), and the tests that ``tests/slow.txt`` lists (``full`` and ``slow``).
+large tables that name the rows of the full run too, ``long``), and those of ``tests/slow.txt`` (``full`` and ``slow``).
 
 Each test marked ``full`` is in one of twelve parts too, which ``-m "part(number=3)"`` selects: pytest-split divides only all
 selected tests, and a second run for them would collect everything twice.
