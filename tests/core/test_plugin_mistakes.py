@@ -29,6 +29,7 @@ from titan_core.api import (
     hookimpl,
 )
 from titan_core.api.parallel.model_part import require_scalar
+from titan_core.cli import main as command_line
 from titan_core.data.buffered_shuffle import BufferedShuffle
 from titan_core.data.witness import ShardName, WitnessedShard
 from titan_core.model.part_guard import PartGuard
@@ -270,6 +271,30 @@ def test_an_error_that_passes_through_a_plugins_wrapper_is_not_its_fault(
     with pytest.raises(KeyError, match="mine") as caught:
         lifecycle.step_start(1)
     assert named(caught.value, registry) is caught.value and isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_command_names_the_plugin_that_failed_and_may_exit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "".join(
+        f"def {name}(invocation): {body}\n"
+        for name, body in {"fails": "raise KeyError('x')", "exits": "raise SystemExit(3)"}.items()
+    )
+    names = ("fails", "exits", "nothing", "absent")
+    commands = ", ".join(f"Command(name='{name}', summary='', run=Ref('odd:{name}'))" for name in names)
+    hook = f"@hookimpl\ndef titan_commands(): return [{commands}]\n"
+    registry = registry_with(tmp_path, source + hook, monkeypatch)
+    monkeypatch.setattr(command_line.Components, "from_installed", lambda: registry)
+    with pytest.raises(SystemExit):
+        command_line.main(["exits"])
+    failures = {
+        "fails": ": fails (odd, line ",
+        "nothing": ": command 'nothing': run returned None; it must return the exit status",
+        "absent": ": command 'absent': run = 'odd:absent': 'odd' has no attribute 'absent'",
+    }
+    for name, message in failures.items():
+        assert command_line.main([name]) == (1 if name == "fails" else 2)
+        assert f"titan: error: plugin 'odd' (odd 1.0){message}" in capsys.readouterr().err
 
 
 def test_an_error_of_the_core_names_no_plugin() -> None:

@@ -108,7 +108,7 @@ def _guarded_fields(
     guarded: dict[str, Any] = {}
     for field in fields(holder):
         value = getattr(holder, field.name)
-        if isinstance(value, Ref) and field.name != "run":  # the command line names who raised in a command
+        if isinstance(value, Ref):
             guarded[field.name] = replace(value, origin=origin, purpose=f"{prefix}{field.name}")
         elif field.type in GROUPS:
             guarded[field.name] = replace(value, **_guarded_fields(value, origin, f"{field.name}."))

@@ -22,8 +22,8 @@ from titan_core.toolkit.open_files import is_too_many_files, too_many_files
 
 T = TypeVar("T")
 
-OF_CONTRACT: Final = {"find_model": OSError, "to_args": ValueError, "accepts": TypeError}
-"""Function -> exception by which it says something to its caller."""
+OF_CONTRACT: Final = {"find_model": OSError, "to_args": ValueError, "accepts": TypeError, "run": BaseException}
+"""Function -> exception by which it says something to its caller. The command line names who raised in a command."""
 
 
 def is_plugins_fault(error: BaseException) -> bool:
