@@ -19,15 +19,21 @@ ORDERED = "tests/core/test_orders.py"
 
 LOADER, MADE, TOKENS, SHARDS = "core/data/loader.py", "core/data/batches.py", "core/data/tokens.py", "core/data/shards.py"
 BEST_FIT = "core/data/best_fit.py"
+CHECK, CHECKED = "core/toolkit/stream_check.py", "tests/core/test_stream_check.py"
 PERMUTED, ORDERS = "core/api/data/permutation.py", "core/api/data/orders.py"
 SHUFFLED, BUFFERED, MIXTURE = "core/api/data/shuffled.py", "core/data/buffered_shuffle.py", "core/data/shards.py"
 
 MUTANTS = (
     Mutant("other-shuffle-buffers-accepted", "core/data/streams.py", '        "data.shuffle_buffer": spec.shuffle_buffer,\n', "", (IDENTITY,)),
     Mutant("first-fit", BEST_FIT, "at = bisect_left(free, (sizes[number], -1))", "at = next((at for at, (left, _) in enumerate(sorted(free, key=lambda one: one[1])) if left >= sizes[number]), len(free))", (PACKING,)),
-    Mutant("blocks-begin-where-the-last-did", BEST_FIT, "self._next = PackedBlock(self._epoch, self._shard.state_dict())", "self._next = PackedBlock(self._epoch, self._document_state)", (PACKING,)),
-    Mutant("an-epoch-of-the-shards-end-is-empty", BEST_FIT, "self._tokens_read = int(state", "self._tokens_read = 0 * int(state", (PACKING,)),
-    Mutant("blocks-of-other-documents-accepted", BEST_FIT, "if not accepted and restored[\"digest\"]", "if False and restored[\"digest\"]", (PACKING,)),
+    Mutant("blocks-begin-at-their-last-document", BEST_FIT, "            if not block.documents:\n", "            if True:\n", (PACKING,)),
+    Mutant("the-end-of-other-data-is-an-empty-shard", TOKENS, 'self._tokens_read = state["records"]', "self._tokens_read = 0", (CHECKED,)),
+    Mutant("blocks-of-other-documents-accepted", BEST_FIT, 'if restored["digest"] not in', "if False and restored not in", (PACKING,)),
+    Mutant("positions-of-other-documents-accepted", TOKENS, 'if state["digest"] not in', "if False and state not in", (CHECKED,)),
+    Mutant("other-tokens-accepted", TOKENS, "{self._records} {self._digest()} ", "{self._records} ", (CHECKED,)),
+    Mutant("one-document-is-read-again", CHECK, "DIFFERENT: Final = 3", "DIFFERENT: Final = 1", (CHECKED,)),
+    Mutant("retries-unchecked", CHECK, "if digest not in (None, self.digest):", "if False:", (CHECKED,)),
+    Mutant("shuffled-blocks-unchecked", CHECK, "{getattr(shard, 'block_digest', 0)}", "0", (CHECKED,)),
     Mutant("other-packings-accepted", "core/data/streams.py", "if spec.packing_window else None", "if False else None", (PACKING,)),
     Mutant("cut-documents-uncounted", TOKENS, "self.cut += len(piece) < len(self._document)", "self.cut += len(piece) > len(self._document)", (PACKING,)),
     Mutant("other-weights-accepted", "core/data/streams.py", '            f"dataset.{number}.weight": dataset.weight,\n', "", (IDENTITY,)),

@@ -181,10 +181,10 @@ def test_other_data_than_was_packed_is_refused() -> None:
     close([loader])
     other_order = replace(made, datasets=(letters(LENGTHS, seed=1),))
     short = replace(made, datasets=(letters("5"),), on_end="once")
-    for changed, why in ((other_order, "are not those that were packed together"), (short, "but 3 of them were used")):
+    for changed in (other_order, short):
         (other,) = loaders_of(changed)
         other.load_state_dict({**state, "stream_of": other.state_dict()["stream_of"]})
-        with pytest.raises(UserError, match=f"the stream stands elsewhere .*{why}"):
+        with pytest.raises(UserError, match="data position mismatch"):
             global_batch([other])
         close([other])
     (accepting,) = loaders_of(other_order)

@@ -57,7 +57,7 @@ def read(spec: StreamSpec, steps: int, state: State | None, found: Tokens) -> St
         for row, (tokens, lengths, dataset) in enumerate(zip(rows.tokens, rows.lengths, rows.datasets, strict=True)):
             found[spec.datasets[dataset].name, row // per_shard] += tokens[: sum(lengths)].tolist()
     positions = group.positions()
-    return {"stream_of": loader._stream, "shards": json.loads(json.dumps(positions, default=lambda late: late.get()))}
+    return {"stream_of": loader._stream, "shards": json.loads(json.dumps(positions))}
 
 
 A, B, C = source("a"), source("b", seed=1), source("c", seed=2)

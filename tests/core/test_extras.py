@@ -15,9 +15,9 @@ from harness.loaders import close, loaders_of, merged, plan
 from harness.tagged import FIELDS, Tagged
 from titan_core.api import Batch, DatasetContext, ExtraField, Objective, Problem, Ref, UserError, WeightedTokens
 from titan_core.api.data.dataset import DatasetSpec, StreamSpec
-from titan_core.data.witness import digest_of
 from titan_core.job.data_plan import check_extras
 from titan_core.plugins.guard import Origin
+from titan_core.toolkit.stream_check import digest_of
 
 ORIGIN = Origin("odd", "titan-odd", "1.2", "dataset 'odd'")
 

@@ -31,13 +31,13 @@ from titan_core.api import (
 from titan_core.api.parallel.model_part import require_scalar
 from titan_core.cli import main as command_line
 from titan_core.data.buffered_shuffle import BufferedShuffle
-from titan_core.data.witness import ShardName, WitnessedShard
 from titan_core.model.part_guard import PartGuard
 from titan_core.plugins.guard import named
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.errors import Interrupted, PluginFailure
-from titan_core.toolkit.reading import DocumentReader, ReadPolicy, require_document
+from titan_core.toolkit.reading import DocumentReader, ReadPolicy
+from titan_core.toolkit.stream_check import require_document
 
 
 class Odd(BaseException):
@@ -177,9 +177,11 @@ def test_neither_none_nor_a_failing_position_ends_the_data() -> None:
     with pytest.raises(TypeError, match="None is no document"):
         reader.next(shard)
     with pytest.raises(TypeError, match="None is no document"):
-        next(BufferedShuffle(WitnessedShard(Shard(), ShardName("mine", 0, 1)), 3, (1,)))
+        next(BufferedShuffle(Shard(), 3, (1,)))
+    shuffled = BufferedShuffle(Shard(fails=True), 1, (1,))
+    assert next(shuffled) == "a"
     with pytest.raises(RuntimeError, match="state_dict raised StopIteration"):
-        next(BufferedShuffle(WitnessedShard(Shard(fails=True), ShardName("mine", 0, 1)), 3, (1,)))
+        next(shuffled)
 
 
 def part_with(**settings: Any) -> ModelPart:

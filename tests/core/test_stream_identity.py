@@ -23,7 +23,7 @@ def test_a_document_that_became_shorter_is_reported() -> None:
     (other,) = loaders_of(stream(letters("30,30"), plan=plan(1, global_size=1, shards=1)))
     state["shards"]["0"]["streams"][0]["used"] = 40
     other.load_state_dict(state)
-    with pytest.raises(UserError, match=r"stands elsewhere .* the document there has 32 tokens, but 40 of them were used"):
+    with pytest.raises(UserError, match="data position mismatch"):
         other.next_step()
     close([loader], [other])
 

@@ -12,7 +12,6 @@ from titan_core.api.data.dataset import StepRows, StreamSpec
 from titan_core.api.data.orders import NO_DOCUMENT, order_of
 from titan_core.data.shards import ShardGroup
 from titan_core.data.streams import open_sources
-from titan_core.data.witness import computed
 
 
 @pytest.mark.quick_rows(5)
@@ -75,7 +74,7 @@ def test_each_piece_is_the_noted_part_of_its_document(variant: str) -> None:
                 del tokens[: one.tokens]
                 epochs.add(one.document.epoch)
         if step in (3, 11, 12):
-            restored = traced(made, computed(rows.positions))
+            restored = traced(made, rows.positions)
     assert epochs >= {0, 1, 2}
 
 
@@ -85,4 +84,4 @@ def test_without_a_trace_nothing_is_noted() -> None:
     for _ in range(20):
         one, two = read(first), read(second)
         assert one.used == [] and two.used and (one.tokens == two.tokens).all()
-        assert computed(one.positions) == computed(two.positions)
+        assert one.positions == two.positions

@@ -13,7 +13,7 @@ from harness.quick import rows
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.replay import Replay
 from titan_core.data.streams import open_sources
-from titan_core.data.tracing import place_of
+from titan_core.toolkit.reading import place_of
 from titan_data.places import file_at, parse_place
 
 TINY: dict[str, object] = {

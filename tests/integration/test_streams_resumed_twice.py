@@ -74,7 +74,7 @@ def test_a_changed_stream_is_refused_before_a_step(gloo: GlooPool, tmp_path: Pat
     file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))  # one record lost
     (message,) = gloo.run(1, refused, str(tmp_path), settings)
     assert message.startswith("dataset 'hub', logical shard ")
-    assert "stands elsewhere" in message
+    assert "data position mismatch" in message
     allowed = {**settings, "checkpoint.allow_changed": '["dataset.hub.content"]'}
     (record,) = gloo.run(1, run_in, str(tmp_path), allowed)
     assert len(record.losses) == 5

@@ -18,11 +18,10 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.api import WeightedTokens
 from titan_core.api.data.dataset import ReadDocument, State, UsedTokens
 from titan_core.data.tokens import TokenStream
 from titan_core.data.window import Window
-from titan_core.data.witness import ACCEPTED, Late, Witness, computed, joined
+from titan_core.toolkit.stream_check import digest_of
 
 Piece = tuple[int, int, int]
 """A document's number in its block, and the range of its tokens."""
@@ -37,7 +36,7 @@ class PackedDocument:
     extras: Mapping[str, NDArray[Any]]
     parts: tuple[int, ...]
     whole: bool
-    witness: Witness
+    digest: int
     read: ReadDocument | None
     """What it is, if the stream is traced."""
 
@@ -47,8 +46,10 @@ class PackedBlock:
     """Successive documents of a logical shard, which are packed together."""
 
     epoch: int
-    """Where it begins."""
-    begin: State
+    begin: State = field(default_factory=dict)
+    """The last records up to its first document (:attr:`~titan_core.toolkit.stream_check.StreamCheck.position`)."""
+    records: int = 0
+    """Digest of these records."""
     documents: list[PackedDocument] = field(default_factory=list)
     tokens: int = 0
     sequences: list[list[Piece]] = field(default_factory=list)
@@ -57,6 +58,8 @@ class PackedBlock:
     """Length of these sequences."""
     earlier: list[list[int]] = field(default_factory=list)
     """Lengths of earlier sequences of the block, each with their number."""
+    digest: int = 0
+    """Digest of its documents and those before it."""
 
 
 def best_fit(sizes: Sequence[int], room: int) -> list[list[int]]:
@@ -88,9 +91,9 @@ class BestFitStream(TokenStream):
     sequences). Each block is packed by itself, and while its sequences are returned the next one is read, a share for each
     sequence.
 
-    The state is where the block begins, the number of its sequences that were returned and their length, and a digest of the
-    block. The block is read and packed again after a restore. Where the length changes within a block, what is left of it is
-    packed anew.
+    The state is that of the first document of the block, with the number of its sequences that were returned and their
+    length, and a digest of the block. The block is read and packed again after a restore. Where the length changes within a
+    block, what is left of it is packed anew.
     """
 
     def __init__(self, *arguments: Any, window: int, key: tuple[int, ...]) -> None:
@@ -105,7 +108,7 @@ class BestFitStream(TokenStream):
         self._restored: State | None = None  # until it is checked
         self._given, self._ended = 0, False
         super().__init__(*arguments)
-        self._next = PackedBlock(self._epoch, self._document_state)
+        self._next = PackedBlock(self._epoch)
 
     @property
     def epoch(self) -> int:
@@ -126,15 +129,10 @@ class BestFitStream(TokenStream):
 
     def load_state_dict(self, state: State) -> None:
         """See :class:`~titan_core.data.tokens.TokenStream`."""
-        state = computed(state)
-        self._start_epoch(state["epoch"])
-        # A block may begin where an epoch ends: that nothing is read there does not mean that the shard is empty.
-        self._tokens_read = int(state["document"] != computed(self._shard.state_dict()))
-        self._shard.load_state_dict(state["document"])
-        self._document_state, self._position = state["document"], state
+        self._restore(state)
         self._block, self._given, self._ended = None, 0, False
-        self._next = PackedBlock(state["epoch"], state["document"])
-        self._restored = state if state["used"] or state["digest"] is not None else None
+        self._next = PackedBlock(state["epoch"])
+        self._restored = state if state["length"] is not None else None
 
     def _begin_block(self, length: int) -> bool:
         """Make the next block the current one; return ``False`` if there is none.
@@ -147,28 +145,20 @@ class BestFitStream(TokenStream):
         used = 0 if restored is None else int(restored["used"])
         if restored is not None:
             block.earlier = list(restored["earlier"] or [])
-            if restored["length"] not in (None, length):
+            if restored["length"] != length:
                 block.earlier.append([int(restored["length"]), used])
         self._read_up_to(self._window, length)
         block.sequences, block.length = self._packed(block, length), length
-        accepted = restored is not None and restored["digest"] == ACCEPTED
+        block.digest = digest_of(f"{block.records} {[document.digest for document in block.documents]}")
         if block.documents:
             self._block, self._given = block, 0
-            self._next = PackedBlock(self._epoch, self._shard.state_dict())
-        if restored is None or (accepted and not block.documents):
-            return bool(block.documents)
-        if not block.documents:
-            raise self._displaced(restored, "the data ends before it")
-        anew = len(block.earlier) > len(restored["earlier"] or [])  # packed for another length, and not used yet
-        found = len(block.sequences)
-        if used > found and not (anew or accepted):
-            raise self._displaced(restored, f"the documents there fill {found} sequences, but {used} of them were used")
-        digest = computed(digest_of_block(block, used, restored["earlier"]))
-        if not accepted and restored["digest"] not in (None, digest):
-            why = f"the {len(block.documents)} documents there are not those that were packed together"
-            raise self._displaced(restored, why)
-        self._given = 0 if anew else min(used, found)
-        return True
+            self._next = PackedBlock(self._epoch)
+        if restored is not None:
+            if restored["digest"] not in (None, _digest_of(block, used, restored["earlier"])):
+                raise self._shard_name.mismatch(restored)
+            anew = len(block.earlier) > len(restored["earlier"] or [])  # packed for another length, and not used yet
+            self._given = 0 if anew else min(used, len(block.sequences))
+        return bool(block.documents)
 
     def _read_up_to(self, documents: int, length: int) -> None:
         """Read the next block until it has ``documents``, or is full."""
@@ -180,11 +170,11 @@ class BestFitStream(TokenStream):
                 continue
             if self._whole:
                 self._require_to_fit(length)
-            tokens, weights = self._document, self._weights
-            content = tokens if weights is None else WeightedTokens(tokens, weights, self._whole, self._parts, self._extras)
-            witness = Witness(content)
+            if not block.documents:
+                block.epoch, block.begin, block.records = self._epoch, self._begin, self._records
+            tokens, weights, digest = self._document, self._weights, self._digest()
             block.documents.append(
-                PackedDocument(tokens, weights, self._extras, self._parts, self._whole, witness, self._read)
+                PackedDocument(tokens, weights, self._extras, self._parts, self._whole, digest, self._read)
             )
             block.tokens += len(tokens)
             self._used = len(tokens)
@@ -232,18 +222,15 @@ class BestFitStream(TokenStream):
     def _position_now(self) -> State:
         block = self._block
         if block is None:
-            nothing = {"used": 0, "length": None, "earlier": None, "digest": None}
-            return {"epoch": self._epoch, "document": self._document_state, **nothing}
+            nothing = {"used": 0, "digest": None, "length": None, "earlier": None}
+            return {"epoch": self._epoch, **self._begin, **nothing}
         earlier = block.earlier or None
-        digest = digest_of_block(block, self._given, earlier)
-        used = {"used": self._given, "length": block.length, "earlier": earlier}
-        return {"epoch": block.epoch, "document": block.begin, **used, "digest": digest}
+        used = {"used": self._given, "digest": _digest_of(block, self._given, earlier)}
+        return {"epoch": block.epoch, **block.begin, **used, "length": block.length, "earlier": earlier}
 
 
-def digest_of_block(block: PackedBlock, used: int, earlier: Sequence[Sequence[int]] | None) -> Late[str]:
-    """Return a digest of ``block`` and of how much of it is used."""
-    position = f"{used}{list(earlier) if earlier else ''}".encode()
-    return Late(lambda: joined((*(document.witness.get() for document in block.documents), position)))
+def _digest_of(block: PackedBlock, used: int, earlier: Sequence[Sequence[int]] | None) -> str:
+    return f"{digest_of(f'{block.digest} {used} {earlier}'):08x}"
 
 
 def _merged(pieces: Sequence[Piece]) -> list[Piece]:

@@ -10,8 +10,8 @@ import numpy
 
 from titan_core.api import CorruptRecord, Document, DocumentShard, DocumentSource, ExcludedRecord
 from titan_core.api.data.dataset import DocumentPlace, State
-from titan_core.data.tracing import place_of
-from titan_core.data.witness import digest_of, joined
+from titan_core.toolkit.reading import place_of
+from titan_core.toolkit.stream_check import digest_of, position_of, require_document
 
 
 class BufferedShuffle:
@@ -30,7 +30,7 @@ class BufferedShuffle:
         self._begin = shard.state_dict()
         self._documents: list[Document | CorruptRecord | ExcludedRecord] | None = None
         self._returned = 0
-        self.block_digest = ""
+        self.block_digest = 0
         """Digest of the documents of the block that was read last, in the order in which they are returned. It shows after a
         restore that the block is the same: those that were returned already and those that were not."""
 
@@ -39,7 +39,7 @@ class BufferedShuffle:
 
     def __next__(self) -> Document:
         if self._at_end():
-            self._begin, self._documents, self._returned = self._shard.state_dict(), None, 0
+            self._begin, self._documents, self._returned = position_of(self._shard), None, 0
             self._block += 1
         if self._documents is None:
             self._documents = self._read_block()
@@ -60,17 +60,18 @@ class BufferedShuffle:
         places: list[DocumentPlace | None] = []
         while len(block) < self._size:
             try:
-                document: Document | CorruptRecord | ExcludedRecord | None = next(self._shard, None)
+                document: Document | CorruptRecord | ExcludedRecord = require_document(next(self._shard))
+            except StopIteration:
+                break
             except (CorruptRecord, ExcludedRecord) as error:
                 document = error  # raised in its turn
-            if document is None:
-                break
             block.append(document)
             if self._places is not None:
                 places.append(place_of(self._shard))
         order = numpy.random.default_rng([*self._key, self._block]).permutation(len(block))
         shuffled = [block[index] for index in order]
-        self.block_digest = joined(map(digest_of, shuffled))
+        digests = [0 if isinstance(one, CorruptRecord | ExcludedRecord) else digest_of(one) for one in shuffled]
+        self.block_digest = digest_of(f"{digests}")
         if self._places is not None:
             self._places = [places[index] for index in order]
         return shuffled
@@ -82,7 +83,7 @@ class BufferedShuffle:
     def state_dict(self) -> State:
         """See :class:`~titan_core.api.DocumentShard`."""
         if self._at_end():
-            return {"block": self._block + 1, "begin": self._shard.state_dict(), "given": 0}
+            return {"block": self._block + 1, "begin": position_of(self._shard), "given": 0}
         return {"block": self._block, "begin": self._begin, "given": self._returned}
 
     def load_state_dict(self, state: State) -> None:

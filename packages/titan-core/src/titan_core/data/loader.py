@@ -21,7 +21,6 @@ from titan_core.data.positions import checked_positions
 from titan_core.data.prefetch import Prefetch
 from titan_core.data.shards import ShardGroup
 from titan_core.data.streams import MIXTURE, AcceptedChange, changed_documents, stream_changes, stream_identity
-from titan_core.data.witness import computed, without_witness
 
 log = logging.getLogger(__name__)
 
@@ -88,9 +87,8 @@ class DataLoader:
         advance until :meth:`next_step` consumes the data."""
         if not self._peeked:
             if self._prefetch is None:
-                positions = computed(self._positions)
                 self._prefetch = Prefetch(
-                    self._spec, self._sources, self._tokenizer, self._indices, self._workers, self._ahead, positions
+                    self._spec, self._sources, self._tokenizer, self._indices, self._workers, self._ahead, self._positions
                 )
             parts = self._prefetch.next()
             self._peeked.append(self._step_of(parts) if parts is not None else None)
@@ -112,7 +110,7 @@ class DataLoader:
         stream that the positions belong to."""
         if self._positions is None:
             self._positions = ShardGroup(self._spec, self._sources, self._tokenizer, self._indices).positions()
-        return {"stream_of": self._stream, "shards": computed(self._positions)}
+        return {"stream_of": self._stream, "shards": self._positions}
 
     def refused_changes(self, state: State, allowed: Sequence[str] = ()) -> list[RefusedChange]:
         """Return the differences between this stream and that of ``state``, returned by :meth:`state_dict`.
@@ -141,14 +139,14 @@ class DataLoader:
             log.log(logging.INFO if chosen else logging.WARNING, "changed since the checkpoint: %s", change.text)
         self.close()
         # Check now, rather than fail in the thread or process that reads.
-        first = computed(ShardGroup(self._spec, self._sources, self._tokenizer, self._indices).positions())
+        first = ShardGroup(self._spec, self._sources, self._tokenizer, self._indices).positions()
         positions = checked_positions(state, first, self._stream)
         self._positions = {index: self._accepting(position, accepted, allowed) for index, position in positions.items()}
 
     def _accepting(self, position: State, accepted: Sequence[AcceptedChange], allowed: Sequence[str]) -> State:
-        """Return ``position`` without the witnesses of datasets whose documents may have changed."""
+        """Return ``position`` without the digests of datasets whose documents may have changed."""
         changed = changed_documents(self._spec, accepted, allowed)
-        streams = [without_witness(one) if number in changed else one for number, one in enumerate(position["streams"])]
+        streams = [{**one, "digest": None} if number in changed else one for number, one in enumerate(position["streams"])]
         return {**position, "streams": streams}
 
     @cached_property

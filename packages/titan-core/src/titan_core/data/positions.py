@@ -7,7 +7,6 @@ from typing import Any
 
 from titan_core.api.data.dataset import State
 from titan_core.data.streams import names_in
-from titan_core.data.witness import upgraded
 
 
 def checked_positions(saved: Mapping[str, Any], first: Mapping[str, State], identity: Mapping[str, Any]) -> dict[str, State]:
@@ -40,15 +39,18 @@ def _moved(position: Any, first: State, before: Sequence[str], now: Sequence[str
     idle = position.get("idle", {}) if isinstance(position, dict) else None
     if not isinstance(streams, list) or len(streams) != len(before) or not isinstance(idle, dict):
         return None
-    beginnings = dict(zip(now, first["streams"], strict=True))
-    if before == now:
-        position = {**position, "streams": [upgraded(one, beginnings[name]) for name, one in zip(now, streams, strict=True)]}
-    else:
-        known = {**idle, **dict(zip(before, streams, strict=True))}
-        found = [upgraded(known.pop(name, beginning), beginning) for name, beginning in beginnings.items()]
-        position = {**position, "streams": found, "idle": known}
+    known = {**idle, **dict(zip(before, streams, strict=True))}
+    found = [_repacked(known.pop(name, begin), begin) for name, begin in zip(now, first["streams"], strict=True)]
+    position = {**position, "streams": found, "idle": known}
     # As saved by versions whose global batch could not change.
     return {"first": 0, "global_size": first["global_size"], "idle": {}, **position}
+
+
+def _repacked(stream: Any, first: State) -> Any:
+    """Return the position in a dataset in the form of today's packing: the user may have accepted another one."""
+    if not isinstance(stream, dict) or stream.keys() ^ first.keys() != {"length", "earlier"}:
+        return stream
+    return {key: stream.get(key) for key in first}
 
 
 def _has_form_of(position: Any, first: Any, of_source: bool = False) -> bool:
@@ -58,11 +60,19 @@ def _has_form_of(position: Any, first: Any, of_source: bool = False) -> bool:
     if isinstance(first, dict):
         same = isinstance(position, dict) and (of_source or position.keys() == first.keys())
         same = same and (of_source or isinstance(position.get("digest"), str | None))
-        common = (key for key in first if same and key in position)
-        return same and all(_has_form_of(position[key], first[key], of_source or key == "from") for key in common)
+        common = [(key, position[key], first[key]) for key in first if same and key in position]
+        return same and all(
+            _has_form_of(saved, one, of_source or key == "begin" or (key == "document" and not _is_shuffled(saved, one)))
+            for key, saved, one in common
+        )
     if isinstance(first, list):
         same = isinstance(position, list) and (of_source or len(position) == len(first))
         return same and (of_source or all(map(_has_form_of, position, first)))
     if isinstance(first, int):
         return type(position) is type(first) and position >= 0
     return first is None or isinstance(position, type(first))
+
+
+def _is_shuffled(*states: Any) -> bool:
+    """Return whether one of ``states`` is of a :class:`~titan_core.data.buffered_shuffle.BufferedShuffle`."""
+    return any(isinstance(state, dict) and state.keys() == {"block", "begin", "given"} for state in states)

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from queue import SimpleQueue
@@ -16,7 +15,6 @@ from titan_core.api import DocumentSource, TextTokenizer, UserError
 from titan_core.api.data.dataset import State, StepRows, StreamSpec
 from titan_core.data.shards import ShardGroup
 from titan_core.data.streams import open_sources
-from titan_core.data.witness import computed
 from titan_core.toolkit.worker_process import ENDED, end_now, worker_processes
 
 Positions = dict[str, State]
@@ -129,8 +127,7 @@ def _open(spec: StreamSpec, indices: Sequence[int], positions: Positions | None)
 
 
 def _read() -> StepRows | None:
-    rows = _group.result().read()
-    return rows and replace(rows, positions=computed(rows.positions))
+    return _group.result().read()
 
 
 def _make_group(

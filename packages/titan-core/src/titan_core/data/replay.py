@@ -12,8 +12,7 @@ from titan_core.api.data.dataset import DocumentPlace, SavedPosition, State, Ste
 from titan_core.data.positions import checked_positions
 from titan_core.data.shards import ShardGroup
 from titan_core.data.streams import stream_changes, stream_identity
-from titan_core.data.tracing import place_of
-from titan_core.data.witness import computed
+from titan_core.toolkit.reading import place_of
 
 if TYPE_CHECKING:
     from titan_core.api import Batch
@@ -68,14 +67,14 @@ class Replay:
         # Streams that were restored, and not read since, have not read again the documents that they pack together.
         alone = [replace(one, weight=float(number == dataset)) for number, one in enumerate(self._spec.datasets)]
         ahead = ShardGroup(replace(self._spec, datasets=tuple(alone)), self._followed, self._tokenizer, shards)
-        ahead.load_positions(computed(group.positions()))
+        ahead.load_positions(group.positions())
         ahead.read()
         return max(epoch for epoch, _ in self._followed[dataset].newest.values())
 
     def position_after(self, step: int, after: SavedPosition | None = None) -> SavedPosition:
         """See :class:`~titan_core.api.data.dataset.DataReplay`."""
         positions = self._read_up_to(step, after).positions()
-        return SavedPosition(step, {"stream_of": self._stream, "shards": computed(positions)})
+        return SavedPosition(step, {"stream_of": self._stream, "shards": positions})
 
     def _read_up_to(self, step: int, after: SavedPosition | None) -> ShardGroup:
         group = self._group(range(self._spec.plan.logical_shards), after)
@@ -98,7 +97,7 @@ class Replay:
             UserError: the position is malformed, or the documents before it are not those that were read.
         """
         try:
-            positions = checked_positions(saved.state, computed(group.positions()), self._stream)
+            positions = checked_positions(saved.state, group.positions(), self._stream)
         except ValueError as error:
             where = f"the position in the data in the checkpoint of step {saved.step}"
             raise UserError.one(where, str(error), "verify the checkpoint (`titan checkpoint verify`)") from None

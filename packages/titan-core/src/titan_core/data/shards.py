@@ -18,7 +18,6 @@ from titan_core.data.buffered_shuffle import ShuffledStream
 from titan_core.data.extras import rows_of
 from titan_core.data.tokens import TokenStream
 from titan_core.data.window import Window
-from titan_core.data.witness import WitnessedSource
 from titan_core.toolkit.reading import DocumentReader
 
 
@@ -151,7 +150,7 @@ class ShardGroup:
             reader.stopped.set()
 
     def positions(self) -> dict[str, State]:
-        """Return the position of each logical shard after the last read, for :func:`~titan_core.data.witness.computed`."""
+        """Return the position of each logical shard after the last read."""
         return {str(index): shard.state_dict() for index, shard in self._shards.items()}
 
     def load_positions(self, positions: dict[str, State]) -> None:
@@ -204,13 +203,10 @@ def _weights(windows: Sequence[Window], shape: tuple[int, ...]) -> NDArray[Any] 
 
 
 def _shuffled(spec: StreamSpec, sources: Sequence[DocumentSource], traced: bool) -> list[DocumentSource]:
-    """Return ``sources``, which now check where they stand, with streams shuffled through a buffer, if configured. Other
-    sources already shuffle each epoch."""
+    """Return ``sources`` with streams shuffled through a buffer, if configured. Other sources already shuffle each epoch."""
     size, seed = spec.shuffle_buffer, spec.seed
-    witnessed = [WitnessedSource(source, dataset.name) for dataset, source in zip(spec.datasets, sources, strict=True)]
     return [
-        ShuffledStream(source, size, seed, traced) if size and source.num_documents is None else source
-        for source in witnessed
+        ShuffledStream(source, size, seed, traced) if size and source.num_documents is None else source for source in sources
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from titan_core.api.config.secrets import redact_text
 from titan_core.api.data.dataset import DatasetSpec, StreamSpec
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.api.plugins.errors import shown
-from titan_core.data.excluding import excluding_problems
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +212,29 @@ def open_sources(spec: StreamSpec) -> list[DocumentSource]:
         for dataset, source in zip(spec.datasets, sources, strict=True)
         if spec.shuffle != "documents" and f"{spec.shuffle}, version" not in (getattr(source, "order", None) or "")
     ]
-    problems += excluding_problems(zip(spec.datasets, sources, strict=True), spec.excluded)
+    problems += _excluding_problems(zip(spec.datasets, sources, strict=True), spec.excluded)
     if problems:
         raise UserError(*problems)
     return sources
+
+
+def _excluding_problems(
+    datasets: Iterable[tuple[DatasetSpec, DocumentSource]], excluded: Mapping[str, frozenset[int]]
+) -> list[Problem]:
+    """Return the reasons why documents cannot be passed over."""
+    problems = []
+    for dataset, source in datasets:
+        indices = excluded.get(dataset.name)
+        if not indices:
+            continue
+        where = f"data.exclude: dataset {dataset.name!r}"
+        if source.num_documents is None:
+            why = "is a stream, whose documents have no index"
+            problems.append(Problem(where, why, "use local files, or remove its lines"))
+        elif max(indices) >= source.num_documents:
+            why = f"has {source.num_documents:,} documents, and none of index {max(indices):,}"
+            problems.append(Problem(where, why, "name documents as `titan data step RUN N --json` prints them"))
+        elif not hasattr(source.shard(0, 1, 0), "place"):
+            why = "its plugin does not say which documents it returns (DocumentShard.place)"
+            problems.append(Problem(where, why, "remove its lines"))
+    return problems

@@ -13,12 +13,10 @@ from titan_core.api import Document, DocumentShard, DocumentSource, ExtraField, 
 from titan_core.api.data.dataset import OnEnd, ReadDocument, State, UsedTokens, encode_text
 from titan_core.api.data.tokenizer import token_ids
 from titan_core.api.plugins.ref import CodeOrigin
-from titan_core.data.buffered_shuffle import BufferedShuffle
 from titan_core.data.extras import checked_extras
-from titan_core.data.tracing import place_of
 from titan_core.data.window import Window
-from titan_core.data.witness import ACCEPTED, Late, ShardName, Witness, computed, joined
-from titan_core.toolkit.reading import DocumentReader
+from titan_core.toolkit.reading import DocumentReader, place_of
+from titan_core.toolkit.stream_check import ShardName, StreamCheck, digest_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -29,9 +27,9 @@ class TokenStream:
 
     Empty documents are skipped and counted; they would only teach a model that a begin may be followed by nothing.
 
-    The state is the position of the current document, the number of its tokens already used, and a digest of these tokens'
-    document. Tokens that are not used are tokenised again after a restore, so none is lost or repeated; that they belong to
-    the same document is checked by the digest.
+    The state is where the last records begin, their number, of which the last is the current document, the number of its
+    tokens already used, and a digest of all of these. They are read and tokenised again after a restore, so no token is lost
+    or repeated (:mod:`titan_core.toolkit.stream_check`).
     """
 
     def __init__(
@@ -122,38 +120,32 @@ class TokenStream:
         """Resume from a position that :meth:`state_dict` returned.
 
         Raises:
-            UserError: another document is there than when the position was saved.
+            UserError: other documents are there than when the position was saved.
         """
-        state = computed(state)
-        self._start_epoch(state["epoch"])
-        self._of_source("load_state_dict", self._shard.load_state_dict, state["document"])
-        self._document_state = state["document"]
-        self._position = state
-        if not state["used"] and state["digest"] is None:
+        self._restore(state)
+        if not state["records"]:
             return  # nothing has been read yet
-        accepted = state["digest"] == ACCEPTED
-        if not self._next_document(again=True):
-            if accepted:
-                return
-            raise self._displaced(state, "the data ends before it")
-        self._used = min(int(state["used"]), len(self._document)) if accepted else int(state["used"])
-        if self._used > len(self._document):
-            why = f"the document there has {len(self._document)} tokens, but {self._used} of them were used"
-            raise self._displaced(state, why)
-        if state["digest"] and computed(self._digest()) != state["digest"]:
-            why = f"the document there, of {len(self._document)} tokens, is not the one of which {self._used} were used"
-            raise self._displaced(state, why)
+        self._next_document(again=True)
+        self._used = min(int(state["used"]), len(self._document))
+        if state["digest"] not in (None, self._position_now()["digest"]):
+            raise self._shard_name.mismatch(state)
 
-    def _displaced(self, state: State, why: str) -> UserError:
-        return self._shard_name.displaced({**state["document"], "used": state["used"]}, why)
+    def _restore(self, state: State) -> None:
+        """Go to the last of the records of a position. Reads nothing."""
+        self._start_epoch(state["epoch"])
+        if state["records"]:
+            self._check = StreamCheck(self._shard_name, state["document"], state["records"] - 1)
+        self._tokens_read = state["records"]  # the shard is not empty, even if none are left in other data
+        self._position = state
 
     def _start_epoch(self, epoch: int) -> None:
         self._epoch = epoch
         self._shard: DocumentShard = self._of_source("shard", self._source.shard, self._index, self._count, epoch)
         self._tokens_read = self._empty = 0
-        self._document_state = self._of_source("state_dict", self._shard.state_dict)  # before the current document
+        self._check = StreamCheck(self._shard_name, self._of_source("state_dict", self._shard.state_dict))
+        self._begin, self._records = self._check.position, 0  # records up to the current document, and their digest
         self._document: NDArray[Any] = numpy.empty(0, numpy.uint32)
-        self._document_digest: Witness | None = None
+        self._content: int | None = None  # a digest of it
         self._read: ReadDocument | None = None  # the current document, if the stream is traced
         self._weights: NDArray[Any] | None = None
         self._extras: Mapping[str, NDArray[Any]] = {}
@@ -162,21 +154,19 @@ class TokenStream:
         self._used = 0
 
     def _position_now(self) -> State:
-        return {"epoch": self._epoch, "document": self._document_state, "used": self._used, "digest": self._digest()}
+        digest = None
+        if self._begin["records"]:
+            digest = f"{digest_of(f'{self._records} {self._digest()} {self._epoch} {self._used}'):08x}"
+        return {"epoch": self._epoch, **self._begin, "used": self._used, "digest": digest}
 
-    def _digest(self) -> Late[str] | None:
-        """Return a digest of the current document and of how much of it is used; ``None`` before the first document."""
-        if not len(self._document):
-            return None
-        if self._document_digest is None:  # once for a document that fills several windows
-            tokens, weights = self._document, self._weights
-            self._document_digest = Witness(
-                tokens if weights is None else WeightedTokens(tokens, weights, self._whole, self._parts, self._extras)
+    def _digest(self) -> int:
+        """Return a digest of the current document, as it is used."""
+        if self._content is None:  # once for a document that fills several windows
+            ids, weights = self._document, self._weights
+            self._content = digest_of(
+                ids if weights is None else WeightedTokens(ids, weights, self._whole, self._parts, self._extras)
             )
-        document = self._document_digest
-        block = self._shard.block_digest if isinstance(self._shard, BufferedShuffle) else ""
-        used = f"{block} {self._epoch} {self._used}".encode()
-        return Late(lambda: joined((document.get(), used)))
+        return self._content
 
     def _read_document(self) -> bool:
         """Read the next document with tokens, or begin the next epoch; return ``False`` if the data has ended."""
@@ -189,22 +179,21 @@ class TokenStream:
             again: whether it is the one that was in use when the position was saved, and stays even if it is excluded.
         """
         while True:
-            state = self._of_source("state_dict", self._shard.state_dict)
-            document = self._of_source("__next__", self._reader.next, self._shard)
+            document = self._of_source("__next__", self._reader.next, self._shard, self._check)
             if document is None:
                 return False
             if self._excluded and not again and (place := place_of(self._shard)) and place.index in self._excluded:
                 continue
-            tokens, weights, extras = self._tokens_of(document, state)
+            tokens, weights, extras = self._tokens_of(document)
             if len(tokens) and not numpy.array_equal(tokens, self._nothing):
                 break
             self._empty += 1
             self._reader.count_empty()
-        self._document, self._weights, self._extras, self._document_digest = tokens, weights, extras, None
+        self._document, self._weights, self._extras, self._content = tokens, weights, extras, None
         self._parts = document.parts if isinstance(document, WeightedTokens) else ()
         self._whole = self._alone or (isinstance(document, WeightedTokens) and document.whole)
         self._read = ReadDocument(self._epoch, place_of(self._shard), len(tokens)) if self._traced else None
-        self._document_state = state
+        self._begin, self._records = self._check.position, self._check.digest
         self._tokens_read += len(tokens)
         self._used = 0
         return True
@@ -216,11 +205,9 @@ class TokenStream:
         """
         if len(self._document) > length:
             why = f"has {len(self._document)} tokens and must not be cut, but a sequence has room for {length}"
-            raise UserError.one(self._place(self._document_state), why, "fix the plugin of the dataset, which returned it")
+            raise UserError.one(self._place(), why, "fix the plugin of the dataset, which returned it")
 
-    def _tokens_of(
-        self, document: Document, state: State
-    ) -> tuple[NDArray[Any], NDArray[Any] | None, Mapping[str, NDArray[Any]]]:
+    def _tokens_of(self, document: Document) -> tuple[NDArray[Any], NDArray[Any] | None, Mapping[str, NDArray[Any]]]:
         """Return the document's ids, their weights as targets, and its extra values.
 
         Raises:
@@ -242,9 +229,9 @@ class TokenStream:
         except ValueError as error:
             origin = self._origins[isinstance(document, str)]
             if origin is not None:
-                raise origin.failure(f"{self._place(state)}: {error}") from None
+                raise origin.failure(f"{self._place()}: {error}") from None
             fix = f"fix the plugin of the {'tokenizer' if isinstance(document, str) else 'dataset'}, which returned them"
-            raise UserError.one(self._place(state), str(error), fix) from None
+            raise UserError.one(self._place(), str(error), fix) from None
 
     def _of_source(self, what: str, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function of the source or its shard: what it raises names its plugin, in a worker process too."""
@@ -255,8 +242,8 @@ class TokenStream:
         origin = self._origins[1]
         return function(*arguments) if origin is None else origin.call(what, function, *arguments)
 
-    def _place(self, state: State) -> str:
-        return f"{self._shard_name}, document at {state}"
+    def _place(self) -> str:
+        return f"{self._shard_name}, document at {self._check.before}"
 
     def _begin_next_epoch(self) -> bool:
         if self._on_end == "once":

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Any, Final, cast
+from typing import Any
 
-from titan_core.api import CorruptRecord, Document, DocumentShard, ExcludedRecord, UserError, WeightedTokens
+from titan_core.api import CorruptRecord, Document, DocumentShard, ExcludedRecord, UserError
 from titan_core.api.data.dataset import (
     ALL_SPLITS as ALL_SPLITS,
     DataReplay as DataReplay,
     DatasetSpec as DatasetSpec,
+    DocumentPlace,
     FormatSpec as FormatSpec,
     ReadDocument as ReadDocument,
     ReadPolicy as ReadPolicy,
@@ -20,17 +21,23 @@ from titan_core.api.data.dataset import (
     StreamSpec as StreamSpec,
     UsedTokens as UsedTokens,
 )
-from titan_core.api.plugins.errors import shown
 from titan_core.toolkit.open_files import is_too_many_files
+from titan_core.toolkit.stream_check import ShardName, StreamCheck
 
 log = logging.getLogger(__name__)
 
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 _NETWORK_LIBRARIES = {"aiohttp", "httpcore", "httpx", "httpx2", "requests", "urllib3"}
 _MOST_LOGGED = 20
-_END: Final = object()
 LONGEST_WAIT = 3600.0
 """Maximum seconds between two retries."""
+
+
+def place_of(shard: DocumentShard) -> DocumentPlace | None:
+    """Return the place of the document that was read last from ``shard``; ``None`` if the shard does not know it."""
+    place: Any = getattr(shard, "place", None)
+    found: DocumentPlace | None = place() if place is not None else None
+    return found
 
 
 class DocumentReader:
@@ -47,18 +54,21 @@ class DocumentReader:
         self.stopped = threading.Event()
         """Set when the data is no longer needed."""
 
-    def next(self, shard: DocumentShard) -> Document | None:
+    def next(self, shard: DocumentShard, check: StreamCheck | None = None) -> Document | None:
         """Return the next document of ``shard``, or ``None`` at its end.
 
+        Args:
+            check: what was read from ``shard`` earlier, which is read again after an error.
+
         Raises:
-            UserError: a record is corrupt and must not be skipped, or the source remains unreadable.
+            UserError: a record is corrupt and must not be skipped, or the source remains unreadable or returns other records
+                than before the error.
         """
+        check = check or StreamCheck(ShardName(self._name, 0, 1), shard.state_dict())
         attempt = 0
         while True:
-            before = shard.state_dict()
             try:
-                document: Any = next(shard, _END)
-                return None if document is _END else require_document(document)
+                return check.read(shard)
             except CorruptRecord as error:
                 if self._policy.on_corrupt == "stop":
                     fix = f'{error.fix}, or skip such records: set data.on_corrupt = "skip"'
@@ -75,7 +85,7 @@ class DocumentReader:
                     raise
                 attempt += 1
                 self._wait(error, attempt)
-                shard.load_state_dict(before)
+                check.lose()
 
     def count_empty(self) -> None:
         """Count a document without tokens, and log the first, tenth, hundredth, ..."""
@@ -100,18 +110,6 @@ class DocumentReader:
         log.warning("dataset %r: %s; retrying in %.0f s (retry %d)", self._name, reason, seconds, attempt)
         if self.stopped.wait(seconds):
             raise error
-
-
-def require_document(document: Any) -> Document:
-    """Return ``document``.
-
-    Raises:
-        TypeError: it is none. ``None`` would pass for the end of the data.
-    """
-    # Sequences of ids are checked where they become tokens.
-    if isinstance(document, str | WeightedTokens | list | tuple) or hasattr(document, "dtype"):
-        return cast("Document", document)
-    raise TypeError(f"{shown(document)} is no document: a str, an array of token ids or WeightedTokens")
 
 
 def is_transient(error: Exception) -> bool:

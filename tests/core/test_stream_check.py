@@ -1,9 +1,9 @@
-"""A stream that does not stand where its state says is refused by name, whatever is at fault; or it is the stream of a run
+"""A stream that is not where its state says is refused by name, whatever is at fault; or it is the stream of a run
 that was not interrupted."""
 
 from __future__ import annotations
 
-import json
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,9 +26,9 @@ from harness.planted_sources import (
     Source,
 )
 from titan_core.api import CorruptRecord, Document, DocumentSource, ExcludedRecord, UserError, WeightedTokens
-from titan_core.data import witness
+from titan_core.data.byte_tokenizer import ByteTokenizer
 from titan_core.data.loader import DataLoader
-from titan_core.data.witness import ShardName, WitnessedShard, computed
+from titan_core.toolkit.stream_check import DIFFERENT, LONGEST, ShardName, StreamCheck, digest_of
 
 SHARDS, STEPS = 2, 40
 BLANKS = ["a page without text"] * 5
@@ -144,7 +144,7 @@ def test_a_stream_resumed_twice_is_refused_or_equal_to_an_uninterrupted_one(faul
     assert bool(found) == planted.refused
     for problem in found:
         assert problem.where.startswith("dataset 'letters', logical shard ")
-        assert "stands elsewhere" in problem.why
+        assert "data position mismatch" in problem.why
         assert 'add "dataset.letters.content" to checkpoint.allow_changed' in problem.fix
 
 
@@ -164,80 +164,75 @@ def test_a_record_edited_before_the_position_is_refused_if_the_stream_still_need
         else:
             assert [*expected[:8], *rest] in (expected, batches(Source(edited(at)), buffer, 12))
         close([first])
-    assert all("stands elsewhere" in text for text in refusals)
+    assert all("data position mismatch" in text for text in refusals)
+
+
+NAME = ShardName("copies", 0, 1)
 
 
 @pytest.mark.parametrize("copies", [1, 2, 5, 20, 40])
-@pytest.mark.parametrize("shift", [1, 2])
+@pytest.mark.parametrize("shift", [-2, -1, 1, 2])
 def test_copies_do_not_hide_a_shift(copies: int, shift: int) -> None:
-    texts = ["one", "two", "three", *["copy"] * copies, "four", "five"]
-    shard = WitnessedShard(Records(texts), ShardName("copies", 0, 1))
-    for read in range(1, len(texts)):
-        assert next(shard) == texts[read - 1]
-        state = json.loads(json.dumps(computed(shard.state_dict())))
-        for moved in (shift, -shift):
-            other = WitnessedShard(Records(texts), ShardName("copies", 0, 1))
-            wrong = max(state["from"]["next"] + moved, 0)
-            if wrong == state["from"]["next"]:
-                continue
-            other.load_state_dict({**state, "from": {"next": wrong}})
-            with pytest.raises(UserError, match=r"dataset 'copies', logical shard 0 of 1, position .* stands elsewhere"):
-                next(other)
+    texts = ["zero", "one", "two", *["copy"] * copies, "four", "five"]
+    shard, check = Records(texts), StreamCheck(NAME, {"next": 0})
+    for text in texts:
+        assert check.read(shard) == text
+        moved = check.position["document"]["next"] + shift
+        if moved >= 0:
+            other = StreamCheck(NAME, {"next": moved}, check.position["records"] - 1)
+            other.read(Records(texts))
+            assert other.digest != check.digest
 
 
-def test_a_witness_is_short_and_restored_with_its_position() -> None:
-    for texts in ([str(number) for number in range(300)], ["same"] * 300, ["a", "b"] * 150):
-        shard, name = WitnessedShard(Records(texts), ShardName("many", 0, 1)), ShardName("many", 0, 1)
+def test_a_check_is_short_and_restored_with_its_position() -> None:
+    for texts in ([f"{number}" for number in range(300)], ["same"] * 300, ["a", "b"] * 150, ["a", "b", "c", "c"] * 75):
+        shard, check = Records(texts), StreamCheck(NAME, {"next": 0})
         for read in range(1, 299):
-            next(shard)
-            state = computed(shard.state_dict())
-            assert state["documents"] <= (witness.LONGEST if len(set(texts)) < witness.DISTINCT else witness.DISTINCT)
-            assert len(json.dumps(state)) < 100
-            if read % 50 == 0:
-                other = WitnessedShard(Records(texts), name)
-                other.load_state_dict(json.loads(json.dumps(state)))
-                assert other.state_dict() == state  # saved again before anything was read
-                assert next(other) == texts[read]
-                after = WitnessedShard(Records(texts), name)
-                after.load_state_dict(state)
-                next(after)
-                assert computed(after.state_dict()) == computed(other.state_dict())
+            check.read(shard)
+            begin, records = check.position["document"], check.position["records"]
+            assert begin["next"] + records == read
+            assert records <= 2 * (LONGEST if len(set(texts)) < DIFFERENT else DIFFERENT + 1)
+            if read % 50 == 1:
+                again, other = Records(texts), StreamCheck(NAME, begin, records - 1)
+            assert other.read(again) == texts[read - 1]
+            assert (other.position, other.digest) == (check.position, check.digest)
 
 
-@pytest.mark.parametrize("ids", [False, True])
-def test_documents_are_hashed_when_a_position_is_saved(ids: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not while they are read, even if the source then writes the next one into the same array."""
-    hashed: list[Any] = []
-    of = witness.digest_of
-    monkeypatch.setattr(witness, "digest_of", lambda document: hashed.append(document) or of(document))
-
+def test_a_source_may_write_each_document_into_the_same_array() -> None:
     class Reused(Records):
         array = numpy.zeros(1, numpy.uint8)
 
         def __next__(self) -> Any:
-            self.array[0] = ord(super().__next__())
-            return self.array if ids else chr(self.array[0])
+            self.array[0] = super().__next__()
+            return self.array
 
-    shard = WitnessedShard(Reused(list("abcdefghijklmnopqrstuvwxyz")), ShardName("reused", 0, 1))
-    positions = [shard.state_dict() for _ in zip(range(20), shard, strict=False)]
-    assert hashed == []
-    assert computed(positions[9])["documents"] == 3
-    shown = [document if isinstance(document, str) else chr(document[0]) for document in hashed]
-    assert "".join(sorted(set(shown))) == "hij"
-    assert computed(positions[9]) == json.loads(json.dumps(computed(positions[9])))
+    numbers = list(range(20))
+    copied = Records([numpy.array([number], numpy.uint8) for number in numbers])
+    reused, first, second = Reused(numbers), StreamCheck(NAME, {"next": 0}), StreamCheck(NAME, {"next": 0})
+    for _ in numbers:
+        first.read(reused)
+        second.read(copied)
+        assert first.digest == second.digest
 
 
-def test_records_without_a_document_are_witnessed_and_reported_once() -> None:
+def test_records_without_a_document_are_read_again_and_reported_once() -> None:
     bad = {3: CorruptRecord("here", "corrupt"), 4: ExcludedRecord("here", "too long"), 9: CorruptRecord("there", "corrupt")}
-    files = [[bad.get(number, f"record {number} {number % 5 * 'x'}") for number in range(16)]]
-    expected = batches(Source(files), 0, 12)
+    source = Source([[bad.get(number, f"record {number} {number % 5 * 'x'}") for number in range(16)]])
+    whole = loader(source)
+    expected = [whole.next_step() for _ in range(12)]
     for stop in range(1, 10):
-        first = loader(Source(files))
+        first, other = loader(source), loader(source)
         for _ in range(stop):
-            global_batch([first])
-        rest, _ = resumed(Source(files), merged([first]), 0, 0, 2)
-        assert rest == expected[stop : stop + 2]
-        close([first])
+            before = first.next_step()
+        other.load_state_dict(merged([first]))
+        for step in range(stop, stop + 2):
+            found, asked = other.next_step(), expected[step]
+            assert before and found and asked
+            assert found.microbatches[0].tokens.equal(asked.microbatches[0].tokens)
+            assert before.corrupt + found.corrupt == asked.corrupt
+            assert before.empty + found.empty == asked.empty
+        close([first], [other])
+    close([whole])
 
 
 def test_a_shuffle_buffer_keeps_its_documents_when_a_record_is_excluded() -> None:
@@ -260,8 +255,8 @@ def test_a_source_that_loses_its_place_at_a_retry_is_refused() -> None:
             return super().__next__()
 
     broken = loader(Source(FILES, Unreliable))
-    with pytest.raises(UserError, match=r"dataset 'letters', logical shard . of 2, position .* stands elsewhere"):
-        list(iter(lambda: global_batch([broken]), None))
+    with pytest.raises(UserError, match=r"dataset 'letters', logical shard . of 2, position .* data position mismatch"):
+        list(itertools.takewhile(bool, (global_batch([broken]) for _ in range(STEPS))))
     close([broken])
 
 
@@ -271,7 +266,7 @@ def test_the_user_may_accept_other_documents() -> None:
         for _ in range(9):
             global_batch([first])
         state = merged([first])
-        for files in (FILES[::-1], [[text[:2] for text in file] for file in FILES]):
+        for files in (FILES[::-1], [[text[:2] for text in file] for file in FILES], [FILES[0][:4]]):
             other = loader(Source(files), buffer)
             other.load_state_dict(state, ["dataset.letters.content"])
             assert [global_batch([other]) for _ in range(3)].count(None) == 0
@@ -279,90 +274,85 @@ def test_the_user_may_accept_other_documents() -> None:
         close([first])
 
 
-def test_positions_saved_before_there_were_witnesses_are_accepted() -> None:
-    for buffer in (0, 6):
-        expected = batches(Source(FILES), buffer, 12)
-        first = loader(Source(FILES), buffer)
-        for _ in range(7):
-            global_batch([first])
-        state = merged([first])
-        for shard in state["shards"].values():
-            for one in shard["streams"]:
-                del one["digest"]
-                one["document"] = old_form(one["document"])
-        rest, _ = resumed(Source(FILES), state, buffer, 0, 5)
-        assert rest == expected[7:12]
-        close([first])
-
-
-def old_form(document: Any) -> Any:
-    """Return the position of a document as it was saved before."""
-    if "begin" in document:
-        return {"block": document["block"], "begin": after(document["begin"]), "given": document["given"]}
-    return after(document)
-
-
-def after(position: Any) -> Any:
-    return {"next": position["from"]["next"] + position["documents"]}
-
-
-@pytest.mark.parametrize("damage", [{"documents": -1}, {"documents": "2"}, {"from": 3}, None])
-def test_damaged_witnesses_are_refused(damage: Any) -> None:
-    first = loader(Source(FILES))
-    global_batch([first])
-    state = merged([first])
-    of_stream = state["shards"]["0"]["streams"][0]
-    of_stream["document"] = {**of_stream["document"], **damage} if damage else {"from": {"next": 0}}
-    other = loader(Source(FILES))
-    with pytest.raises(ValueError, match=r"logical shard 0 has no valid position"):
-        other.load_state_dict(state)
-    close([first], [other])
-
-
-@pytest.mark.parametrize("damage", [{}, [], 0, False, 3], ids=repr)
-@pytest.mark.parametrize("of_document", [True, False])
+@pytest.mark.parametrize("buffer", [0, 6])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"records": -1},
+        {"records": "2"},
+        {"document": 3},
+        {"used": None},
+        *({"digest": digest} for digest in ({}, [], 0, False, 3)),
+    ],
+    ids=repr,
+)
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_digest_of_another_type_is_damage(damage: Any, of_document: bool, begun: bool) -> None:
-    """Which is found before anything is read, so that an older checkpoint is restored."""
-    first, other = loader(Source(FILES)), loader(Source(FILES))
+def test_a_damaged_position_is_found_before_anything_is_read(damage: dict[str, Any], begun: bool, buffer: int) -> None:
+    """So that an older checkpoint is restored."""
+    first, other = loader(Source(FILES), buffer), loader(Source(FILES), buffer)
     if begun:
         global_batch([first])
     state = merged([first])
     of_stream = state["shards"]["0"]["streams"][0]
-    assert bool(of_stream["digest"]) is bool(of_stream["document"]["digest"]) is begun
-    (of_stream["document"] if of_document else of_stream)["digest"] = damage
-    try:
+    assert bool(of_stream["digest"]) is begun
+    of_stream.update(damage)
+    with pytest.raises(ValueError, match="logical shard 0 has no valid position"):
+        other.load_state_dict(state)
+    close([first], [other])
+
+
+def test_a_position_in_another_order_of_a_stream_is_damaged() -> None:
+    states = []
+    for buffer in (0, 6):
+        first = loader(Source(FILES), buffer)
+        global_batch([first])
+        states.append(merged([first]))
+        close([first])
+    for buffer, state in zip((6, 0), states, strict=True):
+        other = loader(Source(FILES), buffer)
         with pytest.raises(ValueError, match="logical shard 0 has no valid position"):
-            other.load_state_dict(state)
-    finally:
-        close([first], [other])
+            other.load_state_dict(state, ["data.shuffle_buffer"])
+        close([other])
 
 
-@pytest.mark.parametrize("of_document", [True, False])
-def test_another_digest_is_refused_where_its_documents_are_read(of_document: bool) -> None:
+@pytest.mark.parametrize("damage", [{"digest": "0"}, {"used": 0}, {"records": 2}, {"epoch": 1}], ids=repr)
+def test_another_position_is_refused_where_its_documents_are_read(damage: dict[str, Any]) -> None:
     first, other = loader(Source(FILES)), loader(Source(FILES))
-    global_batch([first])
+    for _ in range(5):
+        global_batch([first])
     state = merged([first])
-    of_stream = state["shards"]["0"]["streams"][0]
-    (of_stream["document"] if of_document else of_stream)["digest"] = "0"
+    state["shards"]["0"]["streams"][0].update(damage)
     other.load_state_dict(state)
-    try:
-        with pytest.raises(UserError, match="logical shard 0"):
-            global_batch([other])
-    finally:
-        close([first], [other])
-
-
-def test_an_offset_inside_a_document_is_part_of_its_witness() -> None:
-    first = loader(Source(FILES))
-    global_batch([first])
-    state = merged([first])
-    state["shards"]["0"]["streams"][0]["used"] -= 1
-    other = loader(Source(FILES))
-    other.load_state_dict(state)
-    with pytest.raises(UserError, match=r"logical shard 0 of 2, .* is not the one of which [0-9]+ were used"):
+    with pytest.raises(UserError, match=r"logical shard 0 of 2, position .*data position mismatch"):
         global_batch([other])
     close([first], [other])
+
+
+class OtherTokenizer(ByteTokenizer):
+    """With the fingerprint of another one."""
+
+    def fingerprint(self) -> str:
+        return BYTE.fingerprint()
+
+    def encode_document(self, text: str) -> Any:
+        ids = numpy.array(super().encode_document(text))
+        return numpy.where(ids == ord("e"), ord("E"), ids)
+
+
+def test_other_tokens_are_refused() -> None:
+    refused = 0
+    for stop in range(1, 12):
+        first = loader(Source(FILES))
+        for _ in range(stop):
+            global_batch([first])
+        other = DataLoader(first._spec, [Source(FILES)], OtherTokenizer(), 0, ahead=0)
+        other.load_state_dict(merged([first]))
+        try:
+            global_batch([other])
+        except UserError as error:
+            refused += "data position mismatch" in str(error)
+        close([first], [other])
+    assert refused > 5
 
 
 def test_worker_processes_refuse_too() -> None:
@@ -371,17 +361,17 @@ def test_worker_processes_refuse_too() -> None:
     for _ in range(5):
         global_batch(first)
     state = merged(first)
-    state["shards"]["3"]["streams"][0]["document"]["from"]["next"] += 1
+    state["shards"]["3"]["streams"][0]["document"]["next"] += 1
     other[0].load_state_dict(state)
-    with pytest.raises(UserError, match=r"dataset 'letters', logical shard 3 of 8, position .* stands elsewhere"):
+    with pytest.raises(UserError, match=r"dataset 'letters', logical shard 3 of 8, position .* data position mismatch"):
         global_batch(other)
     close(first, other)
 
 
-def test_tokens_and_their_weights_are_witnessed() -> None:
-    def of(ids: list[int], weights: list[float], whole: bool = False) -> bytes:
-        return witness.digest_of(WeightedTokens(numpy.array(ids), numpy.array(weights), whole))
+def test_tokens_and_their_weights_have_a_digest() -> None:
+    def of(ids: list[int], weights: list[float], whole: bool = False) -> int:
+        return digest_of(WeightedTokens(numpy.array(ids), numpy.array(weights), whole))
 
     digests = [of([1, 2], [0, 1]), of([1, 3], [0, 1]), of([1, 2], [1, 1]), of([1, 2], [0, 1], True)]
-    digests += [witness.digest_of(text) for text in ("", "a", "\ud83d", numpy.array([97]), numpy.array([], numpy.uint32))]
-    assert len(set(digests[:-1])) == len(digests) - 1
+    digests += [digest_of(text) for text in ("a", "\ud83d", numpy.array([97]), numpy.array([], numpy.uint32))]
+    assert len(set(digests)) == len(digests)
