@@ -62,7 +62,7 @@ def test_a_recipe_that_is_not_a_file(recipe: str, in_tmp: Path, capsys: pytest.C
 
 
 OVERRIDES = [
-    "model.args.dim=1000000000000", "model.args.n_layers=1000000", "model.args.vocab_size=1000000000000",
+    "model.args.dim=1000000000", "model.args.n_layers=1000000", "model.args.vocab_size=1000000000000",
     "model.args.max_seq_len=1000000000000", "data.prefetch=1000000000", "data.num_workers=1000000",
     "data.logical_shards=1000000000000", "data.shuffle_buffer=1000000000000", "data.retries=1000000",
     "data.retry_seconds=1e12", "training.steps=1e30", "training.seq_len=1000000000000",

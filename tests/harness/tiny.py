@@ -25,6 +25,7 @@ from titan_core.api import (
     Rule,
     Shard,
     Share,
+    Size,
     causal_attention,
 )
 
@@ -34,17 +35,17 @@ class TinyArgs(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dim: PositiveInt = 128
+    dim: Size = 128
     """Width of the hidden states."""
     n_layers: Layers = Field(default=6, gt=0)
     """Number of transformer blocks."""
-    n_heads: PositiveInt = 8
+    n_heads: Size = 8
     """Number of query heads."""
-    n_kv_heads: PositiveInt = 4
+    n_kv_heads: Size = 4
     """Number of key and value heads."""
-    ffn_dim: PositiveInt = 384
+    ffn_dim: Size = 384
     """Width inside the feed-forward layer."""
-    vocab_size: PositiveInt = 288
+    vocab_size: Size = 288
     """Number of tokens in the vocabulary."""
     max_seq_len: PositiveInt = 2048
     """Longest context in tokens."""

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from titan_core.api import Layers, PositiveInt
+from titan_core.api import Layers, PositiveInt, Size
 
 
 class GPT2Args(BaseModel):
@@ -10,13 +10,13 @@ class GPT2Args(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dim: PositiveInt = 768
+    dim: Size = 768
     """Width of the hidden states."""
     n_layers: Layers = Field(default=12, gt=0)
     """Number of transformer blocks."""
-    n_heads: PositiveInt = 12
+    n_heads: Size = 12
     """Number of attention heads."""
-    vocab_size: PositiveInt = 50257
+    vocab_size: Size = 50257
     """Number of tokens in the vocabulary."""
     max_seq_len: PositiveInt = 1024
     """Longest context in tokens."""

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from titan_core.api import Layers, NonNegativeFloat, PositiveInt, Section
+from titan_core.api import Layers, NonNegativeFloat, PositiveInt, Section, Size
 
 
 class MoEArgs(BaseModel):
@@ -12,19 +12,19 @@ class MoEArgs(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dim: PositiveInt = 64
+    dim: Size = 64
     """Width of the hidden states."""
     n_layers: Layers = Field(default=2, gt=0)
     """Number of transformer blocks."""
-    n_heads: PositiveInt = 4
+    n_heads: Size = 4
     """Number of attention heads."""
-    n_experts: PositiveInt = 4
+    n_experts: Size = 4
     """Number of experts in each block."""
     top_k: PositiveInt = 2
     """Number of experts that each token passes through."""
-    expert_dim: PositiveInt = 96
+    expert_dim: Size = 96
     """Hidden features of an expert."""
-    vocab_size: PositiveInt = 288
+    vocab_size: Size = 288
     """Number of tokens in the vocabulary."""
     max_seq_len: PositiveInt = 512
     """Longest context in tokens."""

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from titan_core.api import Layers, PositiveInt
+from titan_core.api import Layers, PositiveInt, Size
 
 
 class TinyGPTArgs(BaseModel):
@@ -10,13 +10,13 @@ class TinyGPTArgs(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dim: PositiveInt = 96
+    dim: Size = 96
     """Width of the hidden states."""
     n_layers: Layers = Field(default=4, gt=0)
     """Number of transformer blocks."""
-    n_heads: PositiveInt = 4
+    n_heads: Size = 4
     """Number of attention heads."""
-    vocab_size: PositiveInt = 288
+    vocab_size: Size = 288
     """Number of tokens in the vocabulary."""
     max_seq_len: PositiveInt = 512
     """Longest context in tokens."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from titan_core.api import Epsilon, Layers, PositiveFloat, PositiveInt
+from titan_core.api import Epsilon, Layers, PositiveFloat, PositiveInt, Size
 from titan_core.api.config.numbers import LARGEST_FLOAT
 
 
@@ -40,17 +40,17 @@ class LlamaArgs(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dim: PositiveInt
+    dim: Size
     """Width of the hidden states."""
     n_layers: Layers = Field(gt=0)
     """Number of transformer blocks."""
-    n_heads: PositiveInt
+    n_heads: Size
     """Number of query heads."""
-    n_kv_heads: PositiveInt
+    n_kv_heads: Size
     """Number of key and value heads, each shared by n_heads / n_kv_heads query heads."""
-    ffn_dim: PositiveInt
+    ffn_dim: Size
     """Width inside the feed-forward layer."""
-    vocab_size: PositiveInt = 128_256
+    vocab_size: Size = 128_256
     """Number of tokens in the vocabulary."""
     max_seq_len: PositiveInt = 131_072
     """Longest context, in tokens."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from titan_core.api import Epsilon, Layers, PositiveInt
+from titan_core.api import Epsilon, Layers, PositiveInt, Size
 from titan_core.api.config.numbers import LARGEST_FLOAT
 
 
@@ -16,19 +16,19 @@ class Qwen3Args(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dim: PositiveInt
+    dim: Size
     """Width of the hidden states."""
     n_layers: Layers = Field(gt=0)
     """Number of transformer blocks."""
-    n_heads: PositiveInt
+    n_heads: Size
     """Number of query heads."""
-    n_kv_heads: PositiveInt
+    n_kv_heads: Size
     """Number of key and value heads, each shared by n_heads / n_kv_heads query heads."""
-    head_dim: PositiveInt = 128
+    head_dim: Size = 128
     """Width of a head. All heads together may be wider or narrower than the hidden states."""
-    ffn_dim: PositiveInt
+    ffn_dim: Size
     """Width inside the feed-forward layer."""
-    vocab_size: PositiveInt = 151_936
+    vocab_size: Size = 151_936
     """Number of tokens in the vocabulary."""
     max_seq_len: PositiveInt = 40_960
     """Longest context, in tokens."""

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from pydantic import Field, model_validator
 
-from titan_core.api import Layers, NonNegativeInt, PositiveFloat, PositiveInt
+from titan_core.api import Layers, NonNegativeInt, PositiveFloat, PositiveInt, Size
 from titan_models_qwen3.config import Qwen3Args
 
 
@@ -15,15 +15,15 @@ class Qwen3MoEArgs(Qwen3Args):
     """Arguments of a Qwen3 model with mixtures of experts. The router can also choose as DeepSeek-V3's does
     (arXiv 2412.19437, section 2.1.2)."""
 
-    ffn_dim: PositiveInt
+    ffn_dim: Size
     """Width inside the feed-forward layer of blocks without experts."""
     n_dense_layers: Layers = Field(default=0, ge=0)
     """Number of blocks without experts, the first ones."""
-    n_experts: PositiveInt = 128
+    n_experts: Size = 128
     """Number of experts that the router of a block chooses from."""
     experts_per_token: PositiveInt = 8
     """Number of experts that each token passes through."""
-    expert_dim: PositiveInt
+    expert_dim: Size
     """Width inside an expert."""
     n_shared_experts: NonNegativeInt = 0
     """Number of experts that all tokens pass through, in addition."""

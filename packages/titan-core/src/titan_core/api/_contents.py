@@ -19,7 +19,7 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "config.resolved": "Config",
         "config.paths": "AnyPath",
         "config.run_folder": "RunFolder",
-        "config.numbers": "PositiveInt NonNegativeInt PositiveFloat NonNegativeFloat Share Epsilon Ranks Layers",
+        "config.numbers": "PositiveInt NonNegativeInt PositiveFloat NonNegativeFloat Share Epsilon Ranks Layers Size",
     },
     "model": {
         "model.components": "Model",

@@ -11,7 +11,8 @@ A section is a class; a component names it as its ``config``, and receives an in
 * ``Config``: the resolved config: sections by class, values by key, and where each value was set
 * ``AnyPath``: a path on this machine
 * ``RunFolder``: a folder below the run's directory, which a fresh start moves away
-* ``PositiveInt``: a number of steps, tokens, features, ...
+* ``PositiveInt``: a number of steps, tokens, ...
+* ``Size``: a number of features, heads, experts or vocabulary entries
 * ``NonNegativeInt``: a whole number that may be 0
 * ``PositiveFloat``: a learning rate, a factor, ...
 * ``NonNegativeFloat``: a weight or a factor that may be 0
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         PositiveInt as PositiveInt,
         Ranks as Ranks,
         Share as Share,
+        Size as Size,
     )
     from titan_core.api.config.paths import AnyPath as AnyPath
     from titan_core.api.config.resolved import Config as Config

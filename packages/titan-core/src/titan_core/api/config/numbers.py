@@ -39,3 +39,5 @@ Ranks = Annotated[int, Field(le=MOST_RANKS)]
 """Number of ranks, or degree of parallelism."""
 Layers = Annotated[int, Field(le=MOST_LAYERS)]
 """Number of blocks in a model, each of which is built."""
+Size = Annotated[int, Field(gt=0, le=2**22)]
+"""Number of features, heads, experts or vocabulary entries of a model, which has tensors of that size."""
