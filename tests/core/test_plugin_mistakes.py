@@ -107,7 +107,7 @@ RESULTS: list[tuple[Any, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "result", "message"), RESULTS, ids=str)
+@pytest.mark.parametrize(("kind", "result", "message"), RESULTS, ids=[message for *_, message in RESULTS])
 def test_a_result_of_another_class_is_refused(kind: Any, result: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.guarded.end", lambda: result)
     ref: Ref[Any] = Ref("harness.guarded:end", origin=ORIGIN, purpose="build")
