@@ -203,7 +203,7 @@ def test_phases_that_training_does_not_reach_are_logged(
             settings(LINE, '{shape = "constant", tokens = 2}', '{shape = "constant", tokens = 2}', '{shape = "constant"}'),
             r"phases\[2\]: no step begins in these 2 tokens; a step has 128",
         ),
-        (settings("{shape = 'linear', steps = 2, end_factor = 2e9}"), r"phases\[0\].end_factor = 2"),
+        (settings("{shape = 'linear', steps = 2, end_factor = 2e12}"), r"phases\[0\].end_factor = 2"),
     ],
 )
 def test_phases_that_do_not_fit_the_job_are_refused(given: dict[str, object], message: str) -> None:
