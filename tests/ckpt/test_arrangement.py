@@ -146,7 +146,7 @@ def test_far_rows_are_read_apart() -> None:
     ids=str,
 )  # fmt: skip
 def test_rows_that_would_be_lost_are_refused(tensors: list[ForeignTensor], message: str) -> None:
-    form: Any = SimpleNamespace(files="safetensors", tensors=SimpleNamespace(load=lambda: lambda args: tensors))
+    form: Any = SimpleNamespace(files="safetensors", tensors=SimpleNamespace(call_list=lambda kind, args: tensors))
     with pytest.raises(UserError, match=f"model 'm', format 'safetensors'.*{message}"):
         declared_tensors(form, packed.ARGS, "m")
 
@@ -155,7 +155,7 @@ def test_parameters_that_share_a_tensor_share_its_aliases() -> None:
     fused = [
         ForeignTensor("w", name, rows=range(2 * n, 2 * n + 2), row_block=4, aliases=("x",)) for n, name in enumerate("ab")
     ]
-    form: Any = SimpleNamespace(files="safetensors", tensors=SimpleNamespace(load=lambda: lambda args: fused))
+    form: Any = SimpleNamespace(files="safetensors", tensors=SimpleNamespace(call_list=lambda kind, args: fused))
     assert declared_tensors(form, packed.ARGS, "m") == fused
 
 

@@ -48,10 +48,10 @@ def test_no_collection_while_plans_and_manifests_are_handled(in_tmp: Path, monke
 
         monkeypatch.setattr(module, name, watched)
 
-    watch(saving, "save")
+    watch(saving, "dcp_save")
     watch(restoring, "entry")
     watch(loading, "load")
     run_recipe("tiny", SETTINGS)
     run_recipe("tiny", {**SETTINGS, "training.steps": 2})
     assert gc.isenabled()
-    assert set(seen) == {("save", False), ("entry", False), ("load", False)}
+    assert set(seen) == {("dcp_save", False), ("entry", False), ("load", False)}

@@ -189,7 +189,7 @@ class FullDisk:
         self.first, self.last = first, last
         self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         self._written = threading.Semaphore(0)
-        save: Any = saving.save
+        save: Any = saving.dcp_save
 
         def counted(*arguments: Any, **keywords: Any) -> Any:
             try:
@@ -197,7 +197,7 @@ class FullDisk:
             finally:
                 self._written.release()
 
-        monkeypatch.setattr(saving, "save", counted)
+        monkeypatch.setattr(saving, "dcp_save", counted)
 
     @hookimpl
     def titan_step_start(self, step: int) -> None:

@@ -60,7 +60,7 @@ def require_saved(step: int, watch: Watch, record: RunRecord) -> None:
 def test_a_late_write_saves_the_state_of_its_step(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint of step 2 is written after all later steps have ended."""
     watch = Watch()
-    original: Any = saving.save
+    original: Any = saving.dcp_save
 
     def save(*arguments: Any, **keywords: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
@@ -68,7 +68,7 @@ def test_a_late_write_saves_the_state_of_its_step(in_tmp: Path, monkeypatch: pyt
         return original(*arguments, **keywords)
 
     with monkeypatch.context() as patch:
-        patch.setattr(saving, "save", save)
+        patch.setattr(saving, "dcp_save", save)
         record = train({"checkpoint.async_mode": "async", "training.steps": 4}, watch)
     require_saved(2, watch, record)
 
@@ -113,7 +113,7 @@ def test_a_rank_that_lost_another_one_ends_although_its_background_save_waits_fo
     in_tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The collectives of a background save have a timeout of half an hour. No launcher can restart the job before."""
-    writing, answered, original = threading.Event(), threading.Event(), saving.save
+    writing, answered, original = threading.Event(), threading.Event(), saving.dcp_save
     threads: list[threading.Thread] = []
 
     def save(*arguments: Any, **keywords: Any) -> Any:
@@ -122,7 +122,7 @@ def test_a_rank_that_lost_another_one_ends_although_its_background_save_waits_fo
         assert answered.wait(PATIENCE)
         return original(*arguments, **keywords)
 
-    monkeypatch.setattr(saving, "save", save)
+    monkeypatch.setattr(saving, "dcp_save", save)
     monkeypatch.setattr(saving, "LOST_SECONDS", 0.01)
     with pytest.raises(RuntimeError, match="Timed out waiting"):
         run_recipe("tiny", {**SETTINGS, "checkpoint.async_mode": "async"}, observers=[LosesAnotherRank(writing)])

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from titan_ckpt.foreign.checks import declared_tensors, require_equal_copies, re
 from titan_ckpt.foreign.exporting import to_hf
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.manifest import read_manifest, write_manifest
-from titan_core.api import ForeignTensor, Model, Ref, UserError
+from titan_core.api import ForeignTensor, Model, UserError
 from titan_core.cli.main import main
 from titan_core.plugins.registry import Components
 from titan_models_llama.config import LlamaArgs
@@ -194,8 +195,8 @@ def test_a_format_that_would_lose_tensors_is_refused(
     assert main(["checkpoint", "convert", "theirs", "ours"]) == 0
     registry = Components.from_installed()
     model = registry.get(Model, "llama3")
-    form = dataclasses.replace(model.formats[0], tensors=Ref(f"{__name__}:unused"))
-    object.__setattr__(form, "tensors", type("R", (), {"load": staticmethod(lambda: tensors)})())
+    declared: Any = SimpleNamespace(call_list=lambda kind, args: tensors(args))
+    form = dataclasses.replace(model.formats[0], tensors=declared)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Components, "get", lambda self, kind, name: dataclasses.replace(model, formats=(form,)))
         (tmp_path / "back").mkdir()

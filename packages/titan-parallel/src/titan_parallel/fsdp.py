@@ -63,7 +63,7 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
             )
 
     exact = exact_modules(part, context)
-    small = _are_small([module for _, modules in exact for module in modules], context, torch.float32)
+    small = _may_be_grouped([module for _, modules in exact for module in modules], context, torch.float32)
     for view, modules in exact:
         shard(modules, policy == "always" or (policy == "default" and not small), view, _EXACT)
     nested = on_views(part, context.mesh)
@@ -72,7 +72,7 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
     embedding = list(part.present(layout.embedding).values())
     head = list(part.present(layout.head).values())
     blocks = list(part.blocks().values())
-    if _are_small([*embedding, *blocks, *head], context):
+    if _may_be_grouped([*embedding, *blocks, *head], context):
         shard([*embedding, *blocks, *head], reshard=policy == "always")
     else:
         if layout.tied:
@@ -87,7 +87,7 @@ def apply(part: ModelPart, context: TrainingContext[FSDPKeys]) -> ModelPart:
         groups = _groups(blocks, context)
         for group in groups:
             # Backward needs the last group next after the head. A small one need not be gathered again.
-            kept = policy == "default" and group is groups[-1] and _are_small(group, context)
+            kept = policy == "default" and group is groups[-1] and _may_be_grouped(group, context)
             shard(group, reshard=policy != "never" and not kept)
         if not layout.tied:
             shard(head, reshard=policy == "always")
@@ -156,7 +156,7 @@ def _groups(blocks: list[nn.Module], context: TrainingContext[FSDPKeys]) -> list
     """Divide ``blocks``, in order, into groups to gather together: one block each, or several small ones."""
     groups: list[list[nn.Module]] = []
     for block in blocks:
-        if groups and _are_small([*groups[-1], block], context):
+        if groups and _may_be_grouped([*groups[-1], block], context):
             groups[-1].append(block)
         else:
             groups.append([block])
@@ -164,14 +164,14 @@ def _groups(blocks: list[nn.Module], context: TrainingContext[FSDPKeys]) -> list
 
 
 def _compiles_blocks(context: TrainingContext[Any]) -> bool:
-    """Whether no modules may be one unit: compiled code contains a module's hooks, and those of a group depend on which of
-    its modules have run."""
+    """Whether blocks are compiled. If so, modules are not grouped: the hooks of a group depend on which of its modules have
+    run, and compiled code has them as they were when it was traced."""
     compiles = context.job.section(CompileSection)
     return compiles.enable and "model" in compiles.components
 
 
-def _are_small(modules: list[nn.Module], context: TrainingContext[FSDPKeys], dtype: torch.dtype | None = None) -> bool:
-    """Whether ``modules`` can be gathered together within ``fsdp_group_mib``, in ``dtype`` or that of the job."""
+def _may_be_grouped(modules: list[nn.Module], context: TrainingContext[FSDPKeys], dtype: torch.dtype | None = None) -> bool:
+    """Whether ``modules`` can be one unit, gathered together: within ``fsdp_group_mib``, in ``dtype`` or that of the job."""
     if _compiles_blocks(context):
         return False
     parameters = [parameter for module in modules for parameter in module.parameters()]
@@ -184,8 +184,8 @@ def _are_small(modules: list[nn.Module], context: TrainingContext[FSDPKeys], dty
 def dimension_to_shard(shards: int, parameter: nn.Parameter) -> Shard | None:
     """Return the dimension of a rank's parameter to divide into ``shards``, or ``None`` for the first.
 
-    The largest share of a dimension that does not divide evenly is what all ranks need memory for: of two experts over four
-    ranks, twice the even share, while two ranks hold nothing. FSDP divides other dimensions only evenly.
+    If a dimension does not divide evenly, every rank allocates the largest shard: with two experts on four ranks, twice the
+    even share, while two ranks hold nothing. FSDP shards other dimensions only evenly.
     """
     local = _local(parameter)
     rows, *others = local.shape or (1,)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.contents import state as plain
@@ -147,11 +147,11 @@ class Saving:
         if not self._asynchronous or last:
             try:
                 with paused_gc():  # a save in the background runs while training has switched collections off
-                    save(with_replica_prefix(tensors, self._world), storage_writer=writer)
+                    dcp_save(with_replica_prefix(tensors, self._world), storage_writer=writer)
             except CheckpointException as error:
                 self._failed(step, error, last)
             else:
-                self._committed(step)
+                self._after_commit(step)
             return
         tensors |= {name: tensors[name].clone() for name in unguarded & tensors.keys()}
         snapshot = self._staging.snapshot(with_replica_prefix(tensors, self._world))
@@ -206,7 +206,7 @@ class Saving:
             copies = snapshot.copy()
         except (RuntimeError, MemoryError) as error:
             writer.give_up(error)  # the save is collective, and reports the error to the other ranks
-        save(copies, storage_writer=writer, process_group=self._group)
+        dcp_save(copies, storage_writer=writer, process_group=self._group)
 
     def wait_for_copy(self) -> None:
         """Make the update that follows wait until the background save has copied its tensors to the host. The copy overlaps
@@ -232,9 +232,9 @@ class Saving:
         except CheckpointException as error:
             self._failed(pending.step, error, last=False)
         else:
-            self._committed(pending.step)
+            self._after_commit(pending.step)
 
-    def _committed(self, step: int) -> None:
+    def _after_commit(self, step: int) -> None:
         """Report a complete checkpoint, and remove the checkpoints that the retention policy no longer keeps."""
         self.newest = step
         folder = step_folder(self._folder, step)

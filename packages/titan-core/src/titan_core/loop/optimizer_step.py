@@ -87,13 +87,13 @@ class GuardedSteps:
         """
         self._optimizer = optimizer
         self._conditional = optimizer if isinstance(optimizer, SkipsOnDevice) and not on_host else None
-        self._skipped: bool | HostCopy = False  # in flight: whether the last step was taken, which is usually true
+        self._skipped: bool | HostCopy = False  # a copy in flight holds the negation, for the same reason
 
     def decidable(self, skip: bool | Tensor) -> bool | Tensor:
         """Return ``skip``. If it is a tensor and the optimizer cannot decide on the device, wait for its value."""
         if self._conditional is not None or isinstance(skip, bool):
             return skip
-        return not bool(~skip)  # read as what it usually is: a simulated device answers with true
+        return not bool(~skip)  # negated: a simulated device answers with true, which must mean that the step is taken
 
     def take(self, skip: bool | Tensor) -> None:
         """Take a step unless ``skip``, as :meth:`decidable` returned it, is true."""

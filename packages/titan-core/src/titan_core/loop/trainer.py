@@ -67,7 +67,7 @@ log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """All objects of a run, and its loop."""
+    """All objects of a stage of a run, and its loop."""
 
     def __init__(
         self,

@@ -37,8 +37,8 @@ def train(
     next_commands: bool = False,
     began: Began | None = None,
 ) -> RunEnd:
-    """Train ``job`` on this rank until its last step, the end of its data, or an error. Each stage of a run that has several
-    is built anew, and continues from the checkpoint of the last step of the stage before it.
+    """Train ``job`` on this rank until its last step, the end of its data, or an error. In a run of several stages, each
+    stage has a new :class:`Trainer`, and resumes from the last checkpoint of the stage before it.
 
     The process is afterwards as before, but for torch's and Python's random generators, which the job has seeded.
 

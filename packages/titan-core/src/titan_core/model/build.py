@@ -57,7 +57,7 @@ def build_parts(
 
     Args:
         whole: result of :func:`build_whole`, which is consumed (default: build it).
-        world: the job's ranks, on which to try the division first; ``None``: do not try it.
+        world: the job's ranks, on which to check the sharding first, on a small copy; ``None``: do not check it.
 
     Raises:
         UserError: the model contradicts its layout, or a transform cannot divide the model.

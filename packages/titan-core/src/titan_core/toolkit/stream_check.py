@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 from zlib import crc32
 
-import numpy
-
 from titan_core.api import CorruptRecord, Document, DocumentShard, ExcludedRecord, UserError, WeightedTokens
 from titan_core.api.data.dataset import State
 from titan_core.api.plugins.errors import shown
@@ -50,6 +48,8 @@ def digest_of(document: Document) -> int:
     """Return a checksum of all that a step uses of ``document``."""
     if isinstance(document, str):
         return crc32(document.encode("utf-8", "surrogatepass"))
+    import numpy  # not above: the help of commands imports this file
+
     digest, arrays = 0, {"": document}
     if isinstance(document, WeightedTokens):
         digest = crc32(f"{document.whole}{document.parts}".encode())
