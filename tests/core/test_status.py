@@ -193,7 +193,9 @@ with StatusLine():
     with phase("short"):
         pass
     with phase("building the model"):
-        first = os.read(read, 4096)
+        first = b""
+        while not first.endswith(b"\\n"):  # a line and its end may arrive apart
+            first += os.read(read, 4096)
     with phase("waiting", lambda: "1 of 2 joined", repeat_seconds=0.01):
         second = b""
         while second.count(b"\\n") < 3:
