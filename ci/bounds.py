@@ -21,6 +21,11 @@ def floors(requirements: Iterable[str]) -> dict[str, set[str]]:
     return found
 
 
+def lowest_versions(requirements: Iterable[str]) -> dict[str, str]:
+    """Return the lowest version of each dependency that an installation of all ``requirements`` can have."""
+    return {name: max(minima, key=numbers) for name, minima in floors(requirements).items()}
+
+
 def unreachable(requirements: Iterable[str], pins: str) -> dict[str, str]:
     """Return the dependencies of which a resolution for the lowest versions chose none of the declared minima.
 
@@ -35,10 +40,14 @@ def unreachable(requirements: Iterable[str], pins: str) -> dict[str, str]:
     return {
         name: chosen[name]
         for name, minima in floors(requirements).items()
-        if name in chosen and _release(chosen[name]) not in map(_release, minima)
+        if name in chosen and numbers(chosen[name]) not in map(numbers, minima)
     }
 
 
-def _release(version: str) -> str:
-    """Return ``version`` without a local part and trailing zeros: 2.1.0 is release 2.1."""
-    return re.sub(r"(\.0)+$", "", version.partition("+")[0])
+def numbers(version: str) -> list[int | str]:
+    """Return the parts of ``version`` without a local part and trailing zeros: 2.1.0 is release 2.1.
+
+    ``packaging`` is not at hand: `python -m ci` runs without an environment.
+    """
+    parts = re.sub(r"(\.0)+$", "", version.partition("+")[0]).split(".")
+    return [int(part) if part.isdecimal() else part for part in parts]

@@ -1,5 +1,6 @@
-"""Cuts a release of one package: its version, the bounds of the packages that need it, its part of CHANGELOG.md, its wheel
-in ``dist/``, a commit and a tag. Nothing leaves the machine::
+"""Cuts a release of one package: its version, the bounds of the packages that need it, its part of CHANGELOG.md, the table
+of versions in the docs, its sdist and wheel in ``dist/``, a commit and a tag. Nothing leaves the machine: the workflow
+``release.yml`` publishes tags::
 
     uv run python -m ci.release titan-float8 0.3.0
     git push --follow-tags
@@ -12,14 +13,15 @@ import datetime
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
-from packaging.specifiers import SpecifierSet
+from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
-from ci.isolated import build_wheels
-from ci.workspace import ROOT, Package, packages
+from ci.isolated import build
+from ci.workspace import ROOT, Package, distributions
 
 CHANGELOG = ROOT / "CHANGELOG.md"
 UNRELEASED = "## Unreleased"
@@ -29,12 +31,12 @@ def release(package: Package, version: Version) -> str:
     """Release ``package``; return the name of the tag.
 
     Raises:
-        SystemExit: the version is not new, the changelog has no entries, or the working tree has changes.
+        SystemExit: the version is lower or released already, the changelog has no entries, or the working tree has changes.
     """
     current = Version(package.project["version"])
     tag = f"{package.name}-v{version}"
-    if version <= current:
-        raise SystemExit(f"{package.name} has version {current}: choose a higher one than {version}")
+    if version < current:
+        raise SystemExit(f"{package.name} has version {current}: choose no lower one than {version}")
     if _git("status", "--porcelain"):
         raise SystemExit("the working tree has changes: commit or stash them")
     if _git("tag", "--list", tag):
@@ -50,7 +52,7 @@ def release(package: Package, version: Version) -> str:
 
 
 def _write(package: Package, current: Version, version: Version) -> str:
-    """Write everything that the release changes, and the wheel; return the entries of the changelog."""
+    """Write everything that the release changes, the sdist and the wheel; return the entries of the changelog."""
     entries = _release_notes(package.name, version)
     _replace(package.folder / "pyproject.toml", f'version = "{current}"', f'version = "{version}"')
     _replace(
@@ -58,18 +60,20 @@ def _write(package: Package, current: Version, version: Version) -> str:
         f'name = "{package.name}"\nversion = "{current}"',
         f'name = "{package.name}"\nversion = "{version}"',
     )
-    for other in packages().values():
+    for other in distributions().values():
         requirement = other.requires(package.name)
-        if requirement is not None and version not in SpecifierSet(requirement.removeprefix(package.name)):
-            _require(other, requirement, f"{package.name}{_compatible(version)}")
+        if requirement is not None and version not in Requirement(requirement).specifier:
+            _require(other, requirement, re.sub(r"[<>=].*", _compatible(version), requirement))
     with tempfile.TemporaryDirectory() as folder:
         try:
             subprocess.run(["uv", "lock", "--check", "--quiet"], cwd=ROOT, check=True)
-            (wheel,) = build_wheels([package], Path(folder)).values()
+            subprocess.run([sys.executable, "-m", "ci.support"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+            built = build([package], Path(folder))[package.name]
         except subprocess.CalledProcessError as error:  # uv has said why
             raise SystemExit(f"`{' '.join(map(str, error.cmd))}` failed; nothing is released") from None
         (ROOT / "dist").mkdir(exist_ok=True)
-        shutil.move(wheel, ROOT / "dist" / wheel.name)
+        for file in built:
+            shutil.move(file, ROOT / "dist" / file.name)
     return entries
 
 
@@ -121,15 +125,15 @@ def _git(*arguments: str) -> str:
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("package", choices=packages(), metavar="PACKAGE")
+    parser.add_argument("package", choices=distributions(), metavar="PACKAGE")
     parser.add_argument("version", metavar="VERSION", help="the new version, such as 0.3.0")
     arguments = parser.parse_args()
     try:
         version = Version(arguments.version)
     except InvalidVersion:
         parser.error(f"{arguments.version!r} is not a version, such as 0.3.0")
-    tag = release(packages()[arguments.package], version)
-    print(f"{tag}: the wheel is in dist/; `git push --follow-tags` publishes the commit and the tag")
+    tag = release(distributions()[arguments.package], version)
+    print(f"{tag}: its files are in dist/; `git push --follow-tags` publishes the commit and the tag")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,10 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 CORE = "titan-core"
+META = "titan-llm"
+"""The distribution without files that requires the packages by what they are used for: the root of the workspace."""
+KIT = "titan-testing"
+"""What all suites use beside the package that they test."""
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -48,10 +52,15 @@ class Package:
         """The names of its optional dependencies."""
         return tuple(self.project.get("optional-dependencies", {}))
 
+    @property
+    def requirements(self) -> list[str]:
+        """All that it requires, its extras' requirements included."""
+        optional = self.project.get("optional-dependencies", {})
+        return [*self.project["dependencies"], *(one for extra in optional.values() for one in extra)]
+
     def requires(self, name: str) -> str | None:
         """Return its declared requirement of package ``name`` (``"torch>=2.11"``); ``None`` if there is none."""
-        declared = self.project["dependencies"]
-        return next((requirement for requirement in declared if requirement_name(requirement) == name), None)
+        return next((one for one in self.requirements if requirement_name(one) == name), None)
 
 
 def requirement_name(requirement: str) -> str:
@@ -66,6 +75,11 @@ def packages() -> dict[str, Package]:
     """Return all packages by name."""
     folders = [file.parent for file in sorted((ROOT / "packages").glob("*/pyproject.toml"))]
     return {package.project["name"]: package for package in (Package(folder.name, folder) for folder in folders)}
+
+
+def distributions() -> dict[str, Package]:
+    """Return all that a release can be of: the packages, and the distribution that requires them."""
+    return {**packages(), META: Package(META, ROOT)}
 
 
 def with_dependencies(name: str) -> list[Package]:
@@ -91,8 +105,5 @@ def test_groups(chosen: Sequence[Package]) -> dict[str, list[str]]:
 
 def declared(chosen: Sequence[Package]) -> list[str]:
     """Return what ``chosen``, their extras and their tests require."""
-    requirements = [one for package in chosen for one in package.project["dependencies"]]
-    requirements += [
-        one for package in chosen for extra in package.extras for one in package.project["optional-dependencies"][extra]
-    ]
+    requirements = [one for package in chosen for one in package.requirements]
     return [*requirements, *(one for group in test_groups(chosen).values() for one in group)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+
+import trustme
 
 
 @dataclass
@@ -19,12 +22,17 @@ class PackageIndex:
     url: str
     asked: list[str] = field(default_factory=list)
     """Names of the packages that were looked up."""
+    hosts: list[str] = field(default_factory=list)
+    """Other hosts in whose place it answered, as a proxy with the certificate ``authority.pem`` in its folder."""
 
 
 @contextmanager
 def package_index(folder: Path, offered: Mapping[str, list[str]]) -> Iterator[PackageIndex]:
     """Serve empty wheels, written to ``folder``: name -> versions."""
     wheels = {name: [_empty_wheel(folder, name, version) for version in versions] for name, versions in offered.items()}
+
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(folder / "authority.pem"))
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -41,6 +49,17 @@ def package_index(folder: Path, offered: Mapping[str, list[str]]) -> Iterator[Pa
                 return
             links = "".join(f'<a href="/files/{wheel.name}">{wheel.name}</a>' for wheel in wheels[name])
             self._answer("text/html", f"<!DOCTYPE html><html><body>{links}</body></html>".encode())
+
+        def do_CONNECT(self) -> None:
+            """Answer as a proxy, in place of any host to which an installer wants to speak."""
+            index.hosts.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            authority.issue_cert(self.path.partition(":")[0]).configure_cert(context)
+            self.connection = context.wrap_socket(self.connection, server_side=True)
+            self.rfile, self.wfile = self.connection.makefile("rb"), self.connection.makefile("wb", 0)
+            self.close_connection = False
 
         def _answer(self, kind: str, body: bytes) -> None:
             self.send_response(200)

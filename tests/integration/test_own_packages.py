@@ -1,6 +1,6 @@
 """Titan is not on the public index, where its names belong to others or to nobody. Whatever README, the docs, CI and errors
-say to run takes Titan's packages from their wheels, their folders or the index of ``TITAN_PACKAGE_INDEX``, and asks no other
-index."""
+say to run takes Titan's packages from their wheels, their folders, an index of one's own or that of ``TITAN_PACKAGE_INDEX``,
+and asks no other index for them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ import importlib_metadata
 import pytest
 
 from ci.bounds import floors
-from ci.isolated import build_wheels, requirements_of
-from ci.workspace import CORE, ROOT, declared, packages
+from ci.isolated import build, build_wheels, requirements_of
+from ci.rehearse import required, write_index
+from ci.workspace import CORE, ROOT, declared, distributions, packages
 from harness.package_index import PackageIndex, package_index
 from titan_core.plugins import installing
 from titan_core.plugins.installing import INDEX, how_to_install
@@ -92,6 +93,46 @@ def test_the_commands_to_install_take_wheels_alone(shell: Shell, public: Package
     assert titan_names(public) == set()
     versions = {name: packages()[name].project["version"] for name in (CORE, "titan-nn", MODEL)}
     assert installed(tmp_path / "venv") == versions
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The index that `python -m ci.rehearse --out` writes, of `titan-llm` and what it requires without an extra."""
+    out = tmp_path_factory.mktemp("own") / "dist"
+    return write_index(build(required(""), out), out).as_uri()
+
+
+def commands_for_an_index() -> list[str]:
+    page = (ROOT / "docs/install.md").read_text(encoding="utf-8")
+    commands = re.findall(r"(?m)^(uv pip install .*--index .*?) *(?:#.*)?$", page)
+    return list(dict.fromkeys(command.replace("[all]", "") for command in commands))
+
+
+def test_an_index_of_ones_own_and_the_public_one(shell: Shell, public: PackageIndex, own: str, tmp_path: Path) -> None:
+    whole, _ = commands_for_an_index()
+    shell(whole, INDEX=own)
+    assert installed(tmp_path / "venv") == {one.name: one.project["version"] for one in required("")}
+    assert "torch" in public.asked
+    assert titan_names(public) == set()
+
+
+def test_the_cpu_build_without_a_clone(shell: Shell, public: PackageIndex, own: str, tmp_path: Path) -> None:
+    """uv takes torch, and nothing of Titan's, from the index that it knows for CPU builds. Here a proxy answers for it."""
+    _, without_gpu = commands_for_an_index()
+    folder = tmp_path / "pytorch"
+    folder.mkdir()
+    with package_index(folder, {"torch": ["2.15.0+cpu", "2.12.0+cpu"]}) as pytorch:
+        shell(
+            without_gpu,
+            INDEX=own,
+            HTTPS_PROXY=pytorch.url.removesuffix("/simple"),
+            SSL_CERT_FILE=str(folder / "authority.pem"),
+            UV_CACHE_DIR=str(tmp_path / "cache"),  # not the user's: it would keep this torch as that of the index
+        )
+        assert set(pytorch.asked) == {"torch"} and len(set(pytorch.hosts)) == 1
+    assert "torch" not in public.asked and titan_names(public) == set()
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    assert (site / "torch-2.15.0+cpu.dist-info").is_dir()
 
 
 class Recorded(importlib_metadata.PathDistribution):
@@ -181,7 +222,7 @@ def test_no_text_says_to_install_titan_by_name() -> None:
     for file in [*PAGES, *(one for one in sources if one.suffix in (".py", ".sh", ".toml", "") and one.is_file())]:
         for arguments in INSTALL.findall(file.read_text(encoding="utf-8")):
             words = [word.strip("'\"();,") for word in arguments.split()]
-            by_name = [word for word in words if word.partition("[")[0] in packages()]
+            by_name = [word for word in words if word.partition("[")[0] in distributions() and "--index" not in words]
             folders = [word for word in words if word.startswith(".")]
             seen += 1
             assert not by_name, f"{file}: pip install{arguments}"
@@ -192,14 +233,14 @@ def test_no_text_says_to_install_titan_by_name() -> None:
 def test_the_lock_takes_titan_from_the_workspace() -> None:
     lock = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
     sources = {one["name"]: one["source"] for one in lock["package"] if one["name"].startswith("titan")}
-    assert sources.keys() == {"titan", *packages()}
+    assert sources.keys() == {*distributions()}
     assert {name for name, source in sources.items() if source.keys().isdisjoint({"editable", "virtual"})} == set()
 
 
 def test_versions_of_titan_core_are_not_those_of_the_other_project() -> None:
     version = packages()[CORE].project["version"]
     assert not THEIRS[0] <= tuple(map(int, version.split("."))) <= THEIRS[1], "skip these versions"
-    for package in packages().values():
+    for package in distributions().values():
         requirement = package.requires(CORE)
         if requirement is not None:
             (upper,) = re.findall(r"<([\d.]+)", requirement)
