@@ -23,10 +23,10 @@ import torch
 from hypothesis import settings
 
 from harness.fake_cuda import FakeCuda, why_not
-from harness.gloo_pool import GlooPool, release_models
 from harness.leftovers import Leftovers, seed, settings_undone
 from harness.quick import mark_other_rows, mark_parts, mark_slow
 from harness.suites import disabled_in
+from titan_testing.gloo_pool import release_models
 
 TESTS = Path(__file__).parent
 GPU_TESTS_DEVICE = "TITAN_GPU_TESTS_DEVICE"
@@ -54,14 +54,6 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     _isolate(item.path)
-
-
-@pytest.fixture(scope="session")
-def gloo() -> Iterator[GlooPool]:
-    """Living processes for multi-process tests."""
-    pool = GlooPool(stacks=True)
-    yield pool
-    pool.close()
 
 
 @pytest.fixture(scope="session")

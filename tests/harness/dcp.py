@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from harness.tiny import TinyArgs, define
 from titan_ckpt.format.chunks import read_whole
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.manifest import read_manifest
+from titan_testing.tiny import define
+from titan_testing.tiny_args import TinyArgs
 
 SIZES = {"dim": 32, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "ffn_dim": 48}
 MODEL = ("--recipe", "tiny", *(text for key, value in SIZES.items() for text in (f"--model.args.{key}", str(value))))

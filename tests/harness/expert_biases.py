@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.jobs import RunRecord, run_recipe
 from titan_core.api import hookimpl
+from titan_testing.jobs import RunRecord, run_recipe
 
 Biases = dict[str, list[Tensor]]
 """Name of a buffer -> its values after each step."""

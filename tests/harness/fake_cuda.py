@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from harness.jobs import make_job
+from titan_testing.jobs import make_job
 
 if TYPE_CHECKING:
     from titan_simulate.engine.observation import Observation

@@ -17,10 +17,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from harness.jobs import make_job
 from titan_core.api import JobMesh, ModelPart
 from titan_core.model.build import build_parts
 from titan_core.torch_private import forget_meshes
+from titan_testing.jobs import make_job
 
 
 @contextmanager

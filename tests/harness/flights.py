@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from harness import PATIENCE
-from harness.gloo_pool import GlooPool
-from harness.jobs import run_recipe
-from titan_core.api import hookimpl
+from titan_core.api import UserError, hookimpl
 from titan_debug.flight.diagnose import Analysis, analyse
 from titan_debug.flight.dump import read_dumps
 from titan_debug.request import send_request
+from titan_testing import PATIENCE
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import run_recipe
 
 RUN: dict[str, object] = {
     "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 2, ffn_dim = 64}",
@@ -90,7 +90,7 @@ def run_with(folder: str, fault: Callable[[int, int], object], overrides: dict[s
     os.chdir(folder)
     try:
         return run_recipe("tiny", {**RUN, **overrides}, observers=[Fault(fault)]).reason
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, UserError) as error:
         return f"{type(error).__name__}: {error}"
 
 

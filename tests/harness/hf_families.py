@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.jobs import RunRecord, run_recipe
 from titan_core.api import Batch, current_microbatch, hookimpl
+from titan_testing.jobs import RunRecord, run_recipe
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 288, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,

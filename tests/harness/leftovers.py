@@ -18,16 +18,18 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from harness.gloo_pool import pool_processes, restore_environment
 from titan_core.loop.gc_settings import gc_as_before
 from titan_core.loop.process_settings import numerics_as_before
 from titan_core.toolkit.status import hide_all
+from titan_testing import gloo_pool
+from titan_testing.gloo_pool import restore_environment
 
 GRACE = 30.0
 """Seconds that what is already ending may take. Only a test that fails waits for so long."""
@@ -139,13 +141,13 @@ class Leftovers:
         return [thread for thread in new if not OF_LIBRARIES.fullmatch(thread.name) and not _compiles(thread)]
 
     def _new_children(self) -> set[int]:
-        return children() - self._children - pool_processes()
+        return children() - self._children - _of_pools()
 
     def _processes(self) -> dict[int, str]:
         """Return the commands of the test's processes by id: its children, and all that inherited its mark."""
-        marked = {pid for pid in _all_processes() if self._started(pid)} - pool_processes() - {os.getpid()}
+        marked = {pid for pid in _all_processes() if self._started(pid)} - _of_pools() - {os.getpid()}
         commands = {pid: _command(pid) for pid in sorted(marked | self._new_children())}
-        lasting = {os.getpid(), *pool_processes()}
+        lasting = {os.getpid(), *_of_pools()}
         return {  # those that have ended have no command
             pid: command
             for pid, command in commands.items()
@@ -183,3 +185,10 @@ def _attempt(read: Callable[[], Any]) -> Any:
         return read()
     except (OSError, ProcessLookupError):  # the process has ended, or is another user's
         return None
+
+
+def _of_pools() -> set[int]:
+    """Return the ids of the processes of all pools, and of those that serve them and live as long as this process: the one
+    that forks, and the one that multiprocessing starts with it."""
+    servers = (forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)
+    return {pid for pid in (*servers, *gloo_pool.living) if pid is not None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from harness.jobs import RunRecord, run_recipe
+from titan_testing.jobs import RunRecord, run_recipe
 
 WHOLE: dict[str, object] = {
     "training.steps": 200,
@@ -27,6 +27,7 @@ RECIPES: dict[str, dict[str, object]] = {
     "rowwise": {"float8.enable": "true", "float8.emulate": "true", "float8.recipe_name": "rowwise"},
     "rowwise_with_gw_hp": {"float8.enable": "true", "float8.emulate": "true", "float8.recipe_name": "rowwise_with_gw_hp"},
     "mxfp8_rceil": {"mx.enable": "true", "mx.emulate": "true"},
+    "nvfp4": {"mx.enable": "true", "mx.emulate": "true", "mx.recipe_name": "nvfp4"},
 }
 
 

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness import PATIENCE
 from harness.distributions import python_path, write_distribution
 from titan_core.toolkit.json_lines import read_lines
 from titan_core.toolkit.launching import JOB_KEY
+from titan_testing import PATIENCE
 
 SMALL = [
     "--model.args", "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}", "--training.seq_len", "32",

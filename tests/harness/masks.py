@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from harness.jobs import RunRecord
 from harness.small_gpt import small, train_model
 from titan_core.api import RandomStream, current_microbatch, hookimpl
 from titan_core.api.parallel.step import is_shape_inference
+from titan_testing.jobs import RunRecord
 
 ROWS, SEQ, STEPS, BLOCKS = 4, 16, 3, 4
 DROPPING: dict[str, Any] = {"blocks": BLOCKS, "dropout": 0.1}

@@ -16,8 +16,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile
 
 from harness.fake_cuda import train_simulated
-from harness.jobs import run_recipe
 from titan_core.api import hookimpl
+from titan_testing.jobs import run_recipe
 
 if TYPE_CHECKING:
     from titan_simulate.engine.result import SimulatedRank

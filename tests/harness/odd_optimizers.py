@@ -10,9 +10,9 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler
 
-from harness.jobs import Recorder, RunRecord, make_job
 from titan_core.api import LRScheduleContext, OptimizerContext, OptimizerSection, Ref
 from titan_core.loop import training
+from titan_testing.jobs import JobRecorder, RunRecord, make_job
 
 
 class Odd(Optimizer):
@@ -129,6 +129,6 @@ def train_in(
         job = dataclasses.replace(job, optimizer=dataclasses.replace(job.optimizer, build=Ref(f"{__name__}:{optimizer}")))
     if schedule is not None:
         job = dataclasses.replace(job, lr_schedule=dataclasses.replace(job.lr_schedule, build=Ref(f"{__name__}:{schedule}")))
-    recorder = Recorder(weights=True)
+    recorder = JobRecorder(weights=True)
     training.train(job, [recorder])
     return recorder.record

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.jobs import RunRecord, run_recipe
+from titan_testing.jobs import RunRecord, run_recipe
 
 SMALL: dict[str, object] = {
     "model.args": "{dim = 64, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 128}",

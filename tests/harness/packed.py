@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.tiny import TinyArgs
 from titan_core.api import ForeignTensor, Ref, WeightFormat
+from titan_testing.tiny_args import TinyArgs
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,6 +16,7 @@ from harness.odd_gpts import FUSED, OWN, between, fused, own_parameters
 from harness.own_mixers import twice, with_mean, with_means
 from harness.small_gpt import DIM, LAYOUT, MLP, Attention, SmallGPT, changed, with_parts
 from titan_core.api import Column, ModelLayout, Replicate, Row, Shard
+from titan_core.api.model.layout_rules import Rule
 
 TP, PP, CP, REPLICATE = (
     {f"parallelism.{name}_degree": 2}
@@ -192,6 +193,9 @@ scaled_by_batch = between(embedded=lambda h: h.detach() + (h - h.detach()) / len
 """Divides a gradient by the number of sequences of the microbatch."""
 
 
+OTHER: dict[Rule, Rule] = {Column(): Row(), Row(): Column()}
+SWAPPED_ROW = r"rules have Row\(\) for 'blocks.0.attention.q.weight', but its layer takes the whole input of region"
+SWAPPED = replace(LAYOUT, rules={path: OTHER.get(rule, rule) for path, rule in LAYOUT.rules.items()})
 EXTRA = replace(LAYOUT, rules={"blocks.*.extra.*": Replicate(), **LAYOUT.rules})
 LEAKING = replace(LAYOUT, buffers={"*.mean": lambda: torch.zeros(DIM)})
 AFTER = replace(LAYOUT, rules={"blocks.*.mlp.gain": Replicate(), **LAYOUT.rules})
@@ -318,6 +322,8 @@ PLANTS = [
     Plant("a detached branch", TP, r"'blocks.\d.norms.0.bias' receives no gradient", with_parts({"attention": HalfDetached})),
     Plant("logits gathered twice", GATHERED, r"'output.weight' receives 2 times", patch=logits_of_other_columns),
     # -- rules that do not fit what a region computes
+    Plant("Column and Row swapped", TP, SWAPPED_ROW, layout=SWAPPED),
+    Plant("Column and Row swapped, all positions", NO_SP, SWAPPED_ROW, layout=SWAPPED),
     Plant("queries, keys and values in one layer", TP, r"module 'blocks.0.attention', before it calls 'blocks.0.attention.norm', computes another result.*receives", fused, FUSED),
     Plant("a dimension that is not divided", TP, r"cannot compute with a rank.s share", own_parameters, replace(OWN, rules={**OWN.rules, "blocks.*.mlp.down": Shard(2)})),
     Plant("a whole parameter of divided features", TP, r"cannot compute with a rank.s share", own_parameters, replace(OWN, rules={**OWN.rules, "blocks.*.mlp.down": Replicate()})),

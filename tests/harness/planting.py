@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from harness.jobs import RunRecord, run_recipe
 from titan_core.api import hookimpl
 from titan_core.loop.finite_guard import NonFiniteError
 from titan_core.toolkit.json_lines import read_lines
+from titan_testing.jobs import RunRecord, run_recipe
 
 SETTINGS: dict[str, object] = {
     "model.args": "{dim = 32, n_layers = 4, n_heads = 4, n_kv_heads = 2, ffn_dim = 64}",

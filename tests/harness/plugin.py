@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness import packed
-from harness.tiny import NOISY_ARGS, TinyArgs
+from harness.noisy import NOISY_ARGS
 from titan_core.api import Dataset, Model, Recipe, RecordFormat, Ref, hookimpl, recipes_in
 
 api = (1, 0)
@@ -14,9 +14,8 @@ api = (1, 0)
 
 @hookimpl
 def titan_models() -> list[Model]:
-    tiny: Ref[Any] = Ref("harness.tiny:define")
+    tiny: Ref[Any] = Ref("titan_testing.tiny:define")
     return [
-        Model(name="tiny", summary="a small decoder, for tests", flavors={"debug": TinyArgs()}, define=tiny),
         Model(name="noisy", summary="randomness and buffers, for tests", flavors={"tiny": NOISY_ARGS}, define=tiny),
         Model(
             name="packed",

@@ -15,8 +15,8 @@ from benchmarks.chaos.session import SEQUENCES
 from benchmarks.chaos.site import titan_chaos
 from benchmarks.chaos.site.titan_chaos import FOLDER, GATE, TRAIL
 from benchmarks.chaos.trail import Attempt, attempts_in
-from harness import PATIENCE
-from harness.jobs import make_job, run_job
+from titan_testing import PATIENCE
+from titan_testing.jobs import make_job, run_job
 
 
 class Recorded:

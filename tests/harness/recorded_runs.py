@@ -9,8 +9,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from harness.jobs import TINY
 from titan_core.cli.main import main
+from titan_testing.jobs import TINY
 
 LENGTH = 33
 MIXTURE = (

@@ -11,12 +11,12 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-from harness import PATIENCE
-from harness.jobs import TINY, RunRecord, make_job, run_job
 from titan_core.api import ModelDefinition, hookimpl
 from titan_core.api.plugins.errors import PartOfContract
 from titan_ft import groups as groups_module
 from titan_ft.torchft_api import lighthouse_server
+from titan_testing import PATIENCE
+from titan_testing.jobs import TINY, RunRecord, make_job, run_job
 
 SHARED = {**TINY, "training.local_batch_size": 1, "training.global_batch_size": 4, "training.steps": 8}
 """Settings of a job whose steps two replica groups can share."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from harness.jobs import RunRecord, run_recipe
+from titan_testing.jobs import RunRecord, run_recipe
 
 SETTINGS: dict[str, object] = {
     "model.args": "{dim = 48, n_layers = 4, n_heads = 4, n_kv_heads = 2, ffn_dim = 100}",

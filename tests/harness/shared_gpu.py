@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from harness.jobs import RunRecord, run_recipe
 from harness.on_device import SMALL, in_host_memory
+from titan_testing.jobs import RunRecord, run_recipe
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.jobs import RunRecord, make_job, run_job
 from titan_core.api import (
     CausalAttention,
     Column,
@@ -28,6 +27,7 @@ from titan_core.api import (
     causal_attention,
 )
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_testing.jobs import RunRecord, make_job, run_job
 
 DIM, HEADS, KV_HEADS, VOCAB, LONGEST, BLOCKS = 24, 4, 2, 288, 64, 2
 HEAD_DIM = DIM // HEADS

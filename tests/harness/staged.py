@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from harness.jobs import RunRecord, run_recipe
+from titan_testing.jobs import RunRecord, run_recipe
 
 MODEL = """
 [model]

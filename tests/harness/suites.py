@@ -7,7 +7,7 @@ from pathlib import Path
 
 import importlib_metadata
 
-from ci.workspace import Package, packages, with_dependencies
+from ci.workspace import KIT, Package, packages, with_dependencies
 from titan_core.plugins.discovery import GROUP
 
 PARALLEL = "harness_parallel"
@@ -24,7 +24,7 @@ def disabled_in(path: Path) -> tuple[str, ...]:
 
 @cache
 def _disabled_beside(tested: Package) -> tuple[str, ...]:
-    wanted = {package.name for package in with_dependencies(tested.name)}
+    wanted = {package.name for name in (tested.name, KIT) for package in with_dependencies(name)}
     # `python -m ci PACKAGE` installs only some of them, and a name that no plugin has is an error.
     installed = importlib_metadata.entry_points(group=GROUP).names
     disabled = [

@@ -74,6 +74,7 @@ class Terminal:
         gc.disable()  # what earlier tests have left may own threads of C++, which the new process could not join
         self.pid, self._master = pty.fork()
         if self.pid == 0:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup, which ignores it
             os.execve(command[0], command, {**inherited, "TERM": "xterm-256color", **environment})
         gc.enable()
         self.resize(columns)

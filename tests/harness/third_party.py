@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from harness.distributions import python_path
-from harness.jobs import RunRecord, run_recipe
+from titan_testing.jobs import RunRecord, run_recipe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -17,15 +17,14 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TextIO
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from harness import PATIENCE
 from titan_core.plugins.discovery import DISABLE_VARIABLE
+from titan_testing import PATIENCE
 
 GRACE = 10.0
 """Seconds that the other ranks may take once one has failed."""
@@ -143,21 +142,14 @@ class GlooPool:
             process.join(max(0.0, deadline - time.monotonic()))
             process.kill()  # on SIGTERM, a rank in training first finishes its step, and may wait for another rank
             process.join()
-            _living.discard(process.pid)
+            living.discard(process.pid)
             if process.pid is not None:
                 _stacks_of(process.pid).unlink(missing_ok=True)
         self._workers.clear()
 
 
-def pool_processes() -> set[int]:
-    """Return the ids of the processes that serve all pools of this process, and live as long as it: the one that forks, and
-    the one that multiprocessing starts with it."""
-    servers = (forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]
-    return {pid for pid in servers if pid is not None} | {pid for pid in _living if pid is not None}
-
-
-_living: set[int | None] = set()
-"""Ids of the processes of pools that are open."""
+living: set[int | None] = set()
+"""Ids of the processes of all pools that are open."""
 
 
 def _stacks_of(pid: int) -> Path:
@@ -186,7 +178,7 @@ def _start(stacks: bool) -> tuple[multiprocessing.process.BaseProcess, Connectio
     here, there = _context.Pipe()
     process = _context.Process(target=_serve, args=(there, stacks), daemon=True)
     process.start()
-    _living.add(process.pid)
+    living.add(process.pid)
     there.close()
     return process, here
 
@@ -231,7 +223,7 @@ def release_models() -> None:
 
     A model is cyclic garbage and holds process groups. Each of them has two threads, one of which wakes up a hundred times
     a second: with 100 groups in each process of a run, half of the processors' time is spent on that. A collection takes
-    0.25 s, and Python starts none by itself for long: :class:`~harness.jobs.Recorder` freezes what it would walk.
+    0.25 s, and Python starts none by itself for long: :class:`~titan_testing.jobs.JobRecorder` freezes what it would walk.
     """
     if os.path.isdir(_TASKS) and len(os.listdir(_TASKS)) > _THREADS:
         gc.collect()

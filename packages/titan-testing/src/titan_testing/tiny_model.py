@@ -1,19 +1,16 @@
-"""The model of :mod:`harness.tiny`, and one with weights in this process."""
+"""The model of :mod:`titan_testing.tiny`."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness.tiny import TinyArgs, define
-from titan_core.api import CausalAttention, Dropout, ModelPart
-from titan_core.model.materialise import materialise
-from titan_core.model.next_token import NextToken
-
-CPU = torch.device("cpu")
+from titan_core.api import CausalAttention, Dropout, SequenceShare
+from titan_testing.tiny_args import TinyArgs
 
 
 def angles(args: TinyArgs) -> Tensor:
@@ -34,7 +31,7 @@ def running(args: TinyArgs) -> Tensor:
 
 
 def correction(args: TinyArgs) -> Tensor:
-    """Return the initial shares of :class:`Experts`, before a softmax."""
+    """Return the initial shares of :class:`DenseExperts`, before a softmax."""
     return torch.zeros(args.experts)
 
 
@@ -62,8 +59,9 @@ class Attention(nn.Module):
         batch, seq, _ = x.shape
         linears = (self.wq, self.wk, self.wv)
         q, k, v = (linear(x).view(batch, seq, -1, self.head_dim).transpose(1, 2) for linear in linears)
+        masked = () if documents is None else (documents,)
         more = {} if self.sinks is None else {"sinks": self.sinks}
-        mixed = self.mixer(turned(q, turns), turned(k, turns), v, documents, **more)
+        mixed = self.mixer(turned(q, turns), turned(k, turns), v, *masked, **more)
         return self.wo(mixed.transpose(1, 2).reshape(batch, seq, -1))
 
 
@@ -81,7 +79,7 @@ class FeedForward(nn.Module):
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
-class Experts(nn.Module):
+class DenseExperts(nn.Module):
     """Every token passes through all experts, whose outputs are added by constant shares."""
 
     correction: Tensor
@@ -96,6 +94,28 @@ class Experts(nn.Module):
         """``[batch, seq, dim]`` to the same."""
         gate, up = torch.einsum("bsd,efd->besf", x, self.gate_up).chunk(2, -1)
         return torch.einsum("besf,edf,e->bsd", torch.sigmoid(gate) * up, self.down, self.correction.softmax(0))
+
+
+class RunningMean(nn.Module):
+    """The mean of a position and all earlier ones, times a gain."""
+
+    def __init__(self, args: TinyArgs) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.empty(args.dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[batch, seq, dim]`` to the same."""
+        return running_mean(x) * self.gain
+
+
+def running_mean(x: Tensor) -> Tensor:
+    """Return the mean of each position of ``x``, ``[batch, seq, dim]``, and all earlier ones."""
+    return x.cumsum(1) / torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
+
+
+def divided_mean(module: RunningMean, share: SequenceShare) -> Callable[[Tensor], Tensor]:
+    """Return the forward of a :class:`RunningMean` on a rank that has a share of each sequence."""
+    return lambda x: share.take(running_mean(share.gather(x, 1)), 1) * module.gain
 
 
 class StatefulEmbedding(nn.Module):
@@ -128,9 +148,10 @@ class Block(nn.Module):
 
     def __init__(self, args: TinyArgs, number: int) -> None:
         super().__init__()
+        self.mean = RunningMean(args) if args.recurrent else None
         self.attention_norm, self.attention = nn.RMSNorm(args.dim, eps=args.norm_eps), Attention(args, number)
         self.ffn_norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
-        self.feed_forward = Experts(args) if args.experts else FeedForward(args)
+        self.feed_forward = DenseExperts(args) if args.experts else FeedForward(args)
         self.draws = args.stateful and args.draws
         self.dropouts = nn.ModuleList(Dropout(args.dropout) for _ in range(2)) if args.dropout else None
 
@@ -138,6 +159,8 @@ class Block(nn.Module):
         """``[batch, seq, dim]`` to the same."""
         if self.draws and self.training:
             torch.rand(())  # in vain, and again in recomputation
+        if self.mean is not None:
+            x = x + self.mean(x)
         x = x + self._dropped(0, self.attention(self.attention_norm(x), turns, documents))
         return x + self._dropped(1, self.feed_forward(self.ffn_norm(x)))
 
@@ -157,7 +180,7 @@ class TinyModel(nn.Module):
         self.norm = nn.RMSNorm(args.dim, eps=args.norm_eps)
         self.output = nn.Linear(args.dim, args.vocab_size, bias=False)
         if args.tie_embeddings:
-            self.output.weight = self.tok_embeddings.weight
+            self.output.weight = self.get_submodule("tok_embeddings").get_parameter("weight")
         self.register_buffer("angles", torch.empty(args.max_seq_len, args.head_dim // 2), persistent=False)
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
@@ -167,18 +190,3 @@ class TinyModel(nn.Module):
         for layer in self.layers.values():
             h = layer(h, turns, documents)
         return self.output(self.norm(h))
-
-
-def tiny(seed: int = 1, **sizes: int) -> ModelPart:
-    """Return a small model, for tests that compute with one."""
-    args = TinyArgs(dim=32, n_layers=2, n_heads=4, n_kv_heads=2, ffn_dim=64, max_seq_len=1200)
-    definition = define(args.model_copy(update=sizes))
-    with torch.device("meta"):
-        module = definition.build()
-    assert isinstance(module, nn.Module)
-    part = ModelPart(module, definition.layout, NextToken())
-    materialise(part, CPU, seed)
-    for block in part.blocks().values():  # weights of training's size attend to everything alike
-        for parameter in block.parameters():
-            parameter.data.mul_(20 if parameter.ndim == 2 else 1)
-    return part

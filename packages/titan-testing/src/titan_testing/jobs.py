@@ -46,9 +46,11 @@ class RunRecord:
     """Losses of validations that have a name, by step and name."""
     events: list[str] = field(default_factory=list)
     reason: str = ""
+    tolerance: float = 0.0
+    """Sum of what the job's transforms declare (:attr:`titan_core.api.MeshUse.tolerance`)."""
 
 
-class Recorder:
+class JobRecorder:
     """An observer that fills a :class:`RunRecord`."""
 
     def __init__(self, weights: bool) -> None:
@@ -58,22 +60,27 @@ class Recorder:
 
     @hookimpl
     def titan_job_assembled(self) -> None:
+        """Record the event."""
         self.record.events.append("job_assembled")
 
     @hookimpl
     def titan_train_start(self, run: Any) -> None:
+        """Record the initial weights."""
         # The first step's collection, of all objects, takes 0.25 s with those of torch. The trainer unfreezes them.
         gc.freeze()
         self.record.events.append("train_start")
         self._parts = run.parts
+        self.record.tolerance = sum(transform.mesh.tolerance for transform in run.job.transforms)
         self.record.initial = self._whole()
 
     @hookimpl
     def titan_step_start(self, step: int) -> None:
+        """Record the event."""
         self.record.events.append(f"step_start {step}")
 
     @hookimpl
     def titan_step_end(self, report: Any) -> None:
+        """Record the figures of the step."""
         self.record.events.append(f"step_end {report.step}")
         self.record.losses.append(report.loss.item())
         self.record.grad_norms.append(report.grad_norm.item())
@@ -88,6 +95,7 @@ class Recorder:
 
     @hookimpl
     def titan_validation_end(self, report: Any) -> None:
+        """Record the losses."""
         if report.name or report.dataset:
             self.record.named_validation[report.step, "/".join(filter(None, (report.name, report.dataset)))] = report.loss
             return
@@ -96,14 +104,16 @@ class Recorder:
 
     @hookimpl
     def titan_train_end(self, end: Any) -> None:
+        """Record the final weights."""
         if end.failed:
             self.record.events.append(f"exception {type(end.error).__name__}")
         self.record.events.append("train_end")
         self.record.reason = end.reason
         self.record.final = self._whole()
 
-    def keep_gradients(self) -> None:
-        """Record the gradients. Call this when the gradients of the first step are complete."""
+    @hookimpl(trylast=True)  # observers of transforms may complete gradients themselves
+    def titan_gradients_complete(self, step: int) -> None:
+        """Record the gradients of the first step."""
         if self._weights and not self.record.gradients:
             named = [pair for part in self._parts for pair in part.named_parameters()]
             self.record.gradients = {name: whole(tensor.grad) for name, tensor in named if tensor.grad is not None}
@@ -134,7 +144,7 @@ TINY: dict[str, object] = {
 
 
 OF_THE_DEFAULT_RECIPE = {"checkpoint.enable": "false", "sample.enable": "false"}
-"""What the default recipe does besides training, off: a test that is about it sets it."""
+"""Switches off the checkpoints and samples of the default recipe; a test of these switches them on."""
 
 
 def make_job(
@@ -160,17 +170,8 @@ def run_recipe(
 
 def run_job(job: AssembledJob, weights: bool = False, observers: Iterable[object] = ()) -> RunRecord:
     """Train ``job``; return its record."""
-    from titan_core.loop import trainer, training
+    from titan_core.loop import training  # imports torch's compiler, which few tests need
 
-    recorder = Recorder(weights)
-
-    def global_norm(gradients: Any, world: Any) -> Tensor:
-        recorder.keep_gradients()
-        return original(gradients, world)
-
-    original, trainer.global_norm = trainer.global_norm, global_norm
-    try:
-        training.train(job, [recorder, *observers])
-    finally:
-        trainer.global_norm = original
+    recorder = JobRecorder(weights)
+    training.train(job, [recorder, *observers])
     return recorder.record
