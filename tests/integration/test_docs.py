@@ -1,12 +1,17 @@
-"""Files, links, names and hooks that the pages mention exist, and examples in Python import what can be imported."""
+"""Files, links, names and hooks that the pages mention exist, examples in Python import what can be imported, and ``titan``
+understands the commands and the keys of recipes."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import inspect
 import re
+import shlex
 import textwrap
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -15,12 +20,17 @@ import pytest
 import titan_core.api
 from ci.contract import importable_names
 from titan_core.api import hookspecs
+from titan_core.api.config.resolved import Override
+from titan_core.api.config.sections import CORE_SECTIONS
 from titan_core.api.plugins.assembled_job import AssembledJob
-from titan_core.plugins.discovery import REGISTRATION_HOOKS
+from titan_core.cli import main as cli
+from titan_core.plugins.discovery import REGISTRATION_HOOKS, discover
 from titan_core.toolkit import hookspecs as toolkit_hooks
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/*/README.md")])
+PAGES = sorted(
+    page for pattern in ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "*/*/README.md") for page in ROOT.glob(pattern)
+)
 FOLDERS = ("packages", "examples", "tests", "docs", "ci", "benchmarks")
 FILES = [
     f"/{path.relative_to(ROOT).as_posix()}"
@@ -38,6 +48,18 @@ HOOKS = {name for module in (hookspecs, toolkit_hooks) for name in vars(module) 
 CLASSES = {name: value for name in importable_names() if inspect.isclass(value := getattr(titan_core.api, name))}
 NOT_OURS = {"random.py", "Dataset.save_to_disk"}
 """A file of a user's, in docs/security.md; a method of Hugging Face's datasets, in docs/data.md."""
+
+KEYS = {
+    f"{section.section}.{key}"
+    for section in (
+        *CORE_SECTIONS,
+        *(one.config for plugin in discover().plugins for one in plugin.components if one.config),
+    )
+    for key in section.model_fields
+}
+EXAMPLES = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "examples").glob("*/src/*/*.py"))
+SECTIONS_OF_EXAMPLES = set(re.findall(r'section: ClassVar\[str\] = "(\w+)"', EXAMPLES))
+COMMANDS_OF_EXAMPLES = tuple(re.findall(r'Command\(\s*name="([\w ]+)"', EXAMPLES))
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
@@ -134,6 +156,44 @@ def test_examples_are_python_and_import_names_that_exist(page: Path) -> None:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("titan_"):
                 module = importlib.import_module(f"{node.module}")
                 assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
+@each_page
+def test_commands_and_their_options_exist(
+    page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys: set[str] = set()
+
+    def understood(namespace: object, registry: object, overrides: Sequence[Override], *_: object) -> None:
+        keys.update(".".join(override.key.split(".")[:2]) for override in overrides)
+        raise SystemExit(0)  # in place of running the command
+
+    monkeypatch.setattr(cli, "Invocation", understood)
+    blocks = re.findall(r"(?ms)^ *```(?:bash)?\n(.*?)^ *```$", text_of(page))  # in which $ shows an error
+    lines = re.findall(r"(?m)^ *(?:[A-Z_]+=\S+ )*(?:uv run )?titan (.+)$", "\n".join(blocks).replace("\\\n", " "))
+    for line in [one for one in lines if not one.startswith(COMMANDS_OF_EXAMPLES)]:
+        command = re.sub(r"--plugin \S+ | [|>] .*| && .*| \.\.\.", "", line)
+        with contextlib.suppress(SystemExit):
+            assert cli.main(shlex.split(command, comments=True)) == 0, (line, capsys.readouterr().err)
+    assert {key for key in keys - KEYS if key.partition(".")[0] not in SECTIONS_OF_EXAMPLES} == set()
+
+
+@each_page
+def test_keys_of_recipes_exist(page: Path) -> None:
+    for code in re.findall(r"(?ms)^ *```toml\n(.*?)^ *```$", text_of(page)):
+        recipe = tomllib.loads(textwrap.dedent(code))
+        if "project" in recipe or "base" in recipe:  # a pyproject.toml, or a description of a machine
+            continue
+        stages = recipe.pop("stages", [])
+        tables = [recipe, *(stages if isinstance(stages, list) else [stages])]
+        keys = {
+            f"{name}.{key}"
+            for table in tables
+            for name, section in table.items()
+            if isinstance(section, dict)
+            for key in section
+        }
+        assert keys - KEYS == set()
 
 
 def test_the_page_about_plugins_lists_each_hook_that_registers() -> None:
