@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import run_recipe
 from titan_core.api import UserError, hookimpl
 from titan_core.cli.main import main
 from titan_core.toolkit.errors import caused_by_peer
 from titan_debug.crash.recorder import command_line, relevant_variables
 from titan_debug.crash.report import RankCrash, Report, crash_folder, write_crash
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import run_recipe
 
 RUN: dict[str, object] = {
     "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}", "training.seq_len": 32,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.jobs import make_job
 from titan_core.api import BatchPlan, Job, MeshPlan
 from titan_core.api.parallel.mesh import STANDARD_DIMS
 from titan_debug.flight.collect import LEAST, MOST, STEPS, capacity
+from titan_testing.jobs import make_job
 
 
 def facts(blocks: int, microbatches: int = 1, local_size: int = 1, **degrees: int) -> Job:

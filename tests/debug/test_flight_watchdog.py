@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from harness import PATIENCE
 from titan_debug.flight import collect as collecting
 from titan_debug.flight.collect import collect
 from titan_debug.flight.stacks import StacksFile, left_stacks
 from titan_debug.flight.watchdog import Watchdog
 from titan_debug.request import Request, Requests, send_request
+from titan_testing import PATIENCE
 
 WORLD: Any = SimpleNamespace(rank=1, size=2, mesh=SimpleNamespace(names=()))
 

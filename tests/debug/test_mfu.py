@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from harness.jobs import TINY, make_job
 from harness.one_of_many import OneOfMany
 from titan_core.api.config.sections import TrainingSection
 from titan_core.loop import training
@@ -21,6 +20,7 @@ from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.text import format_mfu
 from titan_debug import mfu, peak_flops
 from titan_debug.peak_flops import IdealTime, ideal_time_per_token, measured_flops
+from titan_testing.jobs import TINY, make_job
 
 CPU = torch.device("cpu")
 

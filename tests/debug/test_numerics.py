@@ -12,8 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, run_recipe
 from harness.planting import SETTINGS, SPIKES, Plant, Spike, findings, planted, planted_late
 from harness.quick import rows
 from titan_core.api import hookimpl
@@ -22,6 +20,8 @@ from titan_core.toolkit.errors import EXIT_NUMERICS
 from titan_core.toolkit.json_lines import read_lines
 from titan_debug.numerics.loss_spike import DeviceSpikeDetector, LossSpikeError, SpikeDetector
 from titan_debug.torch_private import uncompiled
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord, run_recipe
 
 
 def test_a_gradient_that_overflows_is_named(in_tmp: Path) -> None:

@@ -18,13 +18,13 @@ import pytest
 import torch
 
 from harness.contexts import job_context
-from harness.gloo_pool import GlooPool
-from harness.jobs import TINY, make_job, run_recipe
 from titan_core.api import Run, StepReport, UserError, hookimpl
 from titan_debug.config import ProfilingSection
 from titan_debug.profiling.memory_snapshots import MemorySnapshots, ran_out_of_memory
 from titan_debug.profiling.profiler import Profiler
 from titan_debug.torch_private import CudaMemoryHistory
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import TINY, make_job, run_recipe
 
 RUN: dict[str, object] = {**TINY, "training.steps": 6, "job.device": "cpu", "profiling.profiler_warmup": 1}
 ON = {**RUN, "profiling.enable_profiling": "true"}

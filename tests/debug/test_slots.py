@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.jobs import make_job
 from harness.transforms import transform
 from titan_core.api import ModelPart, UserError
 from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts
 from titan_debug.slots import FLOPS
+from titan_testing.jobs import make_job
 
 
 def part_after(name: str) -> ModelPart:

@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from harness import PATIENCE
-from harness.gloo_pool import GlooPool
-from harness.jobs import TINY, run_recipe
 from titan_core.api import hookimpl
 from titan_core.cli.main import main
 from titan_core.toolkit.json_lines import read_lines
@@ -21,6 +18,9 @@ from titan_core.toolkit.processes import pid_namespace
 from titan_debug.numerics import statistics_recorder as recorder
 from titan_debug.numerics.statistics import AddedStatistics, read_statistics
 from titan_debug.request import send_request
+from titan_testing import PATIENCE
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import TINY, run_recipe
 
 FOLDER = Path("run/debug/statistics")
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import TINY, run_recipe
 from harness.one_of_many import OneOfMany
 from titan_core.api import Finding, hookimpl
 from titan_debug import stragglers
 from titan_debug.stragglers import slow_ranks, thread_seconds
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import TINY, run_recipe
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,10 @@ def test_a_rank_that_was_as_fast_as_the_others_in_between_is_not_reported() -> N
 
 
 def test_waiting_does_not_count_as_work() -> None:
-    before = thread_seconds()
+    before, began = thread_seconds(), time.monotonic()
     time.sleep(0.2)
-    assert thread_seconds() - before < 0.1
+    # Of the time that passed, the busy machine may have kept the thread ready for any part, but for the sleep itself.
+    assert thread_seconds() - before < time.monotonic() - began - 0.19
 
 
 class Works:

@@ -13,12 +13,12 @@ import numpy
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import TINY, run_recipe
 from titan_core.api import UserError
 from titan_core.cli.main import main
 from titan_debug.profiling.trace_summary import TraceSummary, difference, intersection, length, summarise, union
 from titan_debug.profiling.traces import TraceEvents, trace_files
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import TINY, run_recipe
 
 RUN: dict[str, object] = {
     **TINY, "job.device": "cpu", "profiling.enable_profiling": "true", "profiling.profile_freq": 4,

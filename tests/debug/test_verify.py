@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.jobs import run_recipe
 from titan_core.api import UserError
 from titan_core.api.parallel.mesh import STANDARD_DIMS
 from titan_core.cli.main import main
 from titan_debug.numerics.statistics import Moments, StepStatistics, read_statistics
 from titan_debug.verify.curves import Curve, compare
 from titan_debug.verify.meshes import parse_mesh
+from titan_testing.jobs import run_recipe
 
 TINY = [
     "--model.args", "{dim = 32, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 64}",
@@ -72,6 +72,15 @@ def test_of_two_gradients_that_differ_the_first_in_the_order_of_backward_is_repo
     assert str(compare(curve(), other, 1e-4).departure).startswith("step 1 in the gradient of norm: rms 3 instead of 1")
 
 
+def test_the_largest_difference_of_gradients_is_reported_with_its_parameter() -> None:
+    verdict = compare(curve(), curve(gradient=1.0005, zero=2e-7), 1e-4)
+    assert verdict.departure is None
+    assert (round(verdict.gradient_difference, 7), verdict.gradient) == (5e-4, "first.weight")
+    assert compare(curve(), curve(gradient=math.nan, mean=1.0), 1e-4).gradient == "first.weight"
+    none = Curve({1: 3.0}, {1: 1.0}, {})
+    assert math.isnan(compare(none, none, 1e-4).gradient_difference)
+
+
 def test_a_missing_gradient_is_reported() -> None:
     other = curve()
     for step in other.statistics.values():
@@ -81,6 +90,7 @@ def test_a_missing_gradient_is_reported() -> None:
 
 def test_a_run_that_ended_before_the_reference_is_reported() -> None:
     verdict = compare(curve(), Curve({1: 3.0}, {1: 1.0}, curve().statistics), 1e-4)
+    assert verdict.tolerance == 1e-4
     assert str(verdict.departure).startswith("step 2 in the loss: loss nan instead of 2")
     assert verdict.loss_difference != verdict.loss_difference
 

@@ -46,12 +46,58 @@ def build(context):
 """
 
 
+LOSSY = """
+from typing import ClassVar
+from titan_core.api import MeshDim, MeshUse, Phase, Ranks, Ref, Section, StepUse, Transform, hookimpl
+
+api = (1, 0)
+
+class Racks(Section):
+    section: ClassVar[str] = "racks"
+    count: Ranks = 1
+
+@hookimpl
+def titan_parallelisms():
+    rack = MeshDim("rack", "racks.count", divides="batch", data_parallel="own", before="pp")
+    return [
+        Transform(
+            name="racks", summary="", config=Racks, phase=Phase.DATA, steps=StepUse(observer=Ref("lossy:Sum")),
+            mesh=MeshUse(dims=(rack,), sums=("rack",), tolerance=0.05),
+            active=lambda context: context.job.mesh.degree("rack") > 1,
+        )
+    ]
+
+class Sum:
+    def __init__(self, parts, context):
+        self.group = context.mesh["rack"].get_group()
+        self.parameters = [parameter for part in parts for _, parameter in part.named_parameters()]
+    @hookimpl
+    def titan_gradients_complete(self, step):
+        import torch.distributed as dist
+        for parameter in self.parameters:
+            gradient = parameter.grad.to_local()
+            scale = gradient.abs().max() / 127
+            gradient.div_(scale).round_().mul_(scale)
+            dist.all_reduce(gradient, group=self.group)
+"""
+
+
+@pytest.mark.full
+def test_a_lossy_sum_passes_and_is_printed(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (in_tmp / "lossy.py").write_text(LOSSY)
+    arguments = ["--plugin", "lossy.py", "verify", "--mesh", "1", "--mesh", "rack=2", "--steps", "2", *TINY]
+    assert main(arguments) == 0, capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "rack=2: transform 'racks' is lossy: its gradients may differ by 5 % (MeshUse.tolerance)" in printed
+
+
 @pytest.mark.full
 def test_a_correct_mesh_passes(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--mesh", "tp=2", "--steps", "2", "--json", *TINY]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["reference"] == "one device" and printed["steps"] == 2
     assert printed["meshes"]["tp=2"]["equal"] and printed["meshes"]["tp=2"]["loss_difference"] < 1e-5
+    assert printed["meshes"]["tp=2"]["gradient_difference"] < 1e-4 and printed["meshes"]["tp=2"]["gradient"]
     folder = in_tmp / "outputs/verify/llama3_debug"
     assert not list(folder.glob("*/checkpoint"))
     # The statistics are the same on both meshes, whichever rank holds an element.

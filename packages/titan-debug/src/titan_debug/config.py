@@ -114,6 +114,12 @@ class NumericsSection(Section):
     `titan statistics RUN --now`. Statistics cost an additional forward pass."""
     save_statistics_folder: RunFolder = "debug/statistics"
     """Folder for statistics, relative to the run's directory."""
+    replay_freq: NonNegativeInt = 0
+    """Number of steps after which a step is repeated on other ranks, and compared bit by bit, to find a device that computes
+    wrong numbers. Such a check costs two further forward and backward passes. 0: only on request by `titan replay RUN`."""
+    record_weights: bool = False
+    """Write fingerprints of all weights before the first step and after the last to debug/weights.json, as `titan verify
+    --certificate` does. They are equal on every mesh. Costs some 30 ns an element on a CPU core, twice."""
 
 
 def check(context: JobContext[ProfilingSection]) -> Iterator[Problem]:

@@ -45,6 +45,9 @@ _KNOWN_GPUS = (
     ("MI250X", 191.5e12, None),
 )
 
+# The same in 4 bits, of the GPUs that have units for them.
+_IN_4_BITS = {"GB300": 15e15, "B300": 13.5e15, "GB200": 10e15, "B200": 9e15}
+
 
 @dataclass(frozen=True)
 class IdealTime:
@@ -62,6 +65,8 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
         words = set(re.split(r"[\s-]+", torch.cuda.get_device_name(device)))
         for part, bf16, in_8_bits in _KNOWN_GPUS:
             if words.issuperset(part.split()):
+                if dtype is torch.float4_e2m1fn_x2 and part in _IN_4_BITS:
+                    return _IN_4_BITS[part]
                 return in_8_bits if dtype.itemsize == 1 and in_8_bits is not None else bf16
     return None
 

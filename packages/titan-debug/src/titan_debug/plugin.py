@@ -41,6 +41,21 @@ def titan_debuggers() -> list[Observer]:
             build=Ref("titan_debug.numerics.statistics_recorder:StatisticsRecorder"),
         ),
         Observer(
+            name="device_check",
+            summary="repeats a step on other ranks, and names a device that computes something else",
+            config=NumericsSection,
+            active=lambda context: context.section.replay_freq > 0 or context.job.mesh.world_size > 1,
+            build=Ref("titan_debug.devices.device_check:DeviceCheck"),
+            check=Ref("titan_debug.devices.groups:check"),
+        ),
+        Observer(
+            name="weight_recorder",
+            summary="fingerprints of the weights before the first step and after the last, for certificates",
+            config=NumericsSection,
+            active=lambda context: context.section.record_weights,
+            build=Ref("titan_debug.certificate.fingerprints:WeightRecorder"),
+        ),
+        Observer(
             name="profiler",
             summary="torch profiler traces, periodically and on SIGUSR2",
             config=ProfilingSection,
@@ -150,6 +165,14 @@ def titan_commands() -> list[Command]:
             run=Ref("titan_debug.cli.flight:run"),
         ),
         Command(
+            name="replay",
+            group="look",
+            rare=True,
+            summary="repeat a running job's next step on other ranks, to find a device that computes wrong numbers",
+            arguments=Ref("titan_debug.cli.replay:arguments"),
+            run=Ref("titan_debug.cli.replay:run"),
+        ),
+        Command(
             name="statistics",
             group="look",
             rare=True,
@@ -163,6 +186,15 @@ def titan_commands() -> list[Command]:
             summary="train a recipe on several meshes, and check that the losses agree",
             arguments=Ref("titan_debug.cli.verify:arguments"),
             run=Ref("titan_debug.cli.verify:run"),
+            overrides=True,
+        ),
+        Command(
+            name="certificate",
+            group="look",
+            rare=True,
+            summary="compare a recipe, a run or weights with a certificate of `titan verify`",
+            arguments=Ref("titan_debug.cli.certificate:arguments"),
+            run=Ref("titan_debug.cli.certificate:run"),
             overrides=True,
         ),
         Command(

@@ -1,4 +1,4 @@
-"""The implementation of :class:`~titan_core.api.data.dataset.DataReplay`. Free of torch."""
+"""The implementation of :class:`~titan_core.api.data.replay.DataReplay`. Free of torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from titan_core.api import DocumentShard, DocumentSource, TextTokenizer, UserError
-from titan_core.api.data.dataset import DocumentPlace, SavedPosition, State, StepRows, StreamSpec
+from titan_core.api.data.dataset import DocumentPlace, State, StreamSpec
+from titan_core.api.data.replay import SavedPosition, StepRows
 from titan_core.data.positions import checked_positions
 from titan_core.data.shards import ShardGroup
 from titan_core.data.streams import stream_changes, stream_identity
@@ -21,7 +22,7 @@ _FIX = "restore what the run read"
 
 
 class Replay:
-    """See :class:`~titan_core.api.data.dataset.DataReplay`."""
+    """See :class:`~titan_core.api.data.replay.DataReplay`."""
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class Replay:
         self._followed: list[_Followed] = []
 
     def require_same(self, saved: SavedPosition) -> None:
-        """See :class:`~titan_core.api.data.dataset.DataReplay`."""
+        """See :class:`~titan_core.api.data.replay.DataReplay`."""
         refused, _ = stream_changes(self._spec, saved.state["stream_of"], self._stream, saved.changed)
         content = {change.key for change in refused if change.key.endswith(".content")}
         # A changed content says more than the number of its documents.
@@ -49,19 +50,19 @@ class Replay:
         return stream_identity(self._spec, self.sources, self._tokenizer)
 
     def read(self, shards: Iterable[int], after: SavedPosition | None = None) -> Iterator[StepRows]:
-        """See :class:`~titan_core.api.data.dataset.DataReplay`."""
+        """See :class:`~titan_core.api.data.replay.DataReplay`."""
         group = self._group(shards, after)
         while (rows := group.read()) is not None:
             yield rows
 
     def batch(self, rows: StepRows) -> Batch:
-        """See :class:`~titan_core.api.data.dataset.DataReplay`."""
+        """See :class:`~titan_core.api.data.replay.DataReplay`."""
         from titan_core.data.batches import batch_of  # imports torch
 
         return batch_of(self._spec, [rows], self._document_mask)
 
     def last_epoch(self, dataset: int, step: int, after: SavedPosition | None = None) -> int:
-        """See :class:`~titan_core.api.data.dataset.DataReplay`."""
+        """See :class:`~titan_core.api.data.replay.DataReplay`."""
         shards = range(self._spec.plan.logical_shards)
         group = self._read_up_to(step, after)
         # Streams that were restored, and not read since, have not read again the documents that they pack together.
@@ -72,7 +73,7 @@ class Replay:
         return max(epoch for epoch, _ in self._followed[dataset].newest.values())
 
     def position_after(self, step: int, after: SavedPosition | None = None) -> SavedPosition:
-        """See :class:`~titan_core.api.data.dataset.DataReplay`."""
+        """See :class:`~titan_core.api.data.replay.DataReplay`."""
         positions = self._read_up_to(step, after).positions()
         return SavedPosition(step, {"stream_of": self._stream, "shards": positions})
 
@@ -110,7 +111,7 @@ class Replay:
         group.load_positions(positions)
 
     def reached(self, dataset: int, shard: int) -> tuple[int, DocumentPlace | None]:
-        """See :class:`~titan_core.api.data.dataset.DataReplay`."""
+        """See :class:`~titan_core.api.data.replay.DataReplay`."""
         epoch, current = self._followed[dataset].newest[shard]
         return epoch, place_of(current)
 

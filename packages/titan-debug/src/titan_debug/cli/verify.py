@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from titan_core.api import CommandContext, UserError
@@ -17,10 +18,12 @@ from titan_core.toolkit.folder_lock import FolderLock
 from titan_core.toolkit.runs.child_runs import ChildRun, without_checkpoints
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.text import print_json, print_table, say
+from titan_debug.certificate.certify import certify
+from titan_debug.certificate.contents import read_recorded
 from titan_debug.config import NumericsSection
 from titan_debug.numerics.statistics import read_statistics
 from titan_debug.verify.curves import Curve, Verdict, compare
-from titan_debug.verify.meshes import Mesh, job_on, mesh_dims, overrides_for, parse_mesh, same_batch
+from titan_debug.verify.meshes import ONE_DEVICE, Mesh, job_on, mesh_dims, overrides_for, parse_mesh, same_batch
 
 EXIT_DIFFERENT = 1
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
@@ -40,6 +43,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerance", type=number("a relative difference", 0.0, 1e6), metavar="X",
         help="largest relative difference between losses that counts as rounding (default: 1e-4; 2e-2 in bfloat16)",
     )  # fmt: skip
+    parser.add_argument(
+        "--certificate", metavar="FILE",
+        help="write a certificate if all meshes equal one device, with digests of config, code, data and weights; `titan "
+             "certificate FILE` compares others with it",
+    )  # fmt: skip
     parser.add_argument("--output", metavar="DIR", help="directory of the runs (default: outputs/verify/<recipe>)")
     json_argument(parser)
 
@@ -55,13 +63,23 @@ def run(context: CommandContext) -> int:
         meshes.insert(0, Mesh({}))
     if len(set(map(str, meshes))) < len(meshes):
         raise UserError.one("titan verify", "got the same mesh twice", "remove one of the two --mesh options")
+    certified = _certified(arguments.certificate, meshes[0])
     reference = job_on(meshes[0], context, dims)
     steps = min(arguments.steps, reference.config.section(TrainingSection).steps)
     folder = Path(arguments.output or Path("outputs", "verify", Path(reference.config.section(JobSection).dump_folder).name))
-    runs = []
+    tolerance = tolerance_of(reference) if arguments.tolerance is None else arguments.tolerance
+    runs, jobs = [], []
+    lossy: list[float] = []
     for mesh in meshes:
         more = [*same_batch(mesh, reference, dims), *observed(reference, steps)]
-        job_on(mesh, context, dims, more)  # report every mistake before any training
+        if certified:
+            more.append(Override("numerics.record_weights", "true"))
+        job = job_on(mesh, context, dims, more)  # report every mistake before any training
+        jobs.append(job)
+        declared = {one.name: one.mesh.tolerance for one in job.transforms if one.mesh.tolerance}
+        lossy.append(sum(declared.values()))
+        for name, error in declared.items() if not arguments.json else ():
+            say(f"{mesh}: transform {name!r} is lossy: its gradients may differ by {100 * error:.3g} % (MeshUse.tolerance)")
         place = folder / str(mesh).replace(" ", "_")
         runs.append(
             ChildRun(arguments.recipe, [*context.overrides, *more, *overrides_for(mesh, dims)], mesh.processes, place)
@@ -72,10 +90,34 @@ def run(context: CommandContext) -> int:
                 say(f"{mesh}: {steps} steps, in {child.folder}", flush=True)
             child.train()
     curves = [read_curve(child.folder) for child in runs]
-    tolerance = tolerance_of(reference) if arguments.tolerance is None else arguments.tolerance
-    verdicts = [compare(curves[0], curve, tolerance) for curve in curves[1:]]
+    verdicts = [
+        compare(curves[0], curve, tolerance + lossy[0] + more) for curve, more in zip(curves[1:], lossy[1:], strict=True)
+    ]
     print_verdicts(meshes, curves, verdicts, tolerance, arguments.json)
-    return EXIT_DIFFERENT if any(verdict.departure for verdict in verdicts) else 0
+    if any(verdict.departure for verdict in verdicts):
+        return EXIT_DIFFERENT
+    if certified:
+        certificate = certify(context, reference, curves[0], jobs, verdicts, [read_recorded(child.folder) for child in runs])
+        certificate.write(certified)
+        if not arguments.json:
+            say(f"\nwrote {certified}; `titan certificate {quote(str(certified))} RECIPE|RUN` compares others with it")
+    return 0
+
+
+def _certified(file: str | None, reference: Mesh) -> Path | None:
+    """Return the file of the certificate.
+
+    Raises:
+        UserError: the reference is a mesh of several devices, or ``file`` is a folder.
+    """
+    where = f"--certificate {file}"
+    if file and str(reference) != ONE_DEVICE:
+        raise UserError.one(
+            where, "says that meshes equal one device", f"make it the reference: --mesh 1 before {reference}"
+        )
+    if file and Path(file).is_dir():
+        raise UserError.one(where, "is a folder", "name a file, such as certificate.json in it")
+    return Path(file) if file else None
 
 
 def _without_nan(figures: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -144,7 +186,10 @@ def print_verdicts(
                 "meshes": {
                     str(mesh): {
                         "equal": verdict.departure is None,
+                        "tolerance": verdict.tolerance,
                         **_without_nan({"loss_difference": verdict.loss_difference}),
+                        **_without_nan({"gradient_difference": verdict.gradient_difference}),
+                        "gradient": verdict.gradient,
                         "departure": None if verdict.departure is None else _without_nan(vars(verdict.departure)),
                         "losses": list(_without_nan(dict(curve.losses)).values()),
                     }
@@ -153,12 +198,14 @@ def print_verdicts(
             }
         )
         return
-    rows = [(str(meshes[0]), f"{curves[0].losses[last]:.6f}", "", "reference")]
+    rows = [(str(meshes[0]), f"{curves[0].losses[last]:.6f}", "", "", "reference")]
     for mesh, curve, verdict in zip(meshes[1:], curves[1:], verdicts, strict=True):
         answer = "same" if verdict.departure is None else f"differs at step {verdict.departure.step}"
-        rows.append((str(mesh), f"{curve.losses.get(last, math.nan):.6f}", f"{verdict.loss_difference:.1e}", answer))
+        gradient = f"{verdict.gradient_difference:.1e} ({verdict.gradient})" if verdict.gradient else ""
+        loss = f"{curve.losses.get(last, math.nan):.6f}"
+        rows.append((str(mesh), loss, f"{verdict.loss_difference:.1e}", gradient, answer))
     print()
-    print_table(("mesh", f"loss of step {last}", "largest difference", "verdict"), rows)
+    print_table(("mesh", f"loss of step {last}", "losses differ by", "gradients by", "verdict"), rows)
     for mesh, verdict in zip(meshes[1:], verdicts, strict=True):
         if verdict.departure is not None:
             say(f"\n{mesh} first differs from {meshes[0]} at {verdict.departure}")

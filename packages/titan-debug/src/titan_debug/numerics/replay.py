@@ -7,7 +7,7 @@ must replay together because a forward pass involves all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,13 @@ def replay(update: PendingUpdate, parts: Sequence[ModelPart], on_output: OutputC
     Returns:
         This rank's share of the loss, summed over targets.
     """
+    with observed_outputs(parts, on_output):
+        return update.repeat_forward()
+
+
+@contextmanager
+def observed_outputs(parts: Sequence[ModelPart], on_output: OutputCallback) -> Iterator[None]:
+    """Call ``on_output`` after the forward pass of each module, none of which is compiled meanwhile."""
     with ExitStack() as stack:
         for part in parts:
             # Functions that modules call stay compiled: FlexAttention would otherwise materialise all scores.
@@ -47,7 +54,7 @@ def replay(update: PendingUpdate, parts: Sequence[ModelPart], on_output: OutputC
                     continue  # the root's output is that of its last module, and in a pipeline not the model's output
                 hook = module.register_forward_hook(partial(_forward_hook, on_output, name))
                 stack.callback(hook.remove)
-        return update.repeat_forward()
+        yield
 
 
 class _ObservedObjective(ObjectiveFunction):

@@ -50,8 +50,13 @@ class Verdict:
 
     loss_difference: float
     """The largest relative difference between the losses of a step."""
+    gradient_difference: float
+    """The largest relative difference between the rms, or mean, of a parameter's gradients in a step."""
+    gradient: str
+    """That parameter; empty if the runs have no statistics of gradients."""
     departure: Departure | None
     """``None`` if the runs agree within the tolerance."""
+    tolerance: float
 
 
 def compare(reference: Curve, other: Curve, tolerance: float) -> Verdict:
@@ -70,7 +75,23 @@ def compare(reference: Curve, other: Curve, tolerance: float) -> Verdict:
     differences = [_relative(loss, other.losses.get(step, math.nan)) for step, loss in reference.losses.items()]
     departures = (found for step in reference.losses for found in _departures(step, reference, other, tolerance))
     largest = math.nan if any(map(math.isnan, differences)) else max(differences, default=math.nan)
-    return Verdict(largest, next(departures, None))
+    gradients = [
+        (max(_moment_differences(ours, theirs, floor)), name)
+        for step in reference.losses
+        for name, ours, theirs, floor in _gradients(step, reference, other, MODULES_WITHIN * tolerance)
+    ]
+    gradient, parameter = max(gradients, key=lambda one: (one[0] != one[0], one[0]), default=(math.nan, ""))  # NaN first
+    return Verdict(largest, gradient, parameter, next(departures, None), tolerance)
+
+
+def _gradients(step: int, reference: Curve, other: Curve, within: float) -> Iterator[tuple[str, Moments, Moments, float]]:
+    """Yield the parameters in the order of backward, with the moments of their gradients in both runs, and the rms that a
+    gradient counts as at least."""
+    nothing, none = StepStatistics({}, {}), Moments(1, 0.0, 0.0, 0.0, 0)
+    ours, theirs = (curve.statistics.get(step, nothing).gradients for curve in (reference, other))
+    floor = within * Moments.total(ours.values()).rms
+    for name in reversed({**ours, **theirs}):
+        yield name, ours.get(name, none), theirs.get(name, none), floor
 
 
 def _departures(step: int, reference: Curve, other: Curve, tolerance: float) -> Iterator[Departure]:
@@ -84,11 +105,8 @@ def _departures(step: int, reference: Curve, other: Curve, tolerance: float) -> 
     expected, actual = reference.losses[step], other.losses.get(step, math.nan)  # the other run may have ended earlier
     if not _relative(expected, actual) <= tolerance:
         yield Departure(step, "the loss", "loss", expected, actual, _relative(expected, actual), tolerance)
-    floor = within * Moments.total(ours.gradients.values()).rms
-    none = Moments(1, 0.0, 0.0, 0.0, 0)
-    for name in reversed({**ours.gradients, **theirs.gradients}):
-        both = ours.gradients.get(name, none), theirs.gradients.get(name, none)
-        yield from _moment_departures(step, f"the gradient of {name}", *both, within, floor)
+    for name, before, after, floor in _gradients(step, reference, other, within):
+        yield from _moment_departures(step, f"the gradient of {name}", before, after, within, floor)
     expected, actual = reference.grad_norms.get(step, math.nan), other.grad_norms.get(step, math.nan)
     if not _relative(expected, actual) <= within:
         yield Departure(step, "the gradient norm", "norm", expected, actual, _relative(expected, actual), within)
@@ -97,11 +115,16 @@ def _departures(step: int, reference: Curve, other: Curve, tolerance: float) -> 
 def _moment_departures(
     step: int, where: str, expected: Moments, actual: Moments, within: float, floor: float
 ) -> Iterator[Departure]:
-    size = max(expected.rms, floor, 1e-30)
-    for figure, ours, theirs in (("rms", expected.rms, actual.rms), ("mean", expected.mean, actual.mean)):
-        difference = abs(ours - theirs) / size
+    figures = ("rms", expected.rms, actual.rms), ("mean", expected.mean, actual.mean)
+    for (figure, ours, theirs), difference in zip(figures, _moment_differences(expected, actual, floor), strict=True):
         if not difference <= within:
             yield Departure(step, where, figure, ours, theirs, difference, within)
+
+
+def _moment_differences(expected: Moments, actual: Moments, floor: float) -> tuple[float, float]:
+    """Return the relative differences of rms and mean."""
+    size = max(expected.rms, floor, 1e-30)
+    return abs(expected.rms - actual.rms) / size, abs(expected.mean - actual.mean) / size
 
 
 def _relative(expected: float, actual: float) -> float:
