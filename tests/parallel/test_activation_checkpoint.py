@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import all_to_all_single
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.jobs import make_job
 from harness.objectives import first_step
 from harness.transforms import transform
 from titan_core.api import Batch, ModelPart, UserError
@@ -23,6 +22,7 @@ from titan_core.model.build import build_parts
 from titan_core.model.next_token import NextToken
 from titan_parallel.activation_checkpoint import Selection, _contexts, saved_operators
 from titan_parallel.split_backward_contexts import contexts
+from titan_testing.jobs import make_job
 
 TINY: dict[str, object] = {
     "model.args": "{dim = 64, n_layers = 4, n_heads = 4, n_kv_heads = 2, ffn_dim = 128}",

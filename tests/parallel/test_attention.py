@@ -15,13 +15,13 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from harness.gloo_pool import GlooPool
 from harness.quick import rows
 from titan_core.api import Batch, CausalAttention, SequenceShare, causal_attention
 from titan_parallel.context_parallel import DividedAttention, HeadAndTail, head_and_tail
 from titan_parallel.head_exchange import HeadExchange, attention_by_heads
 from titan_parallel.region_collectives import Ranks
 from titan_parallel.window_attention import halo_of
+from titan_testing.gloo_pool import GlooPool
 
 
 @contextmanager

@@ -108,6 +108,59 @@ def test_documents_need_no_dense_mask(fake_cuda: FakeCuda, case: str) -> None:
     assert not [shape for shape in shapes if shape[-2:] in ((queries, 512), (512, queries))]
 
 
+VARLEN = {**DOCUMENTS, "data.document_attention": "varlen"}
+
+
+def varlen_calls(overrides: dict[str, object], ranks: int) -> tuple[set[Any], int]:
+    """Return what is passed to torch's variable-length attention on the last rank, and the operations of a forward pass."""
+    from titan_core.api.model import packed_attention
+
+    calls = set()
+    attend = packed_attention._kernel()
+
+    def recorded(
+        q: Any, k: Any, v: Any, ends: Any, ends_of_keys: Any, longest: int, longest_key: int, **options: Any
+    ) -> Any:
+        assert ends is ends_of_keys and ends.device.type == "cuda" and ends.dtype == torch.int32
+        calls.add((tuple(q.shape), tuple(k.shape), len(ends), longest, longest_key, *sorted(options.items())))
+        return attend(q, k, v, ends, ends_of_keys, longest, longest_key, **options)
+
+    packed_attention._kernel = lambda: recorded  # type: ignore[assignment]
+    found = train_simulated("tiny", overrides, ranks, ranks - 1, True, "NVIDIA H100 80GB HBM3")
+    return calls, next(phase.flops for phase in found.steps[-1].phases if phase.name == "forward")
+
+
+VARLEN_CASES = {
+    "one device, selective": (1, {AC: "selective"}, (512, 4, 2)),
+    "TP 2, full": (2, {TP: 2, AC: "full"}, (512, 2, 1)),
+    "CP 2 by heads": (2, {CP: 2, HEADS: 2}, (512, 2, 1)),
+    "two sequences": (1, {"training.local_batch_size": 2}, (1024, 4, 2)),
+    "windows": (1, {"model.args": str(TINY["model.args"]).replace("}", ", window = 100}")}, (512, 4, 2)),
+}
+
+
+@pytest.mark.parametrize("case", rows(VARLEN_CASES, (), ("one device, selective", "CP 2 by heads", "windows")))
+def test_variable_length_attention_gets_bounds_without_a_wait(fake_cuda: FakeCuda, case: str) -> None:
+    ranks, overrides, (positions, heads, key_heads) = VARLEN_CASES[case]
+    calls, flops = fake_cuda.call(varlen_calls, {**TINY, **VARLEN, **overrides}, ranks)
+    windows = (99, -1) if case == "windows" else (-1,)  # of every second layer
+    assert {call[:2] for call in calls} == {((positions, heads, 16), (positions, key_heads, 16))}
+    assert {call[5:] for call in calls} == {(("scale", 0.25), ("window_size", (one, 0))) for one in windows}
+    for _, _, bounds, longest, longest_key, *_ in calls:
+        assert (bounds - 1) % 8 == 0 and longest == longest_key and longest in (256, 512)
+    if case != "windows":  # which torch 2.11 does not count
+        plain = fake_cuda.train("tiny", {**TINY, **overrides}, ranks, rank=ranks - 1)
+        most = next(phase.flops for phase in plain.steps[-1].phases if phase.name == "forward")
+        assert 0.8 * most < flops <= most  # documents are counted as long as the longest
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("settings", [{CP: 2}, {CP: 4, HEADS: 2}], ids=str)
+def test_a_ring_keeps_block_masks(fake_cuda: FakeCuda, settings: dict[str, object]) -> None:
+    ranks = int(str(settings[CP]))
+    assert fake_cuda.call(varlen_calls, {**TINY, **VARLEN, **settings}, ranks)[0] == set()
+
+
 OPTIONS = {
     "one device": (1, {}),
     "documents": (1, {**DOCUMENTS, AC: "selective"}),

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord
-from harness.meshes import CP, HEADS, PP, SCHEDULE, TP, require_equal
 from harness.quick import rows
 from harness.small_gpt import HEAD_DIM, small, train_model
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord
+from titan_testing.meshes import CP, HEADS, PP, SCHEDULE, TP, require_equal
 
 BRIEF: dict[str, object] = {
     "training.steps": 3,

@@ -10,14 +10,14 @@ from typing import Any, cast
 import pytest
 from torch import nn
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import run_recipe
-from harness.meshes import CP, FAST, HEADS
 from harness.small_gpt import LAYOUT, SmallGPT
 from titan_core.api import ModelPart, hookimpl
 from titan_core.model.next_token import NextToken
 from titan_parallel import compile as compiler
 from titan_parallel.config import ActivationCheckpointSection, CompileSection
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import run_recipe
+from titan_testing.meshes import CP, FAST, HEADS
 
 
 def options_of_blocks(backend: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:

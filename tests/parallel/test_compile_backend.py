@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.jobs import run_recipe
 from titan_core.api import UserError
+from titan_testing.jobs import run_recipe
 
 
 @pytest.mark.parametrize("name", ["evil_module:owned", "evil_module", "eagre"])

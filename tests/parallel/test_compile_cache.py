@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from harness.jobs import run_recipe
 from titan_core.toolkit.device import device_name
 from titan_parallel.compile import FOLDER, CompileCache, UnusableCache, observe, read, write
 from titan_parallel.config import CompileSection
+from titan_testing.jobs import run_recipe
 
 DEVICE = device_name(torch.device("cpu"))
 

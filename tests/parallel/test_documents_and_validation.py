@@ -11,18 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import flex_attention
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, make_job
-from harness.meshes import CP, DR, FAST, HEADS, PP, SCHEDULE, TP, require_equal, run_in
+from harness import varlen_kernel
 from harness.objectives import first_step
 from harness.quick import rows
 from titan_core.api import Batch, Microbatch, UserError, current_microbatch
-from titan_core.api.model import attention, attention_mask
+from titan_core.api.model import attention, attention_mask, packed_attention
+from titan_core.api.parallel import microbatch
 from titan_core.api.parallel.model_part import arguments_of
 from titan_core.api.training.batch import IGNORE
+from titan_core.job import checks
 from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts
 from titan_parallel import context_parallel
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord, make_job
+from titan_testing.meshes import CP, DR, FAST, HEADS, PP, SCHEDULE, TP, require_equal, run_in
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +80,7 @@ def test_training_and_validation_equal_those_of_one_device(
     gloo: GlooPool, data: dict[str, object], one_device: RunRecord, tmp_path: Path, case: str
 ) -> None:
     ranks, overrides = CASES[case]
-    records = gloo.run(ranks, run_in, str(tmp_path), {**data, **overrides})
-    require_equal(records, one_device)
-    for record in records:
-        assert {step: targets for step, (_, targets) in record.validation.items()} == {
-            step: targets for step, (_, targets) in one_device.validation.items()
-        }
-        losses = {step: loss for step, (loss, _) in record.validation.items()}
-        assert losses == pytest.approx({step: loss for step, (loss, _) in one_device.validation.items()}, rel=1e-5)
+    require_equal(gloo.run(ranks, run_in, str(tmp_path), {**data, **overrides}), one_device)
 
 
 def run_with_flex(directory: str, overrides: dict[str, object]) -> RunRecord:
@@ -107,6 +103,54 @@ def run_with_flex(directory: str, overrides: dict[str, object]) -> RunRecord:
         patch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
         patch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", False)
         return run_in(directory, overrides)
+
+
+def run_with_varlen(directory: str, overrides: dict[str, object]) -> tuple[RunRecord, int]:
+    """Train with variable-length attention, as on GPUs, by a kernel for CPUs and in fp32, which the GPU's do not compute.
+    Return also how often its forward pass was called."""
+    varlen_kernel.register()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(microbatch, "uses_block_masks", lambda device: True)
+        patch.setattr(packed_attention, "_TYPES", (torch.float32,))
+        patch.setattr(checks, "_KERNEL_TYPES", ("float32",))
+        record = run_with_flex(directory, {"data.document_attention": "varlen", **overrides})
+    return record, len(varlen_kernel.calls)
+
+
+AC = "activation_checkpoint.mode"
+COMPILED = {"compile.enable": "true", "compile.backend": "aot_eager"}
+NARROW = "{dim = 32, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 64"
+VARLEN_CASES: dict[str, tuple[int, dict[str, object], int]] = {
+    "one device": (1, {}, 8),
+    "full": (1, {AC: "full"}, 16),
+    "selective": (1, {AC: "selective"}, 8),
+    "compiled": (1, COMPILED, 8),
+    "compiled, selective": (1, {**COMPILED, AC: "selective"}, 8),
+    "FSDP 2": (2, {}, 4),
+    "TP 2, selective": (2, {TP: 2, AC: "selective"}, 8),
+    "PP 2, ZBVZeroBubble, selective": (2, {PP: 2, SCHEDULE: "ZBVZeroBubble", AC: "selective"}, 8),
+    "CP 2 by heads": (2, {CP: 2, HEADS: 2}, 8),
+    "CP 2": (2, {CP: 2}, 0),
+    "CP 2x2 by rings and heads": (4, {CP: 4, HEADS: 2}, 0),
+    "windows": (1, {"model.args": f"{NARROW}, window = 10}}"}, 4),
+    "capped scores": (1, {"model.args": f"{NARROW}, softcap = 4.0}}"}, 0),
+}
+"""Ranks, settings, and how often the forward kernel is called on each rank: once a layer and microbatch, unless full
+recomputation calls it again, or FlexAttention takes its place."""
+VARLEN_FULL = ("full", "compiled, selective", "TP 2, selective", "PP 2, ZBVZeroBubble, selective", "CP 2 by heads", "CP 2")
+
+
+@pytest.mark.parametrize("case", rows(VARLEN_CASES, ("selective", "windows"), VARLEN_FULL))
+def test_variable_length_attention_equals_the_dense_mask(
+    gloo: GlooPool, data: dict[str, object], tmp_path: Path, case: str
+) -> None:
+    ranks, overrides, calls = VARLEN_CASES[case]
+    short = {**data, "training.steps": 1, "training.global_batch_size": 4, "validation.enable": "false"}
+    same = {key: value for key, value in overrides.items() if key == "model.args"}
+    dense = gloo.run(1, run_in, str(tmp_path), {**short, **same})[0]
+    found = gloo.run(ranks, run_with_varlen, str(tmp_path), {**short, **overrides})
+    require_equal([record for record, _ in found], dense)
+    assert [called for _, called in found] == [calls] * ranks
 
 
 WINDOWS = {"model.args": "{dim = 32, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 64, window = 10, softcap = 4.0}"}
@@ -191,7 +235,7 @@ def test_packed_documents_train_as_separate_ones() -> None:
 def test_a_model_without_document_masks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from harness import tiny
+    from titan_testing import tiny
 
     original: Callable[..., object] = tiny.layout
     monkeypatch.setattr(tiny, "layout", lambda args: replace(original(args), masks_documents=False))  # type: ignore[type-var]

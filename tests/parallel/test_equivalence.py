@@ -1,8 +1,8 @@
 """Every parallelism, with every mode of activation checkpointing, trains as one device does.
 
-``uv run pytest -m long tests/parallel/test_equivalence.py`` runs the whole table of :data:`harness.meshes.CASES` on the full
-``tiny`` model. The full run covers part of it, with a smaller model and fewer steps. The quick loop runs one mesh of each
-kind.
+``uv run pytest -m long tests/parallel/test_equivalence.py`` runs the whole table of :data:`titan_testing.meshes.CASES` on
+the full ``tiny`` model. The full run covers part of it, with a smaller model and fewer steps. The quick loop runs one mesh
+of each kind.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, make_job, run_recipe
-from harness.meshes import (
+from titan_core.api import UserError
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord, make_job, run_recipe
+from titan_testing.meshes import (
     CASES,
     CP,
-    DR,
     FAST,
     HEADS,
     PP,
@@ -34,7 +34,8 @@ from harness.meshes import (
     require_equal,
     run_in,
 )
-from titan_core.api import UserError
+from titan_testing.pytest_plugin import RunJob
+from titan_testing.suites import Suite
 
 QUICK = {
     ("FSDP 2", "none"),
@@ -117,44 +118,23 @@ def test_settings_that_must_not_change_the_losses(
     require_equal(gloo.run(ranks, run_in, str(tmp_path), {**FAST, **overrides}), one_device("fast"))
 
 
-@pytest.mark.parametrize(
-    ("ranks", "mesh"),
-    [
-        (2, {}),
-        pytest.param(2, {TP: 2}, marks=pytest.mark.full),
-        pytest.param(4, {TP: 2}, marks=pytest.mark.full),
-        (2, {PP: 2}),
-        (2, {PP: 2, SCHEDULE: "ZBVZeroBubble"}),  # rank 0 has both ends
-        pytest.param(2, {PP: 2, SCHEDULE: "Interleaved1F1B"}, marks=pytest.mark.full),
-        pytest.param(4, {PP: 4, "training.enable_cpu_offload": "true"}, marks=pytest.mark.long),
-        pytest.param(4, {PP: 2, "parallelism.fsdp_reshard_after_forward": "always"}, marks=pytest.mark.full),
-        pytest.param(4, {PP: 2, SCHEDULE: "DualPipeV"}, marks=pytest.mark.long),
-        pytest.param(4, {PP: 2, DR: 2}, marks=pytest.mark.long),
-        pytest.param(4, {PP: 2, TP: 2}, marks=pytest.mark.full),
-        pytest.param(4, {PP: 2, TP: 2, SCHEDULE: "ZBVZeroBubble"}, marks=pytest.mark.long),
-        pytest.param(4, {PP: 2, TP: 2, "model.args.vocab_size": 259}, marks=pytest.mark.full),
-        pytest.param(4, {PP: 2, CP: 2}, marks=pytest.mark.long),
-    ],
-    ids=str,
-)
-def test_tied_embeddings(gloo: GlooPool, tmp_path: Path, ranks: int, mesh: dict[str, object]) -> None:
-    settings = {**FAST, "model.args.tie_embeddings": "true", "training.max_norm": 0.5}
-    size = {key: value for key, value in mesh.items() if key.startswith("model.")}
-    (one,) = gloo.run(1, run_in, str(tmp_path), {**settings, **size})
-    many = gloo.run(ranks, run_in, str(tmp_path), {**settings, **mesh})
-    require_equal(many, one)
-    for record in many:
-        assert record.losses == pytest.approx(one.losses, rel=1e-6)
-        assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-5)
-        assert "output.weight" not in record.initial
+@pytest.mark.quick_rows(2)
+class TestTied(Suite):
+    """A shared embedding, of a vocabulary that does not divide. ``test_switches.py`` has further meshes."""
 
+    settings: ClassVar = {
+        **FAST,
+        "model.args.tie_embeddings": "true",
+        "model.args.vocab_size": 259,
+        "training.max_norm": 0.5,
+    }
+    meshes = (
+        "PP 2, GPipe", "FSDP 2", "TP 2", "FSDP x TP", "PP 2, Interleaved1F1B", "FSDP x PP", "TP x PP", "PP x CP by heads",
+        "PP 2, DualPipeV", "PP 2, ZBVZeroBubble",
+    )  # fmt: skip
 
-def test_a_vocabulary_that_does_not_divide(gloo: GlooPool, tmp_path: Path) -> None:
-    odd = {"model.args.vocab_size": 259, "training.steps": 5}
-    (one,) = gloo.run(1, run_in, str(tmp_path), {**TINY, **odd})
-    (two, _) = gloo.run(2, run_in, str(tmp_path), {**TINY, **odd, "parallelism.tensor_parallel_degree": 2})
-    assert two.losses == pytest.approx(one.losses, rel=1e-5)
-    assert two.grad_norms == pytest.approx(one.grad_norms, rel=1e-4)
+    def test_mesh(self, row: Case, run_job: RunJob) -> None:
+        self.require_equal_on(row, run_job)
 
 
 def test_mixed_precision_is_the_same_on_one_device_and_on_two(gloo: GlooPool, one_device: Reference, tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from harness.fake_ranks import Operators, fake_ranks
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord
-from harness.meshes import PP, TP
 from harness.objectives import first_step
 from harness.small_gpt import BLOCKS, GAINS, Gain, job_of, small, train_model
 from titan_core.api import Batch, JobMesh, hookimpl
 from titan_core.model.build import build_parts
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord
+from titan_testing.meshes import PP, TP
 
 PARAM, REDUCE = "training.mixed_precision_param", "training.mixed_precision_reduce"
 BFLOAT16: dict[str, object] = {PARAM: "bfloat16"}

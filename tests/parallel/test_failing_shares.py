@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from harness import small_gpt
-from harness.gloo_pool import GlooPool
-from harness.jobs import run_job
 from harness.odd_gpts import OWN, OWN_RULES, own_parameters
 from harness.small_gpt import LAYOUT, SmallGPT
 from titan_core.api import Column, Replicate, Row, UserError
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import run_job
 
 BRIEF: dict[str, object] = {
     "training.steps": 1, "training.global_batch_size": 4, "lr_scheduler.warmup_steps": 1,
@@ -27,9 +27,8 @@ CASES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
         SmallGPT,
         replace(LAYOUT, rules=SWAPPED),
         (
-            "module 'blocks.0.mlp.up', called with a tensor [2, 16, 24], cannot compute with a rank's share",
-            "'blocks.0.mlp.up.weight' [48, 24], rule Row(), of which a rank has [48, 12]",
-            "Column() takes whole features and divides its outputs, Row() takes divided ones",
+            "rules have Row() for 'blocks.0.mlp.up.weight', but its layer takes the whole input of region 'blocks.0.mlp'",
+            "give it Column(), and Row() to the layer that takes its results",
         ),
     ),
     "a whole layer": (

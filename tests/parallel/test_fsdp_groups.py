@@ -10,10 +10,10 @@ import torch
 
 from harness import odd_gpts, small_gpt
 from harness.fake_ranks import Operators, build_on_fake_ranks, fake_ranks
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord
 from harness.objectives import first_step
 from titan_core.api import Batch
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord
 
 LAYERS, DIM, FFN = 4, 32, 64
 BLOCK = 3 * DIM * DIM + 3 * DIM * FFN + 2 * DIM

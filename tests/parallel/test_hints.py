@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from harness.jobs import make_job
 from titan_core.api import Problem, UserError
+from titan_testing.jobs import make_job
 
 P = "parallelism."
 PP, TP, CP = (P + f"{name}_parallel_degree" for name in ("pipeline", "tensor", "context"))

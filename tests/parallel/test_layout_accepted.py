@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from harness import small_gpt
-from harness.jobs import make_job
 from harness.model_trials import CP, DOCUMENTS, DP, MESHES, NO_SP, ONE, PP, TP, job_on, require
 from harness.odd_gpts import (
     APART,
@@ -25,6 +24,7 @@ from harness.odd_gpts import (
 )  # fmt: skip
 from harness.small_gpt import LAYOUT
 from titan_core.api import Dropout, ModelLayout, Normal
+from titan_testing.jobs import make_job
 
 
 @pytest.mark.quick_rows(3)

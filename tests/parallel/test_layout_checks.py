@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from harness import small_gpt
-from harness.jobs import make_job
 from harness.small_gpt import SmallGPT
 from titan_core.api import (
     Column,
@@ -29,6 +28,7 @@ from titan_parallel.config import ContextParallelKeys, TensorParallelKeys
 from titan_parallel.context_parallel_check import check as context_check
 from titan_parallel.tensor_parallel import _require_heads
 from titan_parallel.tensor_parallel_check import check as tensor_check
+from titan_testing.jobs import make_job
 
 TP, CP = "parallelism.tensor_parallel_degree", "parallelism.context_parallel_degree"
 HEADS = "parallelism.context_parallel_heads_degree"

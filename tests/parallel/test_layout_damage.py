@@ -108,6 +108,8 @@ DAMAGES = [
     Damage("positions ignored, documents", DOCUMENTS, "two documents in one sequence give other logits than each gives alone", without_positions),
     # -- sequences of a batch
     Damage("a statistic of the batch", DP, r"module 'blocks\.1\.extra' mixes the sequences of a batch", mixed_of(lambda x: x - x[:, :1].mean(0, keepdim=True))),
+    Damage("a mean over the batch", ONE, r"'blocks\.1\.norms\.0', depends on other sequences of the batch; compute each sequence", mixed_of(lambda x: x.mean(0, keepdim=True))),
+    Damage("a batch norm", ONE, r"module 'blocks\.1\.extra' depends on other sequences of the batch", mixed(BatchNorm)),
     # -- random draws
     *(
         Damage(f"{name} draws", ONE, rf"its logits in training depend on random numbers that would differ between meshes: {place}", build)
@@ -129,7 +131,6 @@ DAMAGES = [
             ("a look ahead", ONE, r"module 'blocks\.1\.extra'", mixed_of(lambda x: x.roll(-1, 1)), LAYOUT),
             ("a mean of positions", ONE, r"the forward of module 'blocks\.1', before it calls 'blocks\.1\.norms\.0',", mixed_of(lambda x: x.mean(1, keepdim=True)), LAYOUT),
             ("a norm over positions", ONE, r"module 'blocks\.1\.extra'", mixed_of(lambda x: x / x.norm(dim=1, keepdim=True)), LAYOUT),
-            ("a batch norm", ONE, r"module 'blocks\.1\.extra'", mixed(BatchNorm), LAYOUT),
             ("a reversal", TP, r"module 'blocks\.1\.extra'", mixed_of(lambda x: x.flip(1)), LAYOUT),
             ("experts that choose tokens", ONE, r"module 'blocks\.1\.extra'", mixed_of(choosing_tokens), LAYOUT),
             ("a mixer that sees the next token", ONE, r"module 'blocks\.0\.attention\.mixer'", with_parts({"attention.mixer": SeesTheNext}), LAYOUT),

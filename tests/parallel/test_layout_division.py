@@ -11,8 +11,6 @@ import pytest
 from torch import Tensor, nn
 
 from harness import small_gpt
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord
 from harness.odd_gpts import (
     APART,
     JOINT,
@@ -28,6 +26,8 @@ from harness.odd_gpts import (
 )  # fmt: skip
 from harness.small_gpt import DIM, LAYOUT, SmallGPT
 from titan_core.api import Constant, ModelLayout, Normal
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord
 
 TP, PP = (f"parallelism.{name}_parallel_degree" for name in ("tensor", "pipeline"))
 CHUNKED = {"objective.chunk_tokens": 24}

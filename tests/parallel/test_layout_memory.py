@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness import small_gpt
 from harness.model_trials import CP, require
 from harness.odd_gpts import Of, shifted
-from harness.tiny import TinyArgs, layout as layout_of
-from harness.tiny_model import TinyModel
 from titan_core.api import UserError
+from titan_testing.tiny import TinyArgs, layout as layout_of
+from titan_testing.tiny_model import TinyModel
 
 WIDE = TinyArgs(dim=16_384, n_layers=3, n_heads=128, n_kv_heads=8, ffn_dim=53_248, vocab_size=128_256, max_seq_len=131_072)
 """Three of the 126 layers of Llama 3.1 405B."""

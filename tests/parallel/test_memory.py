@@ -11,12 +11,12 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import make_job
 from titan_core.loop import trainer, training
 from titan_core.loop.world import join_world
 from titan_core.model import build
 from titan_core.model.build import build_parts
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import make_job
 
 STEP: dict[str, object] = {"training.steps": 1, "training.seq_len": 64, "job.device": "cpu"}
 

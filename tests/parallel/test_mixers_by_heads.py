@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from harness import small_gpt
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, make_job, run_job
-from harness.meshes import CP, HEADS, TP, require_equal
 from harness.own_mixers import FADING, FADING_IN_PART, Fading, with_fading
 from harness.quick import rows
 from titan_core.api import JobContext, Mixer, ModelLayout, UserError
 from titan_parallel.config import ContextParallelKeys
 from titan_parallel.context_parallel_check import check
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord, make_job, run_job
+from titan_testing.meshes import CP, HEADS, TP, require_equal
 
 BRIEF: dict[str, object] = {
     "training.steps": 3,

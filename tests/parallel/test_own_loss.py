@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from harness import small_gpt
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, run_job
 from harness.transforms import transform
 from titan_core.api import Phase, UserError
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord, run_job
 
 TP = {"parallelism.tensor_parallel_degree": 2}
 COMPILED_LOSS = {"compile.enable": "true", "compile.components": '["loss"]', "compile.backend": "eager"}

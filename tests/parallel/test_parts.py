@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from harness.jobs import make_job
 from titan_core.api import ModelLayout, ModelPart, UserError, Vocabulary
 from titan_core.model.next_token import NextToken
 from titan_core.model.part_guard import PartGuard
@@ -19,6 +18,7 @@ from titan_parallel.activation_checkpoint import Selection
 from titan_parallel.pipeline import _stage
 from titan_parallel.pipeline_plan import _extra_layers
 from titan_parallel.split_backward_contexts import contexts
+from titan_testing.jobs import make_job
 
 # -- pipelines
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.jobs import make_job
 from titan_core.api import UserError
 from titan_parallel.pipeline_plan import PipelinePlan, even_cuts, plan_pipeline
+from titan_testing.jobs import make_job
 
 DEGREE = "parallelism.pipeline_parallel_degree"
 SCHEDULE = "parallelism.pipeline_parallel_schedule"

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from harness.jobs import make_job
 from titan_core.api import Job, JobContext
 from titan_parallel import planning
 from titan_parallel.config import CompileSection, ContextParallelKeys, PipelineKeys, TensorParallelKeys
 from titan_parallel.pipeline_check import check
 from titan_parallel.pipeline_plan import plan_pipeline
+from titan_testing.jobs import make_job
 
 P = "parallelism."
 PP, TP, CP = (P + f"{name}_parallel_degree" for name in ("pipeline", "tensor", "context"))

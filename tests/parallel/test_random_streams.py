@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, run_job
 from harness.masks import DIVIDED, DROPPING, MASKS, STEPS, train_masked
-from harness.meshes import CP, PP, SCHEDULE, TP
 from harness.small_gpt import changed, definition, job_of, layout_of
 from titan_core.api import CausalAttention, Dropout, UserError
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord, run_job
+from titan_testing.meshes import CP, PP, SCHEDULE, TP
 
 NO_SP = "parallelism.disable_sequence_parallel"
 AC = "activation_checkpoint.mode"

@@ -52,23 +52,33 @@ def passes(overrides: dict[str, object], layers: int) -> tuple[Operators, Operat
     return forward, backward
 
 
-GATHERED = {"all_gather_into_tensor": 2, "reduce_scatter_tensor": 2}
+KEPT: dict[str, object] = {"parallelism.tensor_parallel_reshard_after_forward": "never"}
+GATHERED = Counter({"all_gather_into_tensor": 2, "reduce_scatter_tensor": 2})
+SUMMED = Counter({"all_reduce": 2})
 
 
 @pytest.mark.parametrize(
-    ("overrides", "expected"), [({}, GATHERED), (NO_SP, {"all_reduce": 2})], ids=["sequence parallel", "replicated"]
+    ("overrides", "expected"),
+    [
+        (KEPT, (GATHERED, GATHERED)),
+        ({}, (GATHERED, GATHERED + Counter({"all_gather_into_tensor": 2}))),
+        (NO_SP, (SUMMED, SUMMED)),
+    ],
+    ids=["sequence parallel, inputs kept", "sequence parallel", "replicated"],
 )
-def test_a_block_calls_the_collectives_of_theory(overrides: dict[str, object], expected: dict[str, int]) -> None:
-    """Attention and feed-forward each gather their input and sum their output, in forward and, conversely, in backward."""
+def test_a_block_calls_the_collectives_of_theory(
+    overrides: dict[str, object], expected: tuple[Counter[str], Counter[str]]
+) -> None:
+    """Attention and feed-forward each gather their input and sum their output, in forward and, conversely, in backward,
+    which also gathers the inputs again."""
     one, two = passes(overrides, 1), passes(overrides, 2)
-    for shallow, deep in zip(one, two, strict=True):
-        assert deep.collectives - shallow.collectives == Counter(expected)
+    assert tuple(deep.collectives - shallow.collectives for shallow, deep in zip(one, two, strict=True)) == expected
 
 
 def test_large_sequences_are_gathered_and_scattered_without_a_copy_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = passes({}, 1), passes({}, 2)
+    one, two = passes(KEPT, 1), passes(KEPT, 2)
     monkeypatch.setattr(region_collectives, "LARGE_ROW", 0)
-    by_row = passes({}, 1), passes({}, 2)
+    by_row = passes(KEPT, 1), passes(KEPT, 2)
     for number in range(2):  # forward and backward
         copies = (two[number].others - one[number].others)["cat"]
         shallow, deep = by_row[0][number], by_row[1][number]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from torch import Tensor, nn
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord
-from harness.meshes import PP, SCHEDULE
 from harness.small_gpt import Block, changed, definition, layout_of, train_model
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord
+from titan_testing.meshes import PP, SCHEDULE
 
 
 class ViewingBlock(Block):

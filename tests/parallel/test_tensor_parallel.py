@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,16 +14,16 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import make_job, whole
 from harness.objectives import first_step
 from titan_core.api import Batch, UserError, World
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts
-from titan_parallel import region_collectives
+from titan_parallel import regather, region_collectives
 from titan_parallel.local_parameters import divide_embedding, divide_parameters
 from titan_parallel.region_collectives import Ranks, ReplicatedPositions, ShardedPositions, gather_columns
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import make_job, whole
 
 SEQ = 16
 # Grouped-query attention, and features and a vocabulary that two ranks divide unevenly.
@@ -31,8 +33,8 @@ MODEL: dict[str, object] = {
     "training.local_batch_size": 2,
     "job.device": "cpu",
 }
-NO_SP = {"parallelism.disable_sequence_parallel": "true"}
-NO_LOSS = {"parallelism.disable_loss_parallel": "true"}
+NO_SP: dict[str, object] = {"parallelism.disable_sequence_parallel": "true"}
+NO_LOSS: dict[str, object] = {"parallelism.disable_loss_parallel": "true"}
 TIED = {"model.args.tie_embeddings": "true"}
 VARIANTS: list[dict[str, object]] = [{}, NO_SP, NO_LOSS, {**NO_SP, **NO_LOSS}]
 
@@ -80,6 +82,74 @@ def gradients_by_row(folder: str, variants: list[dict[str, object]]) -> list[dic
         return gradients(folder, variants)
     finally:
         region_collectives.LARGE_ROW = before
+
+
+RESHARD = "parallelism.tensor_parallel_reshard_after_forward"
+
+
+def kept_inputs(folder: str, variants: list[dict[str, object]], row: int) -> list[tuple[int, int, dict[str, Tensor]]]:
+    """Return, for each variant, how many gathered inputs are alive after a forward pass, how often backward gathers one, and
+    the gradients."""
+    os.chdir(folder)
+    enter, start = ShardedPositions.enter, region_collectives.start_gather
+    gathered: list[weakref.ref[Tensor]] = []
+    again: list[Ranks] = []
+
+    def entered(self: ShardedPositions, hidden: Tensor) -> Tensor:
+        whole = enter(self, hidden)
+        gathered.append(weakref.ref(whole))
+        return whole
+
+    def started(share: Tensor, ranks: Ranks) -> Any:
+        again.append(ranks)
+        return start(share, ranks)
+
+    found = []
+    before, region_collectives.LARGE_ROW = region_collectives.LARGE_ROW, row
+    with (
+        mock.patch.object(ShardedPositions, "enter", entered),
+        mock.patch.object(regather, "start_gather", started),
+        join_world(make_job("tiny", {**MODEL, "parallelism.tensor_parallel_degree": 2}, 2)) as world,
+    ):
+        for variant in variants:
+            job = make_job("tiny", {**MODEL, "parallelism.tensor_parallel_degree": 2, **variant}, 2)
+            (part,) = build_parts(job, world.mesh, world.device)
+            gathered.clear()
+            again.clear()
+            tokens = torch.arange(2 * SEQ).view(2, SEQ) * 7 % 259
+            loss = part.forward_loss(first_step(Batch(tokens, tokens.roll(1))))
+            alive = sum(reference() is not None for reference in gathered)
+            loss.backward()
+            grads = {name: whole(p.grad) for name, p in part.module.named_parameters() if p.grad is not None}
+            found.append((alive, len(again), grads))
+    region_collectives.LARGE_ROW = before
+    return found
+
+
+@pytest.mark.parametrize("row", [region_collectives.LARGE_ROW, 0], ids=["whole batch", "by sequence"])
+def test_inputs_of_regions_are_gathered_again_for_backward(gloo: GlooPool, tmp_path: Any, row: int) -> None:
+    """Of two blocks with two regions each, and a head, which keeps its input."""
+    modes = ("none", "selective", "full")
+    policies = ("never", "default", "always")
+    variants = [{"activation_checkpoint.mode": mode, RESHARD: policy} for mode in modes for policy in policies]
+    found = gloo.run(2, kept_inputs, str(tmp_path), variants, row)[0]
+    counts = {tuple(variant.values()): one[:2] for variant, one in zip(variants, found, strict=True)}
+    assert counts == {
+        ("none", "never"): (5, 0),
+        ("none", "default"): (1, 4),
+        ("none", "always"): (1, 4),
+        ("selective", "never"): (1, 0),
+        ("selective", "default"): (1, 0),
+        ("selective", "always"): (1, 4),
+        ("full", "never"): (1, 0),
+        ("full", "default"): (1, 0),
+        ("full", "always"): (1, 4),
+    }
+    expected = found[0][2]
+    for variant, (_, _, grads) in zip(variants, found, strict=True):
+        assert grads.keys() == expected.keys()
+        for name, gradient in expected.items():
+            assert torch.equal(grads[name], gradient), (variant, name)
 
 
 @pytest.mark.full

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from harness import small_gpt
-from harness.gloo_pool import GlooPool
-from harness.jobs import run_job
 from harness.small_gpt import DIM, LAYOUT, VOCAB, SmallGPT
 from titan_core.api import ModelLayout, Replicate, UserError
 from titan_parallel.tied_stages import ties_within
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import run_job
 
 THREE = replace(LAYOUT, tied={"norm.weight": "embedding.weight", "output.weight": "embedding.weight"})
 

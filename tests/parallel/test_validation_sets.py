@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, make_job
-from harness.meshes import CP, FAST, PP, TP, run_in
 from harness.quick import rows
 from titan_core.api import UserError
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord, make_job
+from titan_testing.meshes import CP, FAST, PP, TP, run_in
 
 LETTERS = {"short": "7/5/11/4/9/6/8/12/3/5", "long": "30/41/17/23/38/29/33/36/27"}
 SETS = ", ".join(f'{{name = "{name}", dataset = "letters", dataset_path = "{path}"}}' for name, path in LETTERS.items())

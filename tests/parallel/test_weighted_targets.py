@@ -10,13 +10,13 @@ import pytest
 import torch.nn.functional as F
 
 from harness import small_gpt
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, run_job
 from harness.small_gpt import SmallGPT
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.api.training.batch import IGNORE
 from titan_core.data.loader import data_loader
 from titan_core.data.streams import OpenedData
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord, run_job
 
 BRIEF: dict[str, object] = {
     "training.dataset": "prompts", "training.dataset_path": "64", "training.steps": 3, "training.global_batch_size": 4,

@@ -44,13 +44,12 @@ class GroupedQueryAttention(nn.Module):
         """``x`` is B S D, ``documents`` B S; for ``rope`` see :func:`~titan_nn.rotary.rotate_neighbours`."""
         batch, seq, _ = x.shape
         # -1: tensor parallelism may leave only some of the heads in a projection.
-        q, k, v = (
-            projection(x).view(batch, seq, -1, self.head_dim).transpose(1, 2)  # B H S E
-            for projection in (self.wq, self.wk, self.wv)
-        )
+        q, k, v = (projection(x).view(batch, seq, -1, self.head_dim) for projection in (self.wq, self.wk, self.wv))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        mixed = self.mixer(self.rotate(q, rope), self.rotate(k, rope), v, documents)
+        q, k = self.rotate(q, rope), self.rotate(k, rope)
+        # Attention returns its result in the layout of the queries, so that ``wo`` reads it without a copy.
+        mixed = self.mixer(*(heads.transpose(1, 2) for heads in (q, k, v)), documents)  # B H S E
         return self.wo(mixed.transpose(1, 2).reshape(batch, seq, -1))
 
 

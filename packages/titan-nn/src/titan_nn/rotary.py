@@ -26,7 +26,7 @@ def rotate_neighbours(x: Tensor, rope: Tensor) -> Tensor:
     """Rotate each pair (2i, 2i + 1) of a head's features by the angle of its position, in fp32.
 
     Args:
-        x: ``[batch, heads, seq, head_dim]``.
+        x: ``[batch, seq, heads, head_dim]``.
         rope: ``[seq, 2, head_dim / 2]``, or ``[batch, seq, 2, head_dim / 2]`` if positions differ by sequence.
     """
     even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
@@ -40,7 +40,5 @@ def rotate_halves(x: Tensor, rope: Tensor) -> Tensor:
 
 
 def _rotated(x: Tensor, y: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
-    cos, sin = rope.unbind(-2)
-    if rope.dim() == 4:
-        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # the same for all heads
+    cos, sin = rope.unsqueeze(-3).unbind(-2)  # the same for all heads
     return x * cos - y * sin, x * sin + y * cos

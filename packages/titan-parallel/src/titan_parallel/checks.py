@@ -44,7 +44,7 @@ def check_recomputation(context: JobContext[ActivationCheckpointSection]) -> Ite
 
 def _budget(job: Job) -> Iterator[Refusal]:
     compiles = job.section(CompileSection)
-    compiled = compiles.enable and "model" in compiles.components and compiles.backend == "inductor"
+    compiled = compiles.compiles_blocks and compiles.backend == "inductor"
     if job.section(ActivationCheckpointSection).mode == "memory_budget" and not compiled:
         why = "needs torch.compile with the inductor backend, which enforces the budget"
         components = [*dict.fromkeys(("model", *compiles.components))]

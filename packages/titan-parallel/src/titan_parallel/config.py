@@ -31,6 +31,11 @@ class TensorParallelKeys(Section):
 
     disable_sequence_parallel: bool = False
     """Under tensor parallelism, keep all positions on every rank between layers instead of sharding them."""
+    tensor_parallel_reshard_after_forward: Literal["default", "always", "never"] = "default"
+    """With sequence parallelism, whether to free the gathered input of attention and feed-forward after their forward pass
+    and gather it again for backward, while backward computes ("always", least memory), or to keep it ("never", least
+    communication). "default" gathers it again where blocks do not recompute, because recomputation gathers it anyway.
+    Compiled blocks keep what the compiler selects."""
     disable_loss_parallel: bool = False
     """Under tensor parallelism, gather the logits on every rank instead of computing the loss on a sharded vocabulary."""
     enable_async_tensor_parallel: bool = False
@@ -121,3 +126,8 @@ class CompileSection(Section):
     cache: bool = True
     """Keep the compiler's results in the run's directory (compile_cache), so that a restarted run does not compile again.
     Only for the backend "inductor"."""
+
+    @property
+    def compiles_blocks(self) -> bool:
+        """Whether the blocks of the model are compiled."""
+        return self.enable and "model" in self.components

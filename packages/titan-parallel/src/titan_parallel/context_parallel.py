@@ -8,6 +8,7 @@ under a causal mask all ranks have the same work. Ranks pass or gather keys and 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from titan_core.api import (
     UserError,
     Vocabulary,
 )
+from titan_core.api.config.sections import DataSection
 from titan_core.api.model.attention import attend
 from titan_core.api.model.attention_mask import attention_masks, document_mask, mask_name, uses_block_masks
 from titan_core.api.training.batch import with_positions
@@ -40,6 +42,9 @@ from titan_parallel.window_attention import attend_within_window, halo_of
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
+
+
+log = logging.getLogger(__name__)
 
 
 def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> ModelPart:
@@ -61,6 +66,9 @@ def apply(part: ModelPart, context: TrainingContext[ContextParallelKeys]) -> Mod
         exchange, rings = HeadExchange(Ranks(context.mesh[HEADS.name])), context.mesh[HEADS.remainder]
         ring = SequenceShare(rings, head_and_tail(rings.size()))
     part.attention_masks = DividedMasks(ring, size)
+    if ring.mesh.size() > 1 and context.config.section(DataSection).document_attention == "varlen":
+        why = "a ring of ranks shards sequences, whose queries are not those of whole documents (%s divides heads instead)"
+        log.warning(f"data.document_attention: FlexAttention computes the documents: {why}", HEADS.degree_key)
     passed = context.section.context_parallel_rotate_method == "alltoall"
     # One object for each kind: the compiler compares them, and one graph serves all blocks of a kind.
     attention = {mixer: DividedAttention(ring, mixer, passed) for _, _, mixer in mixers if mixer.kind == CAUSAL_ATTENTION}

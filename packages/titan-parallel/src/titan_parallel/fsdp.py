@@ -136,6 +136,7 @@ def exact_modules(part: ModelPart, context: TrainingContext[Any]) -> list[tuple[
     training = context.job.section(TrainingSection)
     if {training.mixed_precision_param, training.mixed_precision_reduce} == {"float32"}:
         return []
+    compiled = context.job.section(CompileSection).compiles_blocks
     units = [*part.present(part.layout.embedding), *part.blocks(), *part.present(part.layout.head)]
     found: dict[str, nn.Module] = {}
     groups: dict[tuple[str, str | None], list[nn.Module]] = {}
@@ -148,7 +149,7 @@ def exact_modules(part: ModelPart, context: TrainingContext[Any]) -> list[tuple[
         found[path] = module
         unit = next((unit for unit in units if f"{path}.".startswith(f"{unit}.")), path)
         view = context.mesh.view_of(next(iter(own.values())))
-        groups.setdefault((path if _compiles_blocks(context) else unit, view), []).append(module)
+        groups.setdefault((path if compiled else unit, view), []).append(module)
     return [(view, modules) for (_, view), modules in groups.items()]
 
 
@@ -163,16 +164,13 @@ def _groups(blocks: list[nn.Module], context: TrainingContext[FSDPKeys]) -> list
     return groups
 
 
-def _compiles_blocks(context: TrainingContext[Any]) -> bool:
-    """Whether blocks are compiled. If so, modules are not grouped: the hooks of a group depend on which of its modules have
-    run, and compiled code has them as they were when it was traced."""
-    compiles = context.job.section(CompileSection)
-    return compiles.enable and "model" in compiles.components
-
-
 def _may_be_grouped(modules: list[nn.Module], context: TrainingContext[FSDPKeys], dtype: torch.dtype | None = None) -> bool:
-    """Whether ``modules`` can be one unit, gathered together: within ``fsdp_group_mib``, in ``dtype`` or that of the job."""
-    if _compiles_blocks(context):
+    """Whether ``modules`` can be one unit, gathered together: within ``fsdp_group_mib``, in ``dtype`` or that of the job.
+
+    Compiled blocks cannot: a group's hooks depend on which of its modules have run, and compiled code has them as they were
+    when it was traced.
+    """
+    if context.job.section(CompileSection).compiles_blocks:
         return False
     parameters = [parameter for module in modules for parameter in module.parameters()]
     dtype = dtype or getattr(torch, context.job.section(TrainingSection).mixed_precision_param)

@@ -112,6 +112,7 @@ def check_tensor(model: nn.Module, trial: ModelTrial, context: TrainingContext[T
     layout, keys = trial.layout, context.section
     mistakes = [trial.problem(*mistake) for mistake in _regions(model, layout)]
     mistakes += [trial.problem(*mistake) for mistake in _ends(model, layout)]
+    mistakes += [trial.problem(*mistake) for mistake in _whole_inputs(trial)]
     if mistakes:
         yield from mistakes
         return
@@ -166,6 +167,30 @@ def _regions(model: nn.Module, layout: ModelLayout) -> Iterator[tuple[str, str]]
         if not any(path.startswith(f"{region}.") for path in closing):
             why = f"regions names {region!r}, which has no layer with the rule Row and no module in sums"
             yield why, "name the module whose outputs are summed over ranks in rules or sums, or remove the region"
+
+
+def _whole_inputs(trial: ModelTrial) -> Iterator[tuple[str, str]]:
+    """Yield layers with the rule Row that are called with what their region receives, which is not sharded: (why, fix)."""
+    layout, received, mistakes = trial.layout, list[Any](), dict[str, str]()
+
+    def enter(forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        received[:] = [one for one in (*arguments, *keywords.values()) if isinstance(one, Tensor)]
+        return forward(*arguments, **keywords)
+
+    def take(name: str, forward: Callable[..., Any], hidden: Any, *arguments: Any, **keywords: Any) -> Any:
+        if any(hidden is one for one in received):
+            mistakes[name] = next(region for region in regions if name.startswith(f"{region}."))
+        return forward(hidden, *arguments, **keywords)
+
+    names = {call.name for call in trial.calls}
+    regions = {name for name in names if matches(name, layout.regions)}
+    inside = {name for name in names if any(name.startswith(f"{region}.") for region in regions)}
+    rows = {name for name in inside if isinstance(layout.rule(f"{name}.weight"), Row)}
+    around: dict[str, Around] = dict.fromkeys(regions, enter)
+    trial.run(trial.tokens, around=around | {name: partial(take, name) for name in rows})
+    for name, region in mistakes.items():
+        why = f"rules have Row() for '{name}.weight', but its layer takes the whole input of region {region!r}"
+        yield why, "give it Column(), and Row() to the layer that takes its results"
 
 
 def _ends(model: nn.Module, layout: ModelLayout) -> Iterator[tuple[str, str]]:

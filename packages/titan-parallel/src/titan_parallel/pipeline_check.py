@@ -173,7 +173,7 @@ def _other_microbatches(job: Job) -> Iterator[Option]:
 
 def _compiler(job: Job) -> Iterator[Refusal]:
     section = job.section(CompileSection)
-    if splits_backward(job) and section.enable and "model" in section.components:
+    if splits_backward(job) and section.compiles_blocks:
         # So do torch's schedules. Compiled backward also frees its buffers after the first of the two passes; if it is made
         # to keep them, gradients are wrong (torch 2.15).
         why = (

@@ -63,7 +63,11 @@ def tensor_choices(context: JobContext[TensorParallelKeys]) -> Choices:
     degree = context.job.mesh.degree("tp")
     if degree == 1:
         return {}
-    overlap = _compiles_blocks(context.job) and degree <= _NODE and not context.section.disable_sequence_parallel
+    overlap = (
+        context.job.section(CompileSection).compiles_blocks
+        and degree <= _NODE
+        and not context.section.disable_sequence_parallel
+    )
     return {"parallelism.enable_async_tensor_parallel": (True, False) if overlap else (False,)}
 
 
@@ -93,7 +97,7 @@ def pipeline_choices(context: JobContext[PipelineKeys]) -> Choices:
     degree, blocks = job.mesh.degree("pp"), job.model.layout.num_blocks
     if degree == 1 or keys.pipeline_parallel_schedule_csv is not None:
         return {}
-    compiled = _compiles_blocks(job)
+    compiled = job.section(CompileSection).compiles_blocks
     # The plan also tries compiled blocks, which are faster, unless the command line forbids it.
     only_split = not compiled and "compile.enable" not in job.config.overridden
     local = job.section(TrainingSection).local_batch_size
@@ -124,11 +128,6 @@ def _layers_of_more_stages(job: Job) -> list[int]:
         if stages % degree == 0 and 2 < stages // degree <= _MOST_STAGES and stages <= blocks:
             layers.setdefault(stages, number)
     return list(layers.values())
-
-
-def _compiles_blocks(job: Job) -> bool:
-    section = job.section(CompileSection)
-    return section.enable and "model" in section.components
 
 
 def pipeline_costs(context: JobContext[PipelineKeys]) -> Costs:

@@ -25,6 +25,7 @@ of an input that is still in flight (torch 2.15).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 import torch
@@ -32,7 +33,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from titan_parallel.torch_private import all_gather, all_gather_rows, all_reduce, reduce_scatter, start_reduce_scatter, wait
+from titan_parallel.torch_private import (
+    all_gather,
+    all_reduce,
+    reduce_scatter,
+    start_all_gather,
+    start_all_gather_rows,
+    start_reduce_scatter,
+    wait,
+)
 
 _POSITIONS: Final = 1
 
@@ -174,9 +183,17 @@ def gather_columns(columns: Tensor, ranks: Ranks, size: int) -> Tensor:
     return result
 
 
+def start_gather(share: Tensor, ranks: Ranks) -> Callable[[], Tensor]:
+    """Start to gather all positions of a rank's ``share``. Return a function that waits for them. Not while compiling."""
+    if _by_row(share, share.nbytes * ranks.size):
+        return start_all_gather_rows(share.contiguous(), ranks.size, ranks.group)
+    stacked = start_all_gather(share.contiguous(), ranks.size, ranks.group)
+    return lambda: torch.cat(wait(stacked).chunk(ranks.size), _POSITIONS)
+
+
 def _gathered(share: Tensor, dim: int, group: str, size: int) -> Tensor:
     if dim == _POSITIONS and _by_row(share, share.nbytes * size):
-        return all_gather_rows(share.contiguous(), size, group)
+        return start_all_gather_rows(share.contiguous(), size, group)()
     # The all-gather next to its matmul, in this form, is what inductor overlaps (asynchronous tensor parallelism).
     stacked = all_gather(share.contiguous(), size, group)
     return stacked if dim == 0 else torch.cat(stacked.chunk(size), dim)

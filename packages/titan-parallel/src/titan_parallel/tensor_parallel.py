@@ -34,9 +34,10 @@ from titan_core.api import (
 )
 from titan_core.api.model.random_streams import divide_streams
 from titan_core.api.training.batch import with_positions
-from titan_parallel.config import TensorParallelKeys
+from titan_parallel.config import CompileSection, TensorParallelKeys
 from titan_parallel.local_parameters import divide_embedding, divide_parameters, local_shard
 from titan_parallel.norms import divide_norm
+from titan_parallel.regather import Regather
 from titan_parallel.region_collectives import Positions, Ranks, ReplicatedPositions, ShardedPositions, gather_columns
 from titan_parallel.slots import PARTIAL_GRADIENTS, REGION_CASTS
 from titan_parallel.tensor_parallel_check import DEGREE, divides, undivided_heads
@@ -54,7 +55,8 @@ def apply(part: ModelPart, context: TrainingContext[TensorParallelKeys]) -> Mode
     positions = ReplicatedPositions(ranks) if replicated else ShardedPositions(ranks)
     _require_rules(part)
     _divide_embedding(part, mesh, positions)
-    _divide_ruled(part, mesh, positions)
+    compiled = context.job.section(CompileSection).compiles_blocks
+    _divide_ruled(part, mesh, positions, "never" if compiled else keys.tensor_parallel_reshard_after_forward)
     _divide_head(part, mesh, positions, gathers=keys.disable_loss_parallel)
     part.retie()
     divide_streams(part.module, mesh.get_local_rank(), mesh.size())
@@ -83,8 +85,12 @@ def _divide_embedding(part: ModelPart, mesh: DeviceMesh, positions: Positions) -
             whole.register_forward_hook(lambda module, arguments, output: positions.split(output))
 
 
-def _divide_ruled(part: ModelPart, mesh: DeviceMesh, positions: Positions) -> None:
-    """Divide the modules between the first and the last, by the layout's rules."""
+def _divide_ruled(part: ModelPart, mesh: DeviceMesh, positions: Positions, reshard: str) -> None:
+    """Divide the modules between the first and the last, by the layout's rules.
+
+    Args:
+        reshard: whether regions gather their input again for backward (``tensor_parallel_reshard_after_forward``).
+    """
     layout = part.layout
     region: tuple[str, _Region] | None = None
     whole = _whole_regions(part)
@@ -99,10 +105,10 @@ def _divide_ruled(part: ModelPart, mesh: DeviceMesh, positions: Positions) -> No
         sums = has_row or matches(name, layout.sums)
         if name in whole:
             if positions.differ:
-                _gather_input(module, positions, part.entries(REGION_CASTS).get(name))
+                _gather_input(module, positions, part.entries(REGION_CASTS).get(name), reshard)
                 module.register_forward_hook(lambda module, arguments, output: positions.keep(output))
         elif matches(name, layout.regions):
-            _gather_input(module, positions, part.entries(REGION_CASTS).get(name))
+            _gather_input(module, positions, part.entries(REGION_CASTS).get(name), reshard)
             region = name, _Region(positions)
             if not sums:
                 module.register_forward_hook(region[1].end)
@@ -159,18 +165,27 @@ def _own(module: nn.Module) -> list[str]:
     return [leaf for leaf, _ in module.named_parameters(recurse=False)]
 
 
-def _gather_input(module: nn.Module, positions: Positions, cast: Callable[[Tensor], Tensor] | None = None) -> None:
+def _gather_input(
+    module: nn.Module, positions: Positions, cast: Callable[[Tensor], Tensor] | None = None, reshard: str = "never"
+) -> None:
     """Gather the first input: one all-gather for all layers that read it, and one reduce-scatter in backward.
 
     Args:
         cast: applied to each rank's positions before they are gathered.
+        reshard: whether to gather it again for backward (``tensor_parallel_reshard_after_forward``).
     """
+    regather = Regather(positions.ranks, reshard == "always") if positions.differ and reshard != "never" else None
 
     def gather(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         first = arguments[0] if cast is None else cast(arguments[0])
-        return (positions.enter(first), *arguments[1:])
+        whole = positions.enter(first)
+        if regather is not None:
+            regather.begin(first, whole)
+        return (whole, *arguments[1:])
 
     module.register_forward_pre_hook(gather)
+    if regather is not None:
+        module.register_forward_hook(regather.end, always_call=True)
 
 
 def _sum_output(module: nn.Module, sum_: Callable[[Tensor, Tensor | None], Tensor], bias: str | None = None) -> None:

@@ -97,9 +97,7 @@ def _positions(job: Job) -> Iterator[Refusal]:
 
 def _compiled(job: Job) -> Iterator[Refusal]:
     section = job.section(CompileSection)
-    if job.section(TensorParallelKeys).enable_async_tensor_parallel and not (
-        section.enable and "model" in section.components
-    ):
+    if job.section(TensorParallelKeys).enable_async_tensor_parallel and not section.compiles_blocks:
         wanted = {"compile.enable": True, "compile.components": [*dict.fromkeys(("model", *section.components))]}
         changes = {key: value for key, value in wanted.items() if job.config.value(key) != value}
         yield Refusal("parallelism.enable_async_tensor_parallel", "needs the model compiled", [changes])

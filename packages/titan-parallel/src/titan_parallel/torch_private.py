@@ -2,7 +2,7 @@
 
 * ``torch.distributed.pipelining``: ``PipelineStage._prepare_forward_infra``, ``._get_init_p2p_neighbors_ops``,
   ``._pre_metadata_inference_backup``, ``.forward_maybe_with_nosync`` and ``.backward_one_chunk``;
-  ``schedules._PipelineScheduleRuntime``, the only class that runs a schedule from a CSV file. ``Tensor._base``.
+  ``schedules._PipelineScheduleRuntime``, the only class that runs a schedule from a CSV file.
 * ``torch.ops._c10d_functional``: collectives that return their result, so that the compiler can trace them;
   ``OpOverload._op``; and ``torch._C._AutoDispatchBelowAutograd``, which skips their gradients.
 * ``DTensor._local_tensor``, ``DTensor._spec`` and ``DTensor.__new__(DTensor, local_tensor, spec, requires_grad=...)``: the
@@ -17,6 +17,7 @@
 * ``torch.utils._python_dispatch``, ``torch._C._SetExcludeDispatchKeyGuard`` and
   ``Tensor._version``: torch's own selective checkpointing uses them too.
 * ``torch._foreach_copy_``.
+* ``torch._C._autograd._top_saved_tensors_default_hooks``, as ``torch.utils.checkpoint`` uses it, and ``Tensor._base``.
 * ``torch._C._will_engine_execute_node``, ``Tensor._backward_hooks`` and ``Tensor._post_accumulate_grad_hooks``: whether a
   gradient is added to ``.grad`` and nothing else.
 * ``nn.Module._parameters``: ``get_parameter`` reads through attributes, which properties may hide.
@@ -24,6 +25,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -168,9 +170,16 @@ def all_gather(shard: Tensor, ranks: int, group: str) -> Tensor:
     return _waited(_ALL_GATHER, shard, ranks, group)
 
 
-def all_gather_rows(shards: Tensor, ranks: int, group: str) -> Tensor:
-    """Return :func:`all_gather` of each row of ``shards``, ``[rows, shard, ...]`` to ``[rows, ranks * shard, ...]``, without
-    a copy. Not while compiling.
+def start_all_gather(shard: Tensor, ranks: int, group: str) -> Tensor:
+    """Start :func:`all_gather` and return its result for :func:`wait`. Not while compiling."""
+    with torch._C._AutoDispatchBelowAutograd():
+        result: Tensor = _ALL_GATHER(shard, ranks, group)
+    return result
+
+
+def start_all_gather_rows(shards: Tensor, ranks: int, group: str) -> Callable[[], Tensor]:
+    """Start :func:`all_gather` of each row of ``shards``, ``[rows, shard, ...]`` to ``[rows, ranks * shard, ...]``, without
+    a copy. Return a function that waits for the result. Not while compiling.
 
     Args:
         shards: contiguous.
@@ -178,10 +187,15 @@ def all_gather_rows(shards: Tensor, ranks: int, group: str) -> Tensor:
     rows, length, *rest = shards.shape
     result = shards.new_empty(rows, ranks * length, *rest)
     gather, gathering_group = dist.all_gather_into_tensor, process_group(group)
-    for work in [gather(*pair, gathering_group, async_op=True) for pair in zip(result, shards, strict=True)]:
-        assert work is not None  # this rank is in the group
-        work.wait()
-    return result
+    works = [gather(*pair, gathering_group, async_op=True) for pair in zip(result, shards, strict=True)]
+
+    def waited() -> Tensor:
+        for work in works:
+            assert work is not None  # this rank is in the group
+            work.wait()
+        return result
+
+    return waited
 
 
 def reduce_scatter(addend: Tensor, ranks: int, group: str) -> Tensor:
@@ -256,6 +270,19 @@ def sharded_like(sharding: Any, local: Tensor) -> DTensor:
     # Not its ``__init__``: that does nothing, but through a decorator that takes twice as long as the rest (torch 2.15).
     shard: DTensor = DTensor.__new__(DTensor, local, sharding, requires_grad=False)
     return shard
+
+
+def is_whole_view(tensor: Tensor, whole: Tensor) -> bool:
+    """Whether ``tensor`` is ``whole`` or a view of it with the same elements in the same order."""
+    base = tensor if tensor._base is None else tensor._base
+    return base is whole and tensor.numel() == whole.numel() and tensor.dtype == whole.dtype and tensor.is_contiguous()
+
+
+def saved_tensor_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None:
+    """Return the innermost ``torch.autograd.graph.saved_tensors_hooks`` that are active, which saving a tensor calls."""
+    hooks: tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks
 
 
 def accumulates(node: Any, leaf: Tensor, gradient: Tensor) -> bool:
