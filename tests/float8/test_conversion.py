@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torchao.float8.float8_linear import Float8Linear
 
-from harness.jobs import make_job
 from titan_core.api import Column, ModelLayout, ModelPart, Row, UserError
 from titan_core.model.next_token import NextToken
 from titan_float8 import config as sections, float8, hardware, mx
 from titan_float8.config import AUTO_FILTER, Float8Section, MXSection
 from titan_float8.tensor_parallel import cast_gathered_inputs
+from titan_testing.jobs import make_job
 
 LAYOUT = ModelLayout(
     num_blocks=1,

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torchao.float8 import convert_to_float8_training
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import make_job
 from titan_core.api import Column, ModelLayout, ModelPart, Row
 from titan_core.loop.world import join_world
 from titan_core.model.next_token import NextToken
 from titan_float8.config import Float8Section
 from titan_float8.float8 import linear_config
 from titan_float8.tensor_parallel import scale_over_ranks
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import make_job
 
 SIZE = 32
 LAYOUT = ModelLayout(

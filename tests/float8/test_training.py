@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, make_job, run_recipe
 from harness.low_precision import FAST, RECIPES, run_in
 from harness.quick import rows
 from titan_core.api import UserError
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord, make_job, run_recipe
 
 Runs = Callable[[str], RunRecord]
 

@@ -55,11 +55,16 @@ def check_mx(context: JobContext[MXSection]) -> Iterator[Problem]:
     section, config = context.section, context.config
     if AUTO_FILTER in section.filter_fqns:
         yield config.problem("mx.filter_fqns", f"{AUTO_FILTER} exists only for float8", "name the layers to skip")
+    ranks = context.job.mesh.degree("cp")
+    if section.recipe_name == "nvfp4" and ranks > 1 and (length := context.job.batch.seq_len) % (32 * ranks):
+        why = f"in weight gradients, 16 positions share a scale, and ranks hold chunks of {length / 2 / ranks:g}"
+        fix = f'make training.seq_len ({length}) a multiple of {32 * ranks}, or use "nvfp4_wgrad_with_hp"'
+        yield config.problem("mx.recipe_name", why, fix)
     if not section.convert_experts:
         return
     if section.recipe_name != "mxfp8_rceil_wgrad_with_hp":
         why = (
-            f'recipe_name is "{section.recipe_name}", and in weight gradients of experts 32 rows would share a scale: rows '
+            f'recipe_name is "{section.recipe_name}", and in weight gradients of experts rows would share a scale: rows '
             "of different tokens, so that results would depend on the mesh"
         )
         yield config.problem(MX_EXPERTS, why, 'set it to false, or set mx.recipe_name = "mxfp8_rceil_wgrad_with_hp"')

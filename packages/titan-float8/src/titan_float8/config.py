@@ -42,10 +42,13 @@ class MXSection(Section):
     may_change: ClassVar[tuple[str, ...]] = ("emulate",)  # changes no number
 
     enable: bool = False
-    """Compute linear layers in MXFP8: float8 with one scale per 32 numbers (OCP Microscaling Formats 1.0)."""
-    recipe_name: Literal["mxfp8_rceil", "mxfp8_floor", "mxfp8_rceil_wgrad_with_hp"] = "mxfp8_rceil"
-    """How scales are rounded: up, so that nothing overflows; down, as in the OCP specification; or up, with weight gradients
-    in high precision."""
+    """Compute linear layers in MXFP8: float8 with one scale per 32 numbers (OCP Microscaling Formats 1.0), or in NVFP4: 4
+    bits with one scale per 16 numbers (arXiv 2509.25149)."""
+    recipe_name: Literal["mxfp8_rceil", "mxfp8_floor", "mxfp8_rceil_wgrad_with_hp", "nvfp4", "nvfp4_wgrad_with_hp"] = (
+        "mxfp8_rceil"
+    )
+    """The format, and in MXFP8 how scales are rounded: up, so that nothing overflows; or down, as in the OCP specification.
+    With "wgrad_with_hp", weight gradients are computed in high precision."""
     filter_fqns: list[str] = Field(default_factory=list)
     """Layers and experts to keep in high precision: parts of their names, or patterns."""
     convert_head: bool = False
@@ -68,4 +71,4 @@ def float8_costs(context: JobContext[Float8Section]) -> Costs:
 
 def mx_costs(context: JobContext[MXSection]) -> Costs:
     """Return the type of the matmuls."""
-    return Costs(matmul_type="mxfp8")
+    return Costs(matmul_type="nvfp4" if context.section.recipe_name.startswith("nvfp4") else "mxfp8")

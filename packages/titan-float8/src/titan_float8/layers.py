@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from titan_core.api import ModelPart, UserError, matches
 from titan_core.api.parallel.model_part import PrunedModule
+from titan_float8.config import MXSection
 
 
 def linear_layers(
@@ -20,6 +22,9 @@ def linear_layers(
         filters: layers to skip: parts of names, or patterns.
         convert_head: whether to convert the layer that computes the logits.
         multiple: skips layers unless both dimensions of the weight are multiples of this number.
+
+    Raises:
+        UserError: another transform has given a layer a parameter, which the conversion would drop.
     """
     head = () if convert_head else part.layout.head[-1:]
     for name, module in part.named_modules():
@@ -28,6 +33,11 @@ def linear_layers(
         if is_filtered(name, filters) or matches(f"{name}.weight", part.layout.exact):
             continue
         if all(size % multiple == 0 for size in module.weight.shape):
+            if added := {leaf for leaf, _ in module.named_parameters(recurse=False)} - {"weight", "bias"}:
+                why = f"has the parameter {min(added)!r} of another transform, which a converted layer would drop"
+                raise UserError.one(
+                    f"linear layer {name!r}", why, "switch that transform off, or name the layer in filter_fqns"
+                )
             yield name, module
 
 
@@ -79,7 +89,34 @@ def round_as_eager(part: ModelPart, layers: Iterable[str]) -> None:
         part.fill("titan_parallel.compiler_options", name, {"emulate_precision_casts": True})
 
 
-def record_flops(part: ModelPart, layers: Mapping[str, nn.Linear], share: float) -> None:
-    """Record that each of ``layers`` computes the fraction ``share`` of its three matmuls in float8."""
+def record_flops(
+    part: ModelPart, layers: Mapping[str, nn.Linear], share: float, dtype: torch.dtype = torch.float8_e4m3fn
+) -> None:
+    """Record that each of ``layers`` computes the fraction ``share`` of its three matmuls in ``dtype``."""
     for name, layer in layers.items():
-        part.fill("titan_debug.flops", name, (torch.float8_e4m3fn, 6.0 * layer.weight.numel() * share))
+        part.fill("titan_debug.flops", name, (dtype, 6.0 * layer.weight.numel() * share))
+
+
+class ConvertedLinear(nn.Linear):
+    """A linear layer in a format with scales of blocks."""
+
+    emulate: bool
+    weight_gradient_in_high_precision: bool
+
+    @classmethod
+    def from_linear(cls, layer: nn.Linear, section: MXSection) -> Self:
+        """Return a layer that shares the parameters of ``layer``."""
+        with torch.device("meta"):
+            converted = cls(layer.in_features, layer.out_features, bias=False)
+        converted.weight, converted.bias = layer.weight, layer.bias
+        converted.emulate = section.emulate
+        converted.weight_gradient_in_high_precision = section.recipe_name.endswith("wgrad_with_hp")
+        return converted
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Compute what :class:`torch.nn.Linear` does."""
+        output = self._matmul(input, self.weight)
+        return output if self.bias is None else output + self.bias.to(output.dtype)
+
+    def _matmul(self, input: Tensor, weight: Tensor) -> Tensor:
+        raise NotImplementedError  # this is what a format is

@@ -27,7 +27,7 @@ def titan_precisions() -> list[Transform]:
         ),
         Transform(
             name="mxfp8",
-            summary="linear layers in MXFP8, with one scale per 32 numbers",
+            summary="linear layers in MXFP8 or NVFP4, with one scale per 32 or 16 numbers",
             config=MXSection,
             phase=Phase.PRECISION,
             active=lambda context: context.section.enable,
