@@ -1,7 +1,7 @@
 """Costs of the control plane by number of ranks, without the ranks: rendezvous, comparison of jobs, counts of a step, stop
 requests and checkpoints.
 
-    uv run python -m benchmarks.control_plane [--ranks 64 256 1024 4096] [--tensors 100] [--collector]
+    uv run python -m benchmarks.control_plane [--ranks 64 256 1024 4096] [--parts abce] [--tensors 100] [--collector]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import platform
 
 import torch
 
-from benchmarks.control_plane import commit, exchange, gloo, rendezvous, table
+from benchmarks.control_plane import commit, exchange, gloo, rendezvous, start, table
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.plugins.registry import Components
@@ -22,9 +22,9 @@ REQUESTS = 3
 NOTES = """
 Measured: all CPU seconds. (a) a real TCPStore and a real client per rank, which set and get the keys that gloo does in that
 order; rank 0 has the store. (b), (c), (d) Titan's functions on two ranks of N; the values of the others are handed to them.
-(e) torch's save and load, and Titan's manifest on two of N ranks; other ranks' plans and results are shifted copies.
-Counted by a model: messages and bytes, sent and received. All-gather: a ring, N-1 hops each way. All-reduce: a ring twice,
-2 (N-1) hops each way at most. Broadcast: a binomial tree. Gather and scatter: one message per rank, as long as the longest.
+(e) Titan's save and load on two of N ranks; the other ranks have the same tensors at other places.
+Counted: messages and bytes, sent and received. (b), (c), (e): those of Titan's tree, of depth log2(N); sums of up to 32
+ranks are gloo's ring, twice round. Broadcasts, by a model: a binomial tree.
 Not in it: time on the wire, waiting, and gloo's own CPU time, which the line on gloo shows for few ranks.
 """
 
@@ -32,6 +32,9 @@ Not in it: time on the wire, waiting, and gloo's own CPU time, which the line on
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[64, 256, 1024, 4096])
+    parser.add_argument(
+        "--parts", default="abce", help="a needs an open file for each rank, e an entry for each rank and tensor"
+    )
     parser.add_argument("--tensors", type=int, default=100, help="tensors of a checkpoint, each divided among all ranks")
     parser.add_argument("--collector", action="store_true", help="leave the garbage collector on while saving and restoring")
     arguments = parser.parse_args()
@@ -46,21 +49,29 @@ def main() -> None:
     print(*table.HEADER, sep="\n")
     manifests: dict[int, int] = {}
     for ranks in sorted(arguments.ranks):
-        rows = [rendezvous.rendezvous(ranks)]
-        rows += [exchange.same_job(job, ranks, differs) for differs in (False, True)]
-        rows += [exchange.stages(ranks), exchange.generators(ranks)]
-        rows += [exchange.counts(ranks, requests) for requests in (0, REQUESTS)]
-        saved, manifests[ranks] = commit.checkpoint(ranks, arguments.tensors, arguments.collector)
-        for row in [*rows, *saved]:
+        rows = [rendezvous.rendezvous(ranks)] if "a" in arguments.parts else []
+        if "b" in arguments.parts:
+            rows += [exchange.same_job(job, ranks, differs) for differs in (False, True)]
+            rows += [exchange.stages(ranks), exchange.generators(ranks)]
+        if "c" in arguments.parts:
+            rows += [exchange.counts(ranks, requests) for requests in (0, REQUESTS)]
+        if "e" in arguments.parts:
+            saved, manifests[ranks] = commit.checkpoint(ranks, arguments.tensors, arguments.collector)
+            rows += saved
+        for row in rows:
             print(table.line(row), flush=True)
         gc.collect()
     print(
         f"\nManifest of {arguments.tensors} tensors, MB:",
         ", ".join(f"{n}: {size / 1e6:.1f}" for n, size in manifests.items()),
     )
-    hop = gloo.report()
     for ranks in sorted(arguments.ranks):
-        print(f"model: {ranks} ranks: a step's all-reduce has {2 * (ranks - 1)} hops: {2 * (ranks - 1) * hop:.3f} s")
+        start.report(ranks)
+    hop, step = gloo.report()
+    for ranks in sorted(arguments.ranks):
+        hops, rounds = 2 * (ranks - 1), 2 * (ranks - 1).bit_length()
+        ring = f"in a ring {hops} hops: {hops * hop:.3f} s"
+        print(f"model: {ranks} ranks: a sum has {rounds} rounds: {rounds * step:.4f} s; {ring}")
 
 
 if __name__ == "__main__":

@@ -1,36 +1,32 @@
-"""Saving and restoring a checkpoint: torch's real ``save`` and ``load`` and Titan's real files on rank 0 and on the last
-rank; the plans and results of the others are those of rank 0 with other offsets."""
+"""Saving and restoring a checkpoint: Titan's real functions and files on rank 0 and on the last rank; the other ranks have
+the same tensors at other places."""
 
 from __future__ import annotations
 
 import pickle
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from benchmarks.control_plane.exchange import seeded_generators
-from benchmarks.control_plane.table import Cost, Row
+from benchmarks.control_plane.exchange import OtherRanks, seeded_generators
+from benchmarks.control_plane.table import Row
+from titan_ckpt.format import writer as writing
 from titan_ckpt.format.catalogue import entry
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.manifest import paused_gc
 from titan_ckpt.format.reader import Reader
-from titan_ckpt.format.stored import NAME, Chunk, chunk_digest
+from titan_ckpt.format.stored import NAME
 from titan_ckpt.format.writer import Writer
+from titan_core.api.parallel.tree import gather_on_first
 
 WIDTH = 4
 """Elements of each tensor on each rank: tensors are small, because only their number counts here."""
@@ -54,115 +50,38 @@ def _rank(rank: int, ranks: int, tensors: int) -> Iterator[dict[str, Tensor]]:
         dist.destroy_process_group()
 
 
-@dataclass
-class _Wire:
-    """What ranks have sent, and the cost of this one."""
+class _Others(OtherRanks):
+    """The other ranks of a save: each has what this one has, of its own place."""
 
-    rank: int
-    ranks: int
-    cost: Cost = field(default_factory=Cost)
-    serving: float = 0.0
-    plan: bytes = b""
-    """The plan that rank 0 sends to the last rank."""
-    result: bytes = b""
-    """What rank 0 sends to all ranks at the end."""
+    def __init__(self, rank: int, ranks: int, last: bytes = b"") -> None:
+        """
+        Args:
+            last: the checksums of the last rank.
+        """
+        super().__init__(rank, ranks)
+        self._last = last
+        self.written = b""
+        """The checksums of this rank."""
+        self._gathering = False
 
-    @contextmanager
-    def serve(self) -> Iterator[None]:
-        """Time in here is not the rank's."""
-        started = time.thread_time()
-        yield
-        self.serving += time.thread_time() - started
+    def answer(self, block: range) -> dict[Any, Any]:
+        if not self._gathering:
+            return super().answer(block)
+        own = bytearray(self.written)  # as bytes of each rank, which a pickle contains once
+        return {rank: (self._last if rank == self.ranks - 1 else bytes(own), None) for rank in block}
 
-    def count(self, messages: int, num_bytes: int) -> None:
-        """Add messages of ``num_bytes`` each."""
-        self.cost.messages += messages
-        self.cost.num_bytes += messages * num_bytes
+    def gather(self, value: tuple[bytes, None], group: None) -> dict[int, tuple[bytes, None]]:
+        self._gathering, (self.written, _) = True, value
+        return gather_on_first(value, group)
+
+    def broadcast_object_list(self, box: list[Any], **_: object) -> None:
+        self.count_broadcast(len(pickle.dumps(box[0])))
 
     def count_broadcast(self, num_bytes: int) -> None:
         """Add a broadcast from rank 0 in a binomial tree, and that of its size."""
         messages = (self.ranks - 1).bit_length() if self.rank == 0 else 1
-        self.count(messages, num_bytes + 8)
-        self.cost.messages += messages
-
-    def count_gather(self, num_bytes: int) -> None:
-        """Add an all-gather of sizes in a ring, and a gather at rank 0 of equally long messages."""
-        self.count(2 * (self.ranks - 1), 8)
-        self.count(self.ranks - 1 if self.rank == 0 else 1, num_bytes)
-
-
-def _wrapper(wire: _Wire) -> type[_DistWrapper]:
-    """Return torch's class with the collectives of objects replaced: it pickles what it would send, and unpickles what
-    others would have sent."""
-
-    class Wrapper(_DistWrapper):
-        def gather_object(self, object: Any) -> list[Any] | None:
-            own = pickle.dumps(object)
-            if wire.rank != 0:
-                wire.count_gather(len(own))
-                return None
-            with wire.serve():
-                sent = [own, *(pickle.dumps(_of_rank(object, rank, wire.ranks)) for rank in range(1, wire.ranks))]
-            wire.count_gather(max(map(len, sent)))
-            return [pickle.loads(one) for one in sent]
-
-        def scatter_object(self, object_list: list[Any] | None) -> Any:
-            if wire.rank != 0:
-                wire.count(3, len(wire.plan))
-                return pickle.loads(wire.plan)
-            assert object_list is not None
-            sent = [pickle.dumps(one) for one in object_list]
-            wire.plan = sent[-1]
-            wire.count_broadcast(0)
-            wire.count(wire.ranks - 1, max(map(len, sent)) + 8)
-            return pickle.loads(sent[0])
-
-        def broadcast_object(self, object: Any) -> Any:
-            if wire.rank == 0:
-                wire.result = pickle.dumps(object)
-            wire.count_broadcast(len(wire.result))
-            return pickle.loads(wire.result) if wire.rank != 0 else object
-
-        def all_gather_object(self, object: Any) -> list[Any]:
-            own = pickle.dumps(object)
-            wire.count(2 * (wire.ranks - 1), len(own) + 8)
-            return [pickle.loads(own) for _ in range(wire.ranks)]
-
-    return Wrapper
-
-
-def _of_rank(value: Any, rank: int, ranks: int) -> Any:
-    """Return what ``rank`` sends where rank 0 sends ``value``."""
-    if isinstance(value, SavePlan):
-        items = []
-        for item in value.items:
-            assert item.tensor_data is not None
-            offset = torch.Size((rank, 0))
-            box = replace(item.tensor_data.chunk, offsets=offset)
-            data = replace(item.tensor_data, chunk=box)
-            items.append(replace(item, index=replace(item.index, offset=offset), tensor_data=data))
-        return replace(value, items=items)
-    if isinstance(value, LoadPlan):
-        items = [
-            replace(
-                item,
-                dest_index=replace(item.dest_index, offset=torch.Size((rank, 0))),
-                storage_index=replace(item.storage_index, offset=torch.Size((rank, 0)), index=rank),
-            )
-            for item in value.items
-        ]
-        return replace(value, items=items)
-    assert isinstance(value, list), value
-    zeros = bytes(WIDTH * 4)
-    return [_result(result, rank, zeros) for result in value]
-
-
-def _result(result: WriteResult, rank: int, data: bytes) -> WriteResult:
-    chunk: Chunk = result.storage_data
-    offset = (rank, 0)
-    digest = chunk_digest(result.index.fqn, "float32", offset, chunk.shape, data)
-    moved = replace(chunk, offset=offset, file=f"data-{rank:05d}.bin", sha256=digest)
-    return replace(result, index=replace(result.index, offset=torch.Size(offset)), storage_data=moved)
+        self.cost.messages += 2 * messages
+        self.cost.num_bytes += messages * (num_bytes + 8)
 
 
 def _states(ranks: int) -> dict[str, Any]:
@@ -193,28 +112,27 @@ def checkpoint(ranks: int, tensors: int, collector: bool = False) -> tuple[list[
     with ExitStack() as stack:
         stack.enter_context(nullcontext() if collector else paused_gc())
         folder = Folder(stack.enter_context(tempfile.TemporaryDirectory())) / "step-1"
-        first, last = _Wire(0, ranks), _Wire(ranks - 1, ranks)
-        for wire in (first, last):
-            wire.plan, wire.result = first.plan, first.result
-            _save(wire, folder, tensors, state)
+        last = _Others(ranks - 1, ranks)
+        _save(last, folder, tensors, state)
+        first = _Others(0, ranks, last.written)
+        _save(first, folder, tensors, state)
         saved = Row("e checkpoint: plan, write, commit", ranks, first.cost, last.cost)
         for rank in range(1, ranks - 1):
             _data_file(folder, rank, tensors)
         size = folder.size(NAME) or 0
-        first, last = _Wire(0, ranks), _Wire(ranks - 1, ranks)
+        first, last = _Others(0, ranks), _Others(ranks - 1, ranks)
         with first.cost.timed():
             found = entry(folder, 1)
             sent = pickle.dumps([found, None])
         assert found.manifest is not None, found.problem
         with last.cost.timed():
             pickle.loads(sent)
-        for wire in (first, last):
-            wire.count_broadcast(len(sent))
+        for others in (first, last):
+            others.count_broadcast(len(sent))
         read = Row("e restore: read and broadcast the manifest", ranks, first.cost, last.cost)
-        first, last = _Wire(0, ranks), _Wire(ranks - 1, ranks)
-        for wire in (first, last):
-            wire.plan = first.plan
-            _load(wire, Reader(folder, found.manifest), tensors)
+        first, last = _Others(0, ranks), _Others(ranks - 1, ranks)
+        for others in (first, last):
+            _load(others, Reader(folder, found.manifest), tensors)
         return [saved, read, Row("e restore: plan and load", ranks, first.cost, last.cost)], size
 
 
@@ -223,18 +141,14 @@ def _data_file(folder: Folder, rank: int, tensors: int) -> None:
         file.write(bytes(tensors * WIDTH * 4))
 
 
-def _run(wire: _Wire, work: Callable[[], object]) -> None:
-    with wire.cost.timed():
-        work()
-    wire.cost.seconds -= wire.serving
+def _save(others: _Others, folder: Folder, tensors: int, state: dict[str, Any]) -> None:
+    with (
+        _rank(others.rank, others.ranks, tensors) as values,
+        patch.multiple(writing, dist=others, gather_on_first=others.gather),
+    ):
+        others.measure(lambda: Writer(folder, others.rank, 1, {}, state).save(values))
 
 
-def _save(wire: _Wire, folder: Folder, tensors: int, state: dict[str, Any]) -> None:
-    with _rank(wire.rank, wire.ranks, tensors) as values, patch.object(state_dict_saver, "_DistWrapper", _wrapper(wire)):
-        writer = Writer(folder, wire.rank, 1, {}, state)
-        _run(wire, lambda: state_dict_saver.save(dict(values), storage_writer=writer))
-
-
-def _load(wire: _Wire, reader: Reader, tensors: int) -> None:
-    with _rank(wire.rank, wire.ranks, tensors) as values, patch.object(state_dict_loader, "_DistWrapper", _wrapper(wire)):
-        _run(wire, lambda: state_dict_loader.load(dict(values), storage_reader=reader))
+def _load(others: _Others, reader: Reader, tensors: int) -> None:
+    with _rank(others.rank, others.ranks, tensors) as values, others.cost.timed():
+        reader.load(values)

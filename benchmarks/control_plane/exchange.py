@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import pickle
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,8 +20,8 @@ from benchmarks.control_plane.table import Cost, Row
 from titan_ckpt.contents.state import generator_states
 from titan_core.api import UserError, World
 from titan_core.api.observe.shared_request import SharedRequests
-from titan_core.api.parallel import world as worlds
-from titan_core.api.parallel.world import gather_objects
+from titan_core.api.parallel import tree, world as worlds
+from titan_core.api.parallel.tree import gather_objects
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.loader import StepData
 from titan_core.loop import world as joining
@@ -32,14 +33,25 @@ TENSORS = 100
 
 
 class OtherRanks:
-    """Stands for ``torch.distributed`` on ``rank`` of ``ranks``: hands over what the others would send, and counts messages
-    and bytes by the model in the benchmark's output. The time that it takes itself is in :attr:`serving`."""
+    """Stands for ``torch.distributed`` on ``rank`` of ``ranks``: hands over what the others would send over the tree
+    (:mod:`titan_core.api.parallel.tree`), and counts messages and bytes. The time that it takes itself is in
+    :attr:`serving`."""
 
-    def __init__(self, rank: int, ranks: int, value_of: Callable[[int], object] = lambda rank: None) -> None:
+    def __init__(self, rank: int, ranks: int, value_of: Callable[[int], object] | None = None) -> None:
+        """
+        Args:
+            value_of: the value of each rank; without it, all have this rank's.
+        """
         self.rank, self.ranks, self.cost, self.serving = rank, ranks, Cost(), 0.0
         pickled: dict[int, bytes] = {}
-        values = [value_of(other) for other in range(ranks)]
-        self.pickles = [pickled.setdefault(id(value), pickle.dumps(value)) for value in values]
+        values = [] if value_of is None else [value_of(other) for other in range(ranks)]
+        self._pickles = [pickled.setdefault(id(value), pickle.dumps(value)) for value in values]
+        self._own = b""
+        self._summed: Tensor | None = None
+        self._whole = False
+        """Whether the values themselves are exchanged, because their digests differ."""
+        self._messages: list[Tensor] = []
+        """What the peer of this round has still to send."""
 
     @contextmanager
     def _serve(self, messages: int, num_bytes: int) -> Iterator[None]:
@@ -49,37 +61,48 @@ class OtherRanks:
         yield
         self.serving += time.thread_time() - started
 
-    def get_rank(self) -> int:
+    def get_rank(self, group: object = None) -> int:
         return self.rank
 
-    def get_world_size(self) -> int:
+    def get_world_size(self, group: object = None) -> int:
         return self.ranks
 
-    def all_gather(self, outputs: Sequence[Tensor], own: Tensor) -> None:
-        hops = 2 * (self.ranks - 1)
-        with self._serve(hops, hops * own.nbytes):
-            known: dict[int, Tensor] = {}
-            for output, value in zip(outputs, self.pickles, strict=True):
-                if id(value) not in known:
-                    digest = hashlib.sha256(value).digest() + len(value).to_bytes(8)
-                    known[id(value)] = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
-                output.copy_(known[id(value)])
+    def is_initialized(self) -> bool:
+        return True
 
-    def broadcast(self, tensor: Tensor, src: int) -> None:
-        place = (self.rank - src) % self.ranks
-        depth = (self.ranks - 1).bit_length()
-        below = depth if place == 0 else sum(place + bit < self.ranks for bit in _lower_bits(place))
-        messages = below + (place != 0)
-        with self._serve(messages, messages * tensor.nbytes):
-            tensor.copy_(torch.frombuffer(bytearray(self.pickles[src]), dtype=torch.uint8))
+    def isend(self, tensor: Tensor, **_: object) -> SimpleNamespace:
+        with self._serve(1, tensor.nbytes):
+            return SimpleNamespace(wait=lambda: None)
 
-    def all_gather_object(self, outputs: list[Any], value: object) -> None:
-        """Unpickles each rank's value, as torch does: part of the rank's own time."""
-        hops = 2 * (self.ranks - 1)
-        with self._serve(2 * hops, hops * (8 + max(map(len, self.pickles)))):
-            pass
-        pickle.dumps(value)
-        outputs[:] = map(pickle.loads, self.pickles)
+    def send(self, tensor: Tensor, **more: object) -> None:
+        self.isend(tensor, **more)
+
+    def recv(self, tensor: Tensor, group_src: int, **_: object) -> None:
+        with self._serve(1, tensor.nbytes):
+            block = self.block(group_src)
+            if self._summed is not None:
+                tensor.copy_(self._summed * len(block))
+                return
+            self._messages = self._messages or tree.messages_of(self.answer(block))
+            tensor.copy_(self._messages.pop(0))
+
+    def block(self, peer: int) -> range:
+        """Return the ranks whose values ``peer`` sends to this one: all if it is the parent, or it and its descendants."""
+        if peer < self.rank:
+            return range(self.ranks)
+        return range(peer, min(peer + (peer & -peer), self.ranks))
+
+    def answer(self, block: range) -> dict[Any, Any]:
+        """Return what the ranks of ``block`` have found out together."""
+        key = functools.cache(lambda pickled: tree.key_of(pickled, self._whole))
+        found: dict[bytes, list[int]] = {}
+        for rank in block:
+            spans = found.setdefault(key(self._pickles[rank]) if self._pickles else self._own, [])
+            if spans and spans[-1] == rank:
+                spans[-1] += 1
+            else:
+                spans += rank, rank + 1
+        return found
 
     def all_reduce(self, tensor: Tensor, *_: object, **__: object) -> SimpleNamespace:
         """The sum, if all ranks have this rank's values. Sent and received in a ring, twice round."""
@@ -89,47 +112,61 @@ class OtherRanks:
         return SimpleNamespace(wait=lambda: None)
 
     def measure(self, work: Callable[[], object]) -> Cost:
-        """Call ``work`` as this rank; return its cost."""
-        with patch.object(worlds, "dist", self), self.cost.timed():
+        """Call ``work`` as this rank; return its cost. What a job does in the background counts too."""
+        merged, sums = tree.merged, tree.reduce_over_tree
+
+        def merge(own: dict[bytes, list[int]], rank: int, size: int, group: Any) -> dict[bytes, list[int]]:
+            self._own = next(iter(own))
+            self._whole = bool(self._pickles) and self._own == tree.key_of(self._pickles[rank], whole=True)
+            return merged(own, rank, size, group)
+
+        def add(tensor: Tensor, *arguments: Any) -> None:
+            self._summed = tensor.clone()
+            sums(tensor, *arguments)
+
+        def at_once(work: Callable[[], Any]) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_result(work())
+            return future
+
+        with (
+            patch.multiple(worlds, dist=self, in_background=at_once, reduce_over_tree=add),
+            patch.multiple(tree, dist=self, merged=merge),
+            self.cost.timed(),
+        ):
             work()
         self.cost.seconds -= self.serving
         return self.cost
-
-
-def _lower_bits(place: int) -> list[int]:
-    return [1 << bit for bit in range((place & -place).bit_length() - 1)]
 
 
 def same_job(job: AssembledJob, ranks: int, one_differs: bool) -> Row:
     """Compare the jobs of all ranks; with ``one_differs``, rank 1 has other packages, and all ranks name it."""
 
     def cost(rank: int) -> Cost:
-        other = {**job.identity(), "plugins": "others"}
-        differs = [one_differs and at == 1 for at in range(ranks)]
-        digest, identity, another = job.digest(), job.identity(), "0" * len(job.digest())
-        digests = OtherRanks(rank, ranks, lambda at: another if differs[at] else digest)
-        identities = OtherRanks(rank, ranks, lambda at: other if differs[at] else identity)
-        exchanges = iter((digests, identities))
+        identity = job.identity()
+        different = SimpleNamespace(
+            digest=lambda: "0" * len(job.digest()), identity=lambda: {**identity, "plugins": "others"}
+        )
+        mine = SimpleNamespace(digest=job.digest, identity=lambda: identity)
+        total = Cost()
 
         def gather(value: object) -> list[Any]:
-            ranks_of = next(exchanges)
-            with patch.object(worlds, "dist", ranks_of):
-                return gather_objects(value)
+            other = different.digest() if isinstance(value, str) else different.identity()
+            others = OtherRanks(rank, ranks, lambda at: other if one_differs and at == 1 else value)
+            found: list[Any] = []
+            cost = others.measure(lambda: found.extend(gather_objects(value)))
+            for name in ("seconds", "messages", "num_bytes"):
+                setattr(total, name, getattr(total, name) + getattr(cost, name))
+            return found
 
-        total = Cost()
-        mine = cast(AssembledJob, SimpleNamespace(digest=job.digest, identity=job.identity))
-        with patch.object(joining, "gather_objects", gather), total.timed():
+        with patch.object(joining, "gather_objects", gather):
             try:
-                joining.require_same_job(mine)
+                joining.require_same_job(cast(AssembledJob, mine))
             except UserError as error:
                 if not one_differs or error.problems[0].where != "rank 1":
                     raise
             else:
                 assert not one_differs
-        for part in (digests, identities):
-            total.seconds -= part.serving
-            total.messages += part.cost.messages
-            total.num_bytes += part.cost.num_bytes
         return total
 
     name = "b same job: one rank differs" if one_differs else "b same job: all agree"

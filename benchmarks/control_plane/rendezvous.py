@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 import torch.distributed as dist
 
 from benchmarks.control_plane.table import Cost, Row
+from titan_core.api.parallel import tree
 from titan_core.toolkit.open_files import allow_open_files
 
 ADDRESS_BYTES = 140
@@ -19,14 +20,11 @@ ADDRESS_BYTES = 140
 
 
 def peers(rank: int, ranks: int) -> list[int]:
-    """Return the ranks that ``rank`` exchanges something with: its neighbours in the ring, those in the binomial tree of a
-    broadcast from rank 0, and for checkpoints rank 0 and all others."""
-    if rank == 0:
-        return list(range(1, ranks))
-    parent = rank & (rank - 1)
-    children = [rank | bit for bit in (1 << n for n in range(ranks.bit_length())) if bit < rank & -rank]
-    found = {(rank - 1) % ranks, (rank + 1) % ranks, parent, 0, *(child for child in children if child < ranks)}
-    return sorted(found - {rank})
+    """Return the ranks that ``rank`` exchanges something with: those of the tree of sums, values and broadcasts, and, if the
+    ranks are few, its neighbours in the ring of sums."""
+    parent, children = tree.relatives(rank, ranks)
+    ring = [(rank - 1) % ranks, (rank + 1) % ranks] if ranks <= tree.LONGEST_RING else []
+    return sorted({*children, *ring, *([] if parent is None else [parent])} - {rank})
 
 
 def _serve(to: Connection, ranks: int) -> None:

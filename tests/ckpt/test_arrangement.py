@@ -146,7 +146,8 @@ def test_far_rows_are_read_apart() -> None:
     ids=str,
 )  # fmt: skip
 def test_rows_that_would_be_lost_are_refused(tensors: list[ForeignTensor], message: str) -> None:
-    form: Any = SimpleNamespace(files="safetensors", tensors=SimpleNamespace(call_list=lambda kind, args: tensors))
+    ref = SimpleNamespace(call_list=lambda kind, args: tensors, origin=None)
+    form: Any = SimpleNamespace(files="safetensors", tensors=ref)
     with pytest.raises(UserError, match=f"model 'm', format 'safetensors'.*{message}"):
         declared_tensors(form, packed.ARGS, "m")
 
@@ -155,7 +156,8 @@ def test_parameters_that_share_a_tensor_share_its_aliases() -> None:
     fused = [
         ForeignTensor("w", name, rows=range(2 * n, 2 * n + 2), row_block=4, aliases=("x",)) for n, name in enumerate("ab")
     ]
-    form: Any = SimpleNamespace(files="safetensors", tensors=SimpleNamespace(call_list=lambda kind, args: fused))
+    ref = SimpleNamespace(call_list=lambda kind, args: fused, origin=None)
+    form: Any = SimpleNamespace(files="safetensors", tensors=ref)
     assert declared_tensors(form, packed.ARGS, "m") == fused
 
 
@@ -214,7 +216,7 @@ def registry(*priorities: int, files: str = "safetensors") -> Any:
     """Return a registry in which several models accept the same config file."""
     models = [
         Model(
-            name=f"m{number}", summary="", flavors={"tiny": ARGS}, define=Ref("harness.tiny:define"),
+            name=f"m{number}", summary="", flavors={"tiny": ARGS}, define=Ref("titan_testing.tiny:define"),
             formats=(replace(packed.FORMAT, priority=priority, files=files),),
         )
         for number, priority in enumerate(priorities)

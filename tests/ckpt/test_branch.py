@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from harness.jobs import RunRecord, run_recipe
 from harness.resuming import run_in
 from titan_ckpt.commands.branch import copy_checkpoint
 from titan_ckpt.format.catalogue import entry
 from titan_ckpt.format.folder import Folder
 from titan_core.cli.main import main
 from titan_core.toolkit.folder_lock import FolderLock
+from titan_testing.jobs import RunRecord, run_recipe
 
 RUN = "outputs/tiny"
 PLATEAU: dict[str, object] = {"lr_scheduler.decay_ratio": 0.0}

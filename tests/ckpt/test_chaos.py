@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from harness import PATIENCE
 from harness.distributions import write_distribution
+from titan_testing import PATIENCE
 
 PHASES = ("staging", "writing", "before commit", "while committing", "after commit", "pruning")
 STEPS = 24

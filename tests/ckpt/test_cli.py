@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.jobs import run_recipe
 from titan_core.cli.main import main
+from titan_testing.jobs import run_recipe
 
 TINY: dict[str, object] = {
     "model.args": "{dim = 32, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}",

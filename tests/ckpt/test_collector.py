@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from harness.jobs import run_recipe
 from titan_ckpt.format.manifest import paused_gc
-from titan_ckpt.resume import loading, restoring
-from titan_ckpt.save import saving
+from titan_ckpt.format.reader import Reader
+from titan_ckpt.format.writer import Writer
+from titan_ckpt.resume import restoring
+from titan_testing.jobs import run_recipe
 
 SETTINGS: dict[str, object] = {"checkpoint.enable": "true", "checkpoint.async_mode": "disabled", "training.steps": 1}
 
@@ -48,10 +49,10 @@ def test_no_collection_while_plans_and_manifests_are_handled(in_tmp: Path, monke
 
         monkeypatch.setattr(module, name, watched)
 
-    watch(saving, "dcp_save")
+    watch(Writer, "save")
     watch(restoring, "entry")
-    watch(loading, "load")
+    watch(Reader, "load")
     run_recipe("tiny", SETTINGS)
     run_recipe("tiny", {**SETTINGS, "training.steps": 2})
     assert gc.isenabled()
-    assert set(seen) == {("dcp_save", False), ("entry", False), ("load", False)}
+    assert set(seen) == {("save", False), ("entry", False), ("load", False)}

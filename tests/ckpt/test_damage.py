@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from harness import PATIENCE
-from harness.jobs import RunRecord, run_recipe
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.manifest import read_manifest, verify_data
 from titan_ckpt.format.stored import UNFINISHED, BrokenCheckpoint
-from titan_ckpt.save import saving
+from titan_ckpt.format.writer import Writer
 from titan_core.api import UserError, hookimpl
 from titan_core.toolkit.launching import RESTART
 from titan_core.toolkit.runs.run_log import RunLog
+from titan_testing import PATIENCE
+from titan_testing.jobs import RunRecord, run_recipe
 
 TINY: dict[str, object] = {
     "model.args": "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}", "training.seq_len": 16,
@@ -189,7 +189,7 @@ class FullDisk:
         self.first, self.last = first, last
         self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         self._written = threading.Semaphore(0)
-        save: Any = saving.dcp_save
+        save: Any = Writer.save
 
         def counted(*arguments: Any, **keywords: Any) -> Any:
             try:
@@ -197,7 +197,7 @@ class FullDisk:
             finally:
                 self._written.release()
 
-        monkeypatch.setattr(saving, "dcp_save", counted)
+        monkeypatch.setattr(Writer, "save", counted)
 
     @hookimpl
     def titan_step_start(self, step: int) -> None:

@@ -22,13 +22,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
 from harness.dcp import IMPORT, imported, require_equal, weights, write
-from harness.gloo_pool import GlooPool
 from titan_ckpt.foreign import dcp_files
 from titan_ckpt.foreign.dcp_metadata import DcpChunk, DcpTensor, read_metadata
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.manifest import read_manifest
 from titan_core.api import ForeignTensor
 from titan_core.cli.main import main
+from titan_testing.gloo_pool import GlooPool
 
 
 def other_state(parameters: dict[str, Tensor]) -> dict[str, Any]:

@@ -14,10 +14,10 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
 from harness.dcp import IMPORT, MODEL, imported, require_equal, weights, write
-from harness.jobs import run_recipe
 from titan_ckpt.foreign.dcp_metadata import read_metadata
 from titan_core.api import UserError
 from titan_core.cli.main import main
+from titan_testing.jobs import run_recipe
 
 
 def test_a_damaged_checkpoint_is_not_exported(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:

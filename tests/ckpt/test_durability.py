@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.writer import Writer
@@ -49,7 +48,7 @@ def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def saved(folder: Folder) -> None:
     writer = Writer(folder / STEP, rank=0, step=3, about={}, state={})
-    save({"weight": torch.arange(4.0)}, storage_writer=writer, no_dist=True)
+    writer.save({"weight": torch.arange(4.0)})
 
 
 def test_a_checkpoint_is_durable_before_it_counts(tmp_path: Path, events: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,8 +17,6 @@ from typing import Any
 
 import pytest
 
-from harness import PATIENCE
-from harness.jobs import TINY, make_job, run_recipe
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.new_folder import new_folder
@@ -27,6 +26,8 @@ from titan_ckpt.save.exports import Exports
 from titan_ckpt.save.retention import Retention, set_aside
 from titan_core.api import UserError
 from titan_core.toolkit.processes import is_alive, python
+from titan_testing import PATIENCE
+from titan_testing.jobs import TINY, make_job, run_recipe
 
 
 class Process:
@@ -174,9 +175,11 @@ def test_a_folder_that_is_not_for_exports_alone_is_refused(setting: dict[str, st
 def test_a_model_that_cannot_be_exported_is_refused_before_the_first_step(in_tmp: Path) -> None:
     with pytest.raises(UserError) as caught:
         run_recipe("tiny", {**TINY, "checkpoint.enable": "true", "checkpoint.export": "hf", "job.dump_folder": "run"})
-    assert str(caught.value) == (
-        "checkpoint.export = 'hf': its checkpoints cannot be exported: model 'tiny': its plugin does not support export to "
-        "Hugging Face format; remove the key; or ask the plugin's author"
+    assert re.fullmatch(
+        r"checkpoint.export = 'hf': its checkpoints cannot be exported: plugin 'testing' \(titan-testing [\d.]+\): "
+        "model 'tiny': cannot be exported to Hugging Face format; remove the key; or its author can declare a "
+        "WeightFormat of 'safetensors' with from_args",
+        str(caught.value),
     )
     assert not (in_tmp / "run/metrics.jsonl").exists()
 
@@ -253,7 +256,7 @@ def test_a_new_folder_is_durable_before_it_has_its_name(tmp_path: Path, monkeypa
 @pytest.mark.full
 def test_a_job_that_exports_nothing_imports_none_of_it(in_tmp: Path) -> None:
     code = (
-        "import sys; from harness.jobs import TINY, run_recipe; "
+        "import sys; from titan_testing.jobs import TINY, run_recipe; "
         "run_recipe('tiny', {**TINY, 'checkpoint.enable': 'true'}); "
         "print([name for name in sys.modules if 'titan_ckpt' in name and 'export' in name])"
     )

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.jobs import TINY, run_recipe
 from titan_core.api import UserError, hookimpl
 from titan_core.toolkit.folder_lock import FolderLock
+from titan_testing.jobs import TINY, run_recipe
 
 
 def lock(folder: Path) -> FolderLock:

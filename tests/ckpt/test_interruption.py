@@ -7,9 +7,9 @@ import os
 import signal
 from pathlib import Path
 
-from harness.jobs import TINY, make_job, run_recipe
 from titan_core.api import hookimpl
 from titan_core.loop.training import train
+from titan_testing.jobs import TINY, make_job, run_recipe
 
 
 class Interrupts:

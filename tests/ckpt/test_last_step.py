@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from harness.jobs import TINY, run_recipe
 from titan_core.api import hookimpl
+from titan_testing.jobs import TINY, run_recipe
 
 
 class Events:

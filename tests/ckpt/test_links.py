@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.jobs import run_recipe
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.new_folder import new_folder
 from titan_ckpt.format.stored import UNFINISHED
@@ -17,6 +16,7 @@ from titan_ckpt.save.retention import make_room, remove
 from titan_core.api import UserError
 from titan_core.cli.main import main
 from titan_core.toolkit.own_files import remove_files, remove_tree
+from titan_testing.jobs import run_recipe
 
 TINY: dict[str, object] = {
     "model.args": "{dim = 32, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}",

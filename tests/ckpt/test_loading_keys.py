@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from harness.jobs import make_job, run_recipe
 from titan_ckpt.format.catalogue import entry
 from titan_ckpt.format.dtypes import to_dtype
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.manifest_checks import _require_known_names
 from titan_ckpt.format.stored import BrokenCheckpoint, Chunk, StoredTensor
 from titan_core.api import UserError, hookimpl
+from titan_testing.jobs import make_job, run_recipe
 
 ARGS = "{dim = 32, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 48%s}"
 TINY: dict[str, object] = {

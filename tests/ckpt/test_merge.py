@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.jobs import run_recipe
 from titan_ckpt.format.catalogue import pick
 from titan_ckpt.format.chunks import read_whole
 from titan_core.cli.main import main
+from titan_testing.jobs import run_recipe
 
 TINY: dict[str, object] = {
     "model.args": "{dim = 32, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 48}", "training.seq_len": 16,

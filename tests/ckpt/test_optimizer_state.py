@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from harness.gloo_pool import GlooPool
 from harness.odd_optimizers import train_in
 from titan_ckpt.contents.optimizer_state import group_values, state_of
 from titan_ckpt.contents.plain_values import Unsaveable, decode, encode, require_same_type
 from titan_core.api import UserError
+from titan_testing.gloo_pool import GlooPool
 
 
 @pytest.mark.parametrize(("optimizer", "schedule"), [("build_odd", None), (None, "build_exponential")])

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from titan_ckpt.contents.state import generator_states, restore_generators
 from titan_ckpt.contents.tensors import model_tensors
@@ -43,14 +41,14 @@ def part(value: float) -> ModelPart:
 
 def saved(folder: Path, tensors: dict[str, Tensor]) -> Folder:
     target = Folder(str(folder / "step-3"))
-    save(tensors, storage_writer=Writer(target, 0, 3, {}, {}), no_dist=True)
+    Writer(target, 0, 3, {}, {}).save(tensors)
     return target
 
 
 def test_persistent_buffers_are_saved_and_restored(tmp_path: Path) -> None:
     folder = saved(tmp_path, model_tensors([part(5.0)]))
     other = part(0.0)
-    load(model_tensors([other]), storage_reader=Reader(folder, read_manifest(folder)), no_dist=True)
+    Reader(folder, read_manifest(folder)).load(model_tensors([other]))
     state = {name: tensor.flatten()[0].item() for name, tensor in other.module.state_dict().items()}
     assert state == {"weight": 5.0, "mean": 5.0, "count": 5}
     assert other.module.get_buffer("table")[0] == 0.0

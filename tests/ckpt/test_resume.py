@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord
 from harness.resuming import run_in
 from titan_core.api import hookimpl
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord
 
 
 @pytest.fixture(scope="module")

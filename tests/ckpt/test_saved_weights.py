@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from harness.jobs import TINY, make_job
 from titan_ckpt.plugin import titan_next_commands
 from titan_ckpt.resume.position import with_overrides
 from titan_core.api import RunEnd, hookimpl
 from titan_core.cli.main import main
 from titan_core.loop.training import train
+from titan_testing.jobs import TINY, make_job
 
 SAVED: dict[str, object] = {**TINY, "checkpoint.enable": "true", "training.steps": 5}
 ENDS: dict[str, tuple[dict[str, object], int]] = {

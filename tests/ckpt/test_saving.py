@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness import PATIENCE
-from harness.jobs import RunRecord, run_recipe, whole
-from harness.tiny import NOISY
+from harness.noisy import NOISY
+from titan_ckpt.format.writer import Writer
 from titan_ckpt.save import saving, staging
 from titan_ckpt.save.staging import Staging
 from titan_core.api import hookimpl
 from titan_core.toolkit.json_lines import read_lines
+from titan_testing import PATIENCE
+from titan_testing.jobs import RunRecord, run_recipe, whole
 
 SETTINGS: dict[str, object] = {**NOISY, "checkpoint.enable": "true", "checkpoint.interval": 2}
 
@@ -60,7 +61,7 @@ def require_saved(step: int, watch: Watch, record: RunRecord) -> None:
 def test_a_late_write_saves_the_state_of_its_step(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint of step 2 is written after all later steps have ended."""
     watch = Watch()
-    original: Any = saving.dcp_save
+    original: Any = Writer.save
 
     def save(*arguments: Any, **keywords: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
@@ -68,7 +69,7 @@ def test_a_late_write_saves_the_state_of_its_step(in_tmp: Path, monkeypatch: pyt
         return original(*arguments, **keywords)
 
     with monkeypatch.context() as patch:
-        patch.setattr(saving, "dcp_save", save)
+        patch.setattr(Writer, "save", save)
         record = train({"checkpoint.async_mode": "async", "training.steps": 4}, watch)
     require_saved(2, watch, record)
 
@@ -113,7 +114,7 @@ def test_a_rank_that_lost_another_one_ends_although_its_background_save_waits_fo
     in_tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The collectives of a background save have a timeout of half an hour. No launcher can restart the job before."""
-    writing, answered, original = threading.Event(), threading.Event(), saving.dcp_save
+    writing, answered, original = threading.Event(), threading.Event(), Writer.save
     threads: list[threading.Thread] = []
 
     def save(*arguments: Any, **keywords: Any) -> Any:
@@ -122,7 +123,7 @@ def test_a_rank_that_lost_another_one_ends_although_its_background_save_waits_fo
         assert answered.wait(PATIENCE)
         return original(*arguments, **keywords)
 
-    monkeypatch.setattr(saving, "dcp_save", save)
+    monkeypatch.setattr(Writer, "save", save)
     monkeypatch.setattr(saving, "LOST_SECONDS", 0.01)
     with pytest.raises(RuntimeError, match="Timed out waiting"):
         run_recipe("tiny", {**SETTINGS, "checkpoint.async_mode": "async"}, observers=[LosesAnotherRank(writing)])

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness import PATIENCE
 from titan_ckpt.save.staging import Staging
+from titan_testing import PATIENCE
 
 
 class Event:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -17,16 +18,16 @@ import pytest
 import torch
 import torch.distributed
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import make_job
 from harness.one_of_many import OneOfMany
 from titan_core.__main__ import main
-from titan_core.api import MeshDim, MeshPlan, UserError
+from titan_core.api import MeshDim, MeshPlan, UserError, World
 from titan_core.api.parallel.mesh import STANDARD_DIMS
-from titan_core.api.parallel.world import gather_objects
+from titan_core.api.parallel.tree import gather_objects
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.loop.world import join_world, require_same_job, store_of_job
 from titan_core.toolkit.open_files import allow_open_files
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import TINY, make_job, run_recipe
 
 
 def test_coordinates_of_ranks_that_see_the_same_data() -> None:
@@ -44,14 +45,15 @@ def other_version(rank: int) -> str:
     """Return the error if a plugin's version differs between ranks."""
     job = make_job("tiny", {"job.device": "cpu"})
     versions = job.plugin_versions()
+    last = versions[-1]
     if int(os.environ["RANK"]) == rank:
-        versions[-1] = {**versions[-1], "version": "0.0.1"}
+        versions[-1] = {**last, "version": "0.0.1"}
     object.__setattr__(job, "plugin_versions", lambda: versions)
     try:
         with join_world(job):
             return "no error"
     except UserError as error:
-        return f"{versions[-1]['name']}: {error}"
+        return f"{last['name']}: {last['version']}: {error}"
 
 
 def test_rank_0_names_the_ranks_that_did_not_come() -> None:
@@ -75,9 +77,9 @@ def test_ranks_without_the_address_of_a_store_are_refused(monkeypatch: pytest.Mo
 
 def test_ranks_with_different_plugin_versions_are_refused(gloo: GlooPool) -> None:
     for report in gloo.run(2, other_version, 1):
-        plugin, _, problem = report.partition(": ")
+        plugin, version, problem = report.split(": ", 2)
         assert problem.startswith("rank 1: its job differs from that of rank 0 in plugins.")
-        assert f":{plugin} ('1.0' on rank 0, '0.0.1' here)" in problem
+        assert f":{plugin} ('{version}' on rank 0, '0.0.1' here)" in problem
 
 
 def test_a_single_rank_agrees_with_itself() -> None:
@@ -139,41 +141,86 @@ def test_the_command_frees_what_a_job_leaves_before_python_exits(monkeypatch: py
         gc.enable()
 
 
-def gathered(values: list[Any]) -> tuple[list[Any], int]:
-    """Gather one of ``values`` from each rank; return the result, and the number of bytes that this rank received."""
+def gathered(values: list[Any]) -> tuple[list[Any], int, int]:
+    """Gather one of ``values`` from each rank; return the result, the number of distinct objects in it, and that of bytes
+    that this rank received."""
     received = 0
 
-    def counting(collective: Callable[..., Any]) -> Callable[..., Any]:
-        def call(tensors: Any, *arguments: Any, **options: Any) -> Any:
-            nonlocal received
-            received += sum(tensor.nbytes for tensor in tensors) if isinstance(tensors, list) else tensors.nbytes
-            return collective(tensors, *arguments, **options)
-
-        return call
+    def recv(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        nonlocal received
+        received += tensor.nbytes
+        return original(tensor, *arguments, **options)
 
     torch.distributed.init_process_group("gloo")
+    original = torch.distributed.recv
     try:
-        with patch.multiple(
-            torch.distributed,
-            all_gather=counting(torch.distributed.all_gather),
-            broadcast=counting(torch.distributed.broadcast),
-        ):
+        with patch.object(torch.distributed, "recv", recv):
             found = gather_objects(values[torch.distributed.get_rank()])
-        return found, received
+        return found, len(set(map(id, found))), received
     finally:
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("kinds", [[0, 0, 0, 0], [0, 1, 1, 0], [2, 1, 0, 1], [3, 2, 1, 0]], ids=str)
-def test_each_distinct_value_is_sent_once(gloo: GlooPool, kinds: list[int]) -> None:
-    values = [str(kind) * 10_000 * (kind + 1) for kind in kinds]
-    for found, received in gloo.run(4, gathered, values):
+@pytest.mark.parametrize("kinds", [[0, 0], [0, 0, 0, 0], [0, 1, 1, 0], [2, 1, 0], [3, 2, 1, 0, 0, 1, 0]], ids=str)
+@pytest.mark.parametrize("length", [1, 10_000])
+def test_each_rank_gets_the_values_of_all(gloo: GlooPool, kinds: list[int], length: int) -> None:
+    values = [str(kind) * length * (kind + 1) for kind in kinds]
+    for found, distinct, received in gloo.run(len(kinds), gathered, values):
         assert found == values
-        distinct = sum(map(len, set(values)))
-        if len(set(kinds)) == 1:
-            assert received == 4 * 40  # digests only
-        elif len(set(kinds)) == 2:
-            assert distinct < received < distinct + 1000
+        assert distinct == len(set(kinds))
+        rounds = (len(kinds) - 1).bit_length() + 1  # its children and its parent
+        if distinct == 1 or length == 1:
+            assert received <= 512 * rounds  # digests or short values only
+        else:
+            assert received <= rounds * (1024 + sum(map(len, set(values))))
+
+
+def summed(parts: list[list[float]]) -> tuple[list[float], list[float], float]:
+    """Return two sums over trees that are under way at the same time, the second over all ranks but the last, and a
+    maximum."""
+    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+    try:
+        rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        replicas = [torch.distributed.new_group(ranks) for ranks in (range(size - 1), [size - 1])]
+        plan = MeshPlan(STANDARD_DIMS, {dim.name: size if dim.name == "dp_shard" else 1 for dim in STANDARD_DIMS})
+        world = World(rank, torch.device("cpu"), plan, cast(Any, None), cast(Any, replicas[rank == size - 1]))
+        mine = torch.tensor(parts[rank], dtype=torch.float64)
+        with patch("titan_core.api.parallel.world.LONGEST_RING", 1):
+            of_replica = world.sum_later(mine * 2, over_replica=True)
+            of_all = world.sum_later(mine.clone())
+            sums = of_all().tolist()
+            return sums, of_replica().tolist(), float(world.max(mine)[0])
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 6, 7])
+def test_sums_over_a_tree_are_the_same_on_all_ranks(gloo: GlooPool, size: int) -> None:
+    parts = [[0.1 * 3**rank, float(rank)] for rank in range(size)]
+    found = gloo.run(size, summed, parts)
+    sums, of_replica, largest = found[0]
+    assert sums == pytest.approx([sum(part[at] for part in parts) for at in (0, 1)], rel=1e-14)
+    assert of_replica == pytest.approx([2 * sum(part[at] for part in parts[:-1]) for at in (0, 1)], rel=1e-14)
+    assert largest == parts[-1][0]
+    assert found == [(sums, of_replica, largest)] * (size - 1) + [(sums, [2 * part for part in parts[-1]], largest)]
+
+
+def trained(dump_folder: str, longest_ring: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Train a tiny job; return its losses and final weights."""
+    with patch("titan_core.api.parallel.world.LONGEST_RING", longest_ring):
+        overrides = {**TINY, "training.local_batch_size": 1, "job.device": "cpu", "job.dump_folder": dump_folder}
+        record = run_recipe("tiny", overrides, weights=True)
+    return record.losses, record.final
+
+
+@pytest.mark.full
+def test_a_job_trains_alike_over_a_tree_and_in_a_ring(gloo: GlooPool, tmp_path: Path) -> None:
+    ring, tree = (gloo.run(4, trained, str(tmp_path / str(longest)), longest) for longest in (32, 1))
+    assert [losses for losses, _ in tree] == [tree[0][0]] * 4
+    for (losses, weights), (expected_losses, expected) in zip(tree, ring, strict=True):  # sums of another order
+        assert losses == pytest.approx(expected_losses, rel=1e-6)
+        for name, tensor in expected.items():
+            torch.testing.assert_close(weights[name], tensor)
 
 
 def limited(hard: int, connections: int) -> tuple[str, int]:
@@ -227,4 +274,4 @@ def test_a_rank_checks_the_limit_before_it_joins(monkeypatch: pytest.MonkeyPatch
             monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", lazy)
         with pytest.raises(Stop), join_world(job):
             raise AssertionError
-    assert asked == [3 * 4096, 26, 2 * 4096]
+    assert asked == [2 * 4096 + 26, 26, 2 * 4096]

@@ -20,7 +20,7 @@ def titan_checkpoints() -> list[Checkpoint]:
     return [
         Checkpoint(
             name="distributed",
-            summary="sharded checkpoints by torch.distributed.checkpoint: atomic, verified, loadable on any mesh",
+            summary="sharded checkpoints: atomic, verified, loadable on any mesh",
             config=CheckpointSection,
             active=lambda context: context.section.enable,
             build=Ref("titan_ckpt.store:Store"),

@@ -22,6 +22,7 @@ from titan_core.api import (
     Ref,
     Registry,
     StoredModel,
+    Transform,
     UserError,
     WeightFormat,
     WeightsContext,
@@ -61,6 +62,9 @@ def find(path: str, registry: Registry) -> StoredModel:
     seq_len = about.get("config", {}).get("training", {}).get("seq_len")
     if seq_len is not None:
         sections["training"] = {"seq_len": seq_len}
+    for transform in registry.all(Transform):
+        if transform.adds and transform.config and (table := about.get("config", {}).get(transform.config.section)):
+            sections[transform.config.section] = table
     step = found.manifest.step or None
     origin = {key: about[key] for key in ("hf",) if key in about}
     load = Ref[Any]("titan_ckpt.stored_model:load_own")
@@ -139,10 +143,7 @@ def load_own(context: WeightsContext) -> None:
     Raises:
         UserError: the checkpoint is damaged, or its weights are not those of the job's model; on every rank.
     """
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    from titan_ckpt.contents.tensors import model_tensors
+    from titan_ckpt.contents.tensors import model_tensors, without_absent
     from titan_ckpt.format.chunks import require_equal_weights
     from titan_ckpt.format.reader import Reader
     from titan_ckpt.resume.comparing import require_same_tensors
@@ -150,17 +151,14 @@ def load_own(context: WeightsContext) -> None:
     folder, world = Folder(context.stored.path), context.world
     manifest = world.on_first_rank(lambda: read_manifest(folder))
     world.on_first_rank(lambda: require_equal_weights(folder, manifest))
-    tensors = model_tensors(context.parts)
+    tensors = without_absent(context.job, model_tensors(context.parts), manifest.tensors)
     # What only training uses, and this job leaves out, is not loaded. Assembly has compared all other arguments.
     job, theirs = context.job, context.stored.sections["model"]["args"]
     mine = job.model_args.model_dump(mode="json")
     less = any(theirs.get(key) != value == mine[key] for key, value in job.family.training_only.items())
     require_same_tensors(job, world, folder, manifest, tensors, excluded=("*",) if less else ())
-    try:
-        load(tensors, storage_reader=Reader(folder, manifest))
-    except CheckpointException as error:
-        reasons = [reason[0] if isinstance(reason, tuple) else reason for reason in error.failures.values()]
-        raise UserError.one(str(folder), str(reasons[0]), "use another checkpoint") from None
+    if problem := Reader(folder, manifest).load_on_all(tensors, world):
+        raise UserError.one(str(folder), problem, "use another checkpoint")
 
 
 def located(path: str, registry: Registry) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,14 +16,18 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from titan_ckpt.contents.plain_values import Unsaveable
-from titan_ckpt.format.chunks import bytes_of
+from titan_ckpt.format.chunks import bytes_of, local
 from titan_ckpt.format.dtypes import ITEM_BYTES, dtype_name, overflows
 from titan_ckpt.format.stored import MODEL, OBSERVERS, of_replica
 from titan_core.api import CheckpointEvents, ModelPart, Problem, UserError, World, matches
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.toolkit.optimizers import global_offset
 
 log = logging.getLogger(__name__)
-MAKE_EQUAL = "all-reduce it where it is updated, or exclude a buffer from checkpoints with persistent=False"
+MAKE_EQUAL = (
+    "all-reduce it where it is updated, save a DTensor sharded over all dimensions along which ranks differ, or exclude a "
+    "buffer from checkpoints with persistent=False"
+)
 
 
 def model_tensors(parts: Sequence[ModelPart]) -> dict[str, Tensor]:
@@ -34,6 +39,13 @@ def model_tensors(parts: Sequence[ModelPart]) -> dict[str, Tensor]:
             if name in kept:
                 tensors[f"{MODEL}.{name}"] = tensor.detach()
     return tensors
+
+
+def without_absent(job: AssembledJob, tensors: Mapping[str, Tensor], stored: Iterable[str]) -> dict[str, Tensor]:
+    """Return ``tensors``, to load weights into, without those that transforms add to the model and that are not ``stored``:
+    they keep their initial values."""
+    added, known = [f"{MODEL}.{pattern}" for pattern in job.added], set(stored)
+    return {name: tensor for name, tensor in tensors.items() if name in known or not matches(name, added)}
 
 
 def buffer_names(parts: Sequence[ModelPart]) -> Iterator[str]:
@@ -78,20 +90,24 @@ def require_saveable(tensor: Tensor, name: str) -> None:
         raise Unsaveable(name, f"is a tensor with {shard.dtype} and {shard.layout}, which titan-ckpt cannot write")
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of ``tensor``."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def require_equal_on_ranks(tensors: Mapping[str, Tensor], world: World) -> None:
-    """Require tensors, except DTensors, to be equal on all ranks that have a tensor of the same name. Collective.
+    """Require tensors to be equal on all ranks that have a tensor of the same name, and DTensors of observers on all ranks
+    that have the same shard, if their mesh lacks a dimension: ranks may differ along it. Collective.
 
     Raises:
         Unsaveable: a tensor differs; on every rank. The message names it.
     """
     if world.size == 1:
         return
-    digests = digests_of({name: tensor for name, tensor in tensors.items() if not isinstance(tensor, DTensor)})
+    whole = {name: tensor for name, tensor in tensors.items() if not isinstance(tensor, DTensor)}
+    others = math.prod(world.plan.degrees[dim.name] for dim in world.plan.dims if dim.diverges or dim.divides == "layers")
+    shards = {
+        (name, global_offset(tensor)): tensor.to_local()
+        for name, tensor in tensors.items()
+        if isinstance(tensor, DTensor) and f"{OBSERVERS}." in name and tensor.device_mesh.size() * others < world.size
+    }
+    of_shards = digests_of({f"{name} from {list(offset)}": tensor for (name, offset), tensor in shards.items()})
+    digests = digests_of(whole) | of_shards
     text = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
     if len(set(world.gather(text))) == 1:
         return  # the usual case, unless pipeline stages hold different tensors; avoids gathering all digests

@@ -26,7 +26,7 @@ def declared_tensors(form: WeightFormat, args: BaseModel, model: str) -> Sequenc
         UserError: the plugin declares a name, a row or a parameter twice, or only some rows of a tensor.
     """
     tensors = form.tensors.call_list(ForeignTensor, args)
-    where = f"model {model!r}, format {form.files!r}"
+    where, fix = f"{form.tensors.origin or f'model {model!r}'}, format {form.files!r}", "fix its WeightFormat"
     # Parameters that share a tensor share its aliases.
     names = Counter(alias for _, alias in {(tensor.name, alias) for tensor in tensors for alias in tensor.aliases})
     parameters = Counter(tensor.parameter for tensor in tensors if not tensor.copy)
@@ -37,9 +37,9 @@ def declared_tensors(form: WeightFormat, args: BaseModel, model: str) -> Sequenc
         names[name] += 1 if shared else len(sources)
         if shared and len(claimed) < (block := sources[0].block):
             why = f"the plugin declares {len(claimed)} of each {block} rows of {name}, so that the others would be lost"
-            raise UserError.one(where, why, "fix the plugin")
+            raise UserError.one(where, why, fix)
     if repeated := [name for counter in (names, parameters) for name, number in counter.items() if number > 1]:
-        raise UserError.one(where, f"the plugin declares {repeated[0]} twice, so that one would be lost", "fix the plugin")
+        raise UserError.one(where, f"the plugin declares {repeated[0]} twice, so that one would be lost", fix)
     return tensors
 
 
@@ -64,6 +64,7 @@ def require_weights(
     wanted: Mapping[str, tuple[tuple[int, ...], str | None]],
     ignored: Collection[str],
     where: str,
+    declared_by: str = "its WeightFormat",
 ) -> None:
     """Require each requested parameter to be in the files, with the right shape and an unquantised dtype, and each tensor in
     the files to belong to a parameter.
@@ -72,6 +73,7 @@ def require_weights(
         wanted: shape of each parameter to load, and the dtype to convert to without loss (``None``: any conversion from
             :data:`~titan_ckpt.format.dtypes.FLOATS` is allowed).
         ignored: patterns of tensors in the files that are not weights.
+        declared_by: the plugin and its format, for errors that its author must fix.
 
     Raises:
         UserError: tensors are missing, unknown or different. The message names the first few.
@@ -96,7 +98,9 @@ def require_weights(
     problems += [f"{name} does not belong to the model" for name in unclaimed]
     if problems:
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise UserError.one(where, "; ".join(problems[:3]) + more, "are these the weights of this model?")
+        raise UserError.one(
+            where, "; ".join(problems[:3]) + more, f"are these the weights of this model? If so, fix {declared_by}"
+        )
 
 
 def require_equal_copies(files: ForeignFiles, declared: Sequence[ForeignTensor], where: str) -> None:

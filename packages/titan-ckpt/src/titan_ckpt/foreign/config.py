@@ -185,6 +185,11 @@ def preferred(model: Model, forms: Sequence[WeightFormat]) -> WeightFormat | Non
     return forms[0] if forms else None
 
 
+def owner(model: Model) -> str:
+    """Return the plugin of ``model`` and its name, for errors that its author must fix."""
+    return str(model.define.origin or f"model {model.name!r}")
+
+
 def require_one(equal: Sequence[tuple[Model, WeightFormat]], where: str) -> None:
     """Require that there are no two formats of the same priority.
 

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from titan_ckpt.foreign.arrangement import by_name, their_shapes, write
 from titan_ckpt.foreign.checks import declared_tensors
-from titan_ckpt.foreign.config import HF_INDEX, formats_of, preferred
+from titan_ckpt.foreign.config import HF_INDEX, formats_of, owner, preferred
 from titan_ckpt.foreign.hf_export import (
     complete_tokenizer,
     copy_tokenizer,
@@ -119,10 +119,12 @@ def hf_tensors(model: Model, args: BaseModel, stored: Mapping[str, str]) -> tupl
     form = preferred(model, [form for form in formats_of(model, "safetensors") if form.from_args is not None])
     if form is None:
         raise UserError.one(
-            f"model {model.name!r}", "its plugin does not support export to Hugging Face format", "ask the plugin's author"
+            owner(model),
+            "cannot be exported to Hugging Face format",
+            "its author can declare a WeightFormat of 'safetensors' with from_args",
         )
     tensors = [tensor for tensor in declared_tensors(form, args, model.name) if not tensor.copy]
-    _require_all_exported(stored, tensors, model.name, "Hugging Face", FLOATS)
+    _require_all_exported(stored, tensors, owner(model), "safetensors", FLOATS)
     return form, tensors
 
 
@@ -143,7 +145,7 @@ def to_dcp(source: str, target: Path, registry: Registry, dtype: torch.dtype | N
         tensors = [ForeignTensor(name, name) for name in own_names]
     else:
         tensors = [tensor for tensor in declared_tensors(form, args, model.name) if not tensor.copy]
-    _require_all_exported({name: tensor.dtype for name, tensor in manifest.tensors.items()}, tensors, model.name, "DCP")
+    _require_all_exported({name: tensor.dtype for name, tensor in manifest.tensors.items()}, tensors, owner(model), "dcp")
     require_equal_weights(found.folder, manifest)
     sources, read = by_name(tensors), _reader(found)
     planned = {name: _planned(name, parameters, manifest, dtype) for name, parameters in sources.items()}
@@ -180,12 +182,13 @@ def _planned(name: str, sources: Sequence[ForeignTensor], manifest: Manifest, dt
 
 
 def _require_all_exported(
-    stored: Mapping[str, str], tensors: Sequence[ForeignTensor], model: str, form: str, dtypes: Collection[str] = ()
+    stored: Mapping[str, str], tensors: Sequence[ForeignTensor], owner: str, form: str, dtypes: Collection[str] = ()
 ) -> None:
     """Require an export to contain every tensor of the model.
 
     Args:
         stored: dtype of each tensor of the checkpoint, by name.
+        owner: plugin and name of the model, for messages.
         form: name of the format, for messages.
         dtypes: dtypes that the format can hold (default: all).
 
@@ -195,8 +198,9 @@ def _require_all_exported(
     exported = {f"{MODEL}.{tensor.parameter}": tensor for tensor in tensors}
     missing = [name for name in stored if name.startswith(f"{MODEL}.") and name not in exported]
     if missing:
-        why = f"its plugin declares no {form} tensor for {', '.join(missing[:3])}, so the export would be incomplete"
-        raise UserError.one(f"model {model!r}", why, "ask the plugin's author")
+        why = f"format {form!r} declares no tensor for {', '.join(missing[:3])}, so the export would be incomplete"
+        fix = "add it to its WeightFormat; parameters that a transform has added are written by a command of its plugin"
+        raise UserError.one(owner, why, fix)
     for name in sorted(exported.keys() & stored.keys()):
         if dtypes and not exported[name].buffer and stored[name] not in dtypes:
             why = f"is stored as {stored[name]}, which is not a dtype of weights"

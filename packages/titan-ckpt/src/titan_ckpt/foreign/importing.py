@@ -18,7 +18,7 @@ from titan_ckpt.foreign.checks import (
     require_equal_copies,
     require_weights,
 )
-from titan_ckpt.foreign.config import formats_of, hf_about, model_for, preferred, read_config
+from titan_ckpt.foreign.config import formats_of, hf_about, model_for, owner, preferred, read_config
 from titan_ckpt.foreign.dcp_files import DcpFiles
 from titan_ckpt.foreign.files import ForeignFiles, open_files
 from titan_ckpt.format.dtypes import dtype_name, to_dtype
@@ -96,8 +96,9 @@ def import_weights(foreign: Foreign, target: Path, dtype: torch.dtype | None, to
     unnamed = wanted.keys() - {tensor.parameter for tensor in tensors}
     if unnamed:
         why = f"its plugin declares no {foreign.kind!r} tensor for {min(unnamed)}"
-        raise UserError.one(f"model {model.name!r}", why, "ask the plugin's author")
-    require_weights(files, declared, wanted, foreign.ignored, where)
+        raise UserError.one(owner(model), why, "add it to its WeightFormat")
+    declared_by = f"{owner(model)}, format {foreign.kind!r}"
+    require_weights(files, declared, wanted, foreign.ignored, where, declared_by)
     require_equal_copies(files, declared, where)
     about = {
         "model": f"{model.name} from {foreign.source.name}",

@@ -17,10 +17,10 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from titan_ckpt.contents.tensors import model_tensors, require_patterns_match
+from titan_ckpt.contents.tensors import model_tensors, require_patterns_match, without_absent
 from titan_ckpt.foreign.arrangement import read
 from titan_ckpt.foreign.checks import as_named_in, declared_tensors, require_equal_copies, require_weights
-from titan_ckpt.foreign.config import CONFIG_OF, DOWNLOAD_AGAIN, accepting, formats_of, kind_of, read_config
+from titan_ckpt.foreign.config import CONFIG_OF, DOWNLOAD_AGAIN, accepting, formats_of, kind_of, owner, read_config
 from titan_ckpt.foreign.files import ForeignFiles, open_files
 from titan_ckpt.format.dtypes import dtype_name
 from titan_ckpt.format.reader import PlainReader
@@ -90,14 +90,16 @@ def _open(
     files = open_files(path, kind)
     declared = as_named_in(files, declared_tensors(form, theirs, job.model_name), where)
     foreign = {f"{MODEL}.{tensor.parameter}": tensor for tensor in declared if not tensor.copy}
+    tensors = without_absent(job, tensors, foreign)
     unknown = [name for name in tensors if name not in foreign]
     if unknown:
-        why = f"the model's plugin declares no {kind!r} tensor for {unknown[0]}"
-        raise UserError.one(where, why, "add the name to checkpoint.exclude_from_loading")
+        why = f"declares no {kind!r} tensor for {unknown[0]}, which {where} may have"
+        fix = "add it to its WeightFormat, or the name to checkpoint.exclude_from_loading"
+        raise UserError.one(str(form.tensors.origin or f"model {job.model_name!r}"), why, fix)
     wanted = {
         name.removeprefix(f"{MODEL}."): (tuple(tensor.shape), dtype_name(tensor.dtype)) for name, tensor in tensors.items()
     }
-    require_weights(files, declared, wanted, form.ignored, where)
+    require_weights(files, declared, wanted, form.ignored, where, f"{owner(job.family)}, format {kind!r}")
     if world.rank == 0:  # on one rank only, because it reads whole tensors
         require_equal_copies(files, declared, where)
     return tensors, ForeignReader(files, {name: (foreign[name], tuple(tensor.shape)) for name, tensor in tensors.items()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.manifest import check_chunk
@@ -15,6 +16,11 @@ def bytes_of(tensor: Tensor) -> memoryview:
     """Return the tensor's bytes in row-major order."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of ``tensor``."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def read_chunk(folder: Folder, name: str, tensor: StoredTensor, chunk: Chunk) -> Tensor:

@@ -1,27 +1,25 @@
-"""Storage reader for :func:`torch.distributed.checkpoint.load`, which plans the parts of chunks that each rank reads. Data
-is used only after its checksum is verified."""
+"""Reading tensors: from a checkpoint, whose data is used only after its checksum is verified, and a storage reader for
+:func:`torch.distributed.checkpoint.load`, which plans what each rank reads of other formats."""
 
 from __future__ import annotations
 
 import os
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from titan_ckpt.format.chunks import read_chunk
+from titan_ckpt.format.chunks import local, read_chunk
 from titan_ckpt.format.folder import Folder
-from titan_ckpt.format.stored import Chunk, Manifest
+from titan_ckpt.format.stored import BrokenCheckpoint, Chunk, Manifest
+from titan_core.api import World
+from titan_core.toolkit.optimizers import global_offset
 
 
 class PlainReader(StorageReader):
@@ -58,43 +56,40 @@ class PlainReader(StorageReader):
         return False
 
 
-class Reader(PlainReader):
+class Reader:
     """Reads one checkpoint."""
 
     def __init__(self, folder: Folder, manifest: Manifest) -> None:
         self._folder, self._manifest = folder, manifest
-        self._chunks = {(name, chunk.offset): chunk for name, tensor in manifest.tensors.items() for chunk in tensor.chunks}
 
-    def read_metadata(self, *arguments: Any, **keywords: Any) -> Metadata:
-        """Convert the manifest to DCP's metadata."""
-        return Metadata(
-            {
-                name: TensorStorageMetadata(
-                    TensorProperties(dtype=getattr(torch, tensor.dtype)),
-                    torch.Size(tensor.shape),
-                    [ChunkStorageMetadata(torch.Size(chunk.offset), torch.Size(chunk.shape)) for chunk in tensor.chunks],
-                )
-                for name, tensor in self._manifest.tensors.items()
-            }
-        )
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Read this rank's shards of ``tensors`` in place, each chunk once, in the order of the bytes in the files.
 
-    def read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
-        """Read the chunks that the plan requires, each once, in the order of their bytes in the files."""
-        wanted: dict[Chunk, list[ReadItem]] = {}
-        for item in plan.items:
-            wanted.setdefault(self._chunk(item.storage_index), []).append(item)
-        for chunk in sorted(wanted, key=lambda chunk: (chunk.file, chunk.start)):
-            name = wanted[chunk][0].storage_index.fqn
+        Raises:
+            BrokenCheckpoint: a chunk does not match its checksum.
+        """
+        wanted: list[tuple[Chunk, str, Tensor, tuple[int, ...]]] = []
+        for name, tensor in tensors.items():
+            target = local(tensor.detach())
+            offset = global_offset(tensor) if isinstance(tensor, DTensor) else (0,) * target.dim()
+            for chunk in self._manifest.tensors[name].chunks:
+                box = zip(offset, target.shape, chunk.offset, chunk.shape, strict=True)
+                if all(at < first + length and first < at + size for at, size, first, length in box):
+                    wanted.append((chunk, name, target, offset))
+        for chunk, name, target, offset in sorted(wanted, key=lambda entry: (entry[0].file, entry[0].start)):
             whole = read_chunk(self._folder, name, self._manifest.tensors[name], chunk)
-            for item in wanted[chunk]:
-                box = tuple(
-                    slice(start, start + length) for start, length in zip(item.storage_offsets, item.lengths, strict=True)
-                )
-                target = planner.resolve_tensor(item).detach()
-                target.copy_(whole[box])
-                planner.commit_tensor(item, target)
+            ours, theirs = [], []
+            for at, size, first, length in zip(offset, target.shape, chunk.offset, chunk.shape, strict=True):
+                start, stop = max(at, first), min(at + size, first + length)
+                ours.append(slice(start - at, stop - at))
+                theirs.append(slice(start - first, stop - first))
+            target[tuple(ours)].copy_(whole[tuple(theirs)])
 
-    def _chunk(self, index: MetadataIndex) -> Chunk:
-        # The plan gives no offset for a tensor that is not sharded.
-        offset = tuple(index.offset) if index.offset is not None else (0,) * len(self._manifest.tensors[index.fqn].shape)
-        return self._chunks[index.fqn, offset]
+    def load_on_all(self, tensors: Mapping[str, Tensor], world: World) -> str:
+        """Call :meth:`load` on all ranks. Returns why one of them could not, or ``""``; the same on all."""
+        problem = ""
+        try:
+            self.load(tensors)
+        except (BrokenCheckpoint, OSError) as error:
+            problem = str(error)
+        return next(filter(None, world.gather(problem)), "")

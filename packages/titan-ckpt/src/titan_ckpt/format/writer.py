@@ -1,38 +1,52 @@
-"""Writing a checkpoint: a storage writer for :func:`torch.distributed.checkpoint.save`, which plans the chunks that each
-rank writes, and a writer of weights alone, tensor by tensor, in one process."""
+"""Writing a checkpoint: by all ranks of a job, each its pieces, or of weights alone, tensor by tensor, in one process."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import datetime
-import os
+import math
+import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, Any, TypeAlias, TypeVar
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
-from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
-from torch.futures import Future
+from torch.distributed.checkpoint.api import CheckpointException
 
-from titan_ckpt.format.chunks import bytes_of
-from titan_ckpt.format.dtypes import dtype_name
+from titan_ckpt.format.chunks import bytes_of, local
+from titan_ckpt.format.dtypes import ITEM_BYTES, dtype_name
 from titan_ckpt.format.folder import Folder, write_all
 from titan_ckpt.format.manifest import write_manifest
+from titan_ckpt.format.pieces import Pieces, Placed, described, planned
 from titan_ckpt.format.stored import MODEL, UNFINISHED, Chunk, Manifest, StoredTensor, chunk_digest
 from titan_ckpt.format.tokenizer_files import write_files
+from titan_core.api.parallel.tree import gather_on_first, values_of_ranks
 
+T = TypeVar("T")
+Plan: TypeAlias = Mapping[str, tuple[Placed, Pieces]]
 Digest = concurrent.futures.Future[str]
 _WAITING = 4
 """Number of chunks that may wait for their digests."""
 _FILE = "data-00000.bin"
 
 
-class Writer(StorageWriter):
+@dataclass(frozen=True)
+class _Piece:
+    """A piece that this rank writes."""
+
+    name: str
+    dtype: str
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    tensor: Tensor
+
+
+class Writer:
     """Writes one checkpoint: each rank writes its data file, then the first rank the manifest."""
 
     def __init__(
@@ -48,96 +62,118 @@ class Writer(StorageWriter):
         Args:
             tokenizer: the files of the tokenizer by name, on the first rank.
         """
-        self._folder, self._tokenizer = folder, tokenizer or {}
-        self._file = f"data-{rank:05d}.bin"
+        self._folder, self._rank, self._tokenizer = folder, rank, tokenizer or {}
         self._step, self._about, self._state = step, about, state
         self._error: Exception | None = None
-        self._is_coordinator = False
 
     def give_up(self, error: Exception) -> None:
         """Make the save fail on all ranks, because this rank cannot take part; a save that waits for another rank, once that
         one answers."""
         self._error = error
 
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """Do nothing: each save has its own writer."""
+    def save(self, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> None:
+        """Write the tensors of all ranks, each piece once. Collective in ``group``, which has all ranks. No rank collects
+        the pieces of the others: each derives which it writes, and the first one receives their checksums.
 
-    def set_up_storage_writer(self, is_coordinator: bool, *arguments: Any, **keywords: Any) -> None:
-        """Record whether this rank is the coordinator, which marks the folder as unfinished and writes the manifest."""
-        self._is_coordinator = is_coordinator
+        Raises:
+            CheckpointException: a rank failed; on every rank.
+        """
+        begun, error = _tried(lambda: self._begin(tensors))
+        answers = values_of_ranks((begun, error), group)
+        _raise({spans[0][0]: failed for (_, failed), spans in answers if failed is not None}, error)
+        descriptions = [(description, spans) for (description, _), spans in answers if description is not None]
+        plan: dict[str, tuple[Placed, Pieces]] = {}
 
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the plan unchanged, and make the folder. DCP calls this on all ranks before any rank writes data."""
+        def write() -> bytes:
+            plan.update(planned(descriptions))
+            return self._write(plan, tensors)
+
+        written, error = _tried(write)
+        results = gather_on_first((written, error), group)
+        failures = {rank: failed for rank, (_, failed) in results.items() if failed is not None}
+        if self._rank == 0 and not failures:
+            digests = {rank: of_rank for rank, (of_rank, _) in results.items() if of_rank is not None}
+            _, error = _tried(lambda: self._commit(plan, digests))
+            failures = {} if error is None else {0: error}
+        if dist.is_initialized():
+            box = [failures]
+            dist.broadcast_object_list(box, src=0, group=group, device=torch.device("cpu"))
+            failures = box[0]
+        _raise(failures, error)
+
+    def _begin(self, tensors: Mapping[str, Tensor]) -> dict[str, Placed]:
+        """Make the folder, marked as unfinished, and describe this rank's tensors. No rank writes data before all have."""
         if self._error is not None:
             raise self._error
         self._folder.make()
-        if self._is_coordinator:
+        if self._rank == 0:
             self._folder.write(UNFINISHED, b"")
-        return plan
+        return described(tensors)
 
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Return the plans unchanged."""
-        return plans
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's chunks one at a time, each hashed while it is written."""
-        results: list[WriteResult] = []
-        if plan.items:
-            with self._folder.create(self._file) as file, ThreadPoolExecutor(1) as hashing:
-                hashed: deque[tuple[WriteItem, int, int, Digest]] = deque()
-                start = 0
-                for item in plan.items:
-                    assert item.tensor_data is not None, "only tensors reach the writer; other state is in the manifest"
-                    data = bytes_of(planner.resolve_data(item))  # type: ignore[arg-type]
-                    hashed.append((item, start, len(data), hashing.submit(_digest, item, data)))
+    def _write(self, plan: Plan, tensors: Mapping[str, Tensor]) -> bytes:
+        """Write this rank's pieces one at a time, each hashed while it is written; return their checksums, in order."""
+        pieces = []
+        for name, (placed, of_all) in plan.items():
+            if (box := of_all.of_rank(self._rank)) is not None:
+                pieces.append(_Piece(name, placed.dtype, *box, local(tensors[name])))
+        digests: list[str] = []
+        if pieces:
+            with self._folder.create(_file_of(self._rank)) as file, ThreadPoolExecutor(1) as hashing:
+                hashed: deque[Digest] = deque()
+                for piece in pieces:
+                    data = bytes_of(piece.tensor)
+                    hashed.append(hashing.submit(chunk_digest, piece.name, piece.dtype, piece.offset, piece.shape, data))
                     write_all(file, data)
-                    start += len(data)
                     # A tensor stays in memory until it is hashed, so limit how many wait.
                     while len(hashed) > _WAITING:
-                        results.append(self._result(*hashed.popleft()))
-                results += [self._result(*entry) for entry in hashed]
-        future: Future[list[WriteResult]] = Future()
-        future.set_result(results)
-        return future
+                        digests.append(hashed.popleft().result())
+                digests += [digest.result() for digest in hashed]
+        return bytes.fromhex("".join(digests))
 
-    def _result(self, item: WriteItem, start: int, num_bytes: int, sha256: Digest) -> WriteResult:
-        assert item.tensor_data is not None
-        box = item.tensor_data.chunk
-        chunk = Chunk(tuple(box.offsets), tuple(box.sizes), self._file, start, num_bytes, sha256.result())
-        return WriteResult(index=item.index, size_in_bytes=num_bytes, storage_data=chunk)
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the manifest. DCP calls this on the coordinator once all ranks have written their data."""
-        if self._error is not None:
-            raise self._error
-        chunks: dict[str, list[Chunk]] = {}
+    def _commit(self, plan: Plan, digests: Mapping[int, bytes]) -> None:
+        """Write the manifest, once all ranks have written their data."""
         files: dict[str, int] = {}
-        for result in (result for rank_results in results for result in rank_results):
-            chunk: Chunk = result.storage_data
-            chunks.setdefault(result.index.fqn, []).append(chunk)
-            files[chunk.file] = files.get(chunk.file, 0) + chunk.num_bytes
+        left = {rank: iter([found[at : at + 32] for at in range(0, len(found), 32)]) for rank, found in digests.items()}
         tensors = {}
-        for name, stored in metadata.state_dict_metadata.items():
-            assert isinstance(stored, TensorStorageMetadata)
-            dtype = dtype_name(stored.properties.dtype)
-            tensors[name] = StoredTensor(dtype, tuple(stored.size), tuple(chunks[name]))
+        for name, (placed, pieces) in plan.items():
+            chunks = []
+            for rank, offset, shape in zip(
+                pieces.ranks.tolist(), pieces.offsets.tolist(), pieces.shapes.tolist(), strict=True
+            ):
+                file, num_bytes = _file_of(rank), math.prod(shape) * ITEM_BYTES[placed.dtype]
+                start = files.setdefault(file, 0)
+                files[file] = start + num_bytes
+                chunks.append(Chunk(tuple(offset), tuple(shape), file, start, num_bytes, next(left[rank]).hex()))
+            tensors[name] = StoredTensor(placed.dtype, placed.shape, tuple(chunks))
         tokenizer = write_files(self._folder, self._tokenizer)
         if self._folder.is_local:
             self._folder.sync()
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        if self._error is not None:
+            raise self._error
         write_manifest(self._folder, Manifest(self._step, created, self._about, self._state, tensors, files, tokenizer))
         self._folder.remove(UNFINISHED)
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return ``False``: the folder is an argument of the constructor, not an id."""
-        return False
+
+def _file_of(rank: int) -> str:
+    return f"data-{rank:05d}.bin"
 
 
-def _digest(item: WriteItem, data: memoryview) -> str:
-    assert item.tensor_data is not None
-    box, dtype = item.tensor_data.chunk, dtype_name(item.tensor_data.properties.dtype)
-    return chunk_digest(item.index.fqn, dtype, tuple(box.offsets), tuple(box.sizes), data)
+def _tried(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """Return the result of ``work``, or what it raised, which other ranks must learn."""
+    try:
+        return work(), None
+    except Exception as error:  # noqa: BLE001 - raised on all ranks
+        plain = isinstance(error, OSError | MemoryError | torch.OutOfMemoryError)
+        return None, error if plain else RuntimeError(repr(error))
+
+
+def _raise(failures: Mapping[int, Exception], own: Exception | None) -> None:
+    if failures:
+        found: dict[int, Any] = {
+            rank: (error, traceback.extract_tb(error.__traceback__)) for rank, error in failures.items()
+        }
+        raise CheckpointException("write", found) from own
 
 
 @dataclass

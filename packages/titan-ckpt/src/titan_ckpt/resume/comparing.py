@@ -72,9 +72,8 @@ def require_same_training(
     Raises:
         UserError: keys changed that may not. The message names all of them, and one list that allows them.
     """
-    changes = {
-        change.key: change for change in config_changes(about.get("config", {}), about.get("decisive", ()), job.config)
-    }
+    found = config_changes(about.get("config", {}), about.get("decisive", ()), job.config, job.mesh.degree_keys)
+    changes = {change.key: change for change in found}
     changes |= {change.key: change for change in _resolved_changes(job, about)}
     decisive = [change for change in changes.values() if change.decisive and not matches(change.key, allowed)]
     refused = [RefusedChange(change.key, _problem(job, change, step)) for change in decisive]
@@ -228,7 +227,7 @@ def about_run(job: AssembledJob, world: World) -> dict[str, Any]:
         "model": job.name,
         "model_name": job.model_name,
         **resolved(job),
-        "decisive": decisive_keys(job.config),
+        "decisive": decisive_keys(job.config, job.mesh.degree_keys),
         "tokenizer": token_ids(job.text_tokenizer),
         "mesh": {name: degree for name, degree in world.plan.degrees.items() if degree > 1},
         "world_size": world.size,

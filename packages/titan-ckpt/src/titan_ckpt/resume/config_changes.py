@@ -29,7 +29,9 @@ class ConfigChange:
         return f"{self.key}: {show(self.before)} -> {show(self.now)}"
 
 
-def config_changes(before: Mapping[str, Mapping[str, Any]], decisive: Collection[str], config: Config) -> list[ConfigChange]:
+def config_changes(
+    before: Mapping[str, Mapping[str, Any]], decisive: Collection[str], config: Config, degrees: Collection[str] = ()
+) -> list[ConfigChange]:
     """Return the keys whose values differ, except secrets.
 
     A key that only one of the two configs has (because a plugin was installed, removed or updated) counts as having its
@@ -38,6 +40,7 @@ def config_changes(before: Mapping[str, Mapping[str, Any]], decisive: Collection
     Args:
         before: the saved config, by section and key.
         decisive: :func:`decisive_keys` of the saved config.
+        degrees: keys that may change whatever their sections declare (:attr:`titan_core.api.MeshPlan.degree_keys`).
     """
     old, new = (_flat(redact(values)) for values in (before, config.as_dict()))
     fields = _fields(config)
@@ -47,19 +50,20 @@ def config_changes(before: Mapping[str, Mapping[str, Any]], decisive: Collection
         saved, now = old.get(key, default), new.get(key)
         if saved != now:
             name = key.partition(".")[2]
-            may_change = matches(name, cls.may_change) and _is_value(cls, name, saved)
+            may_change = (key in degrees or matches(name, cls.may_change)) and _is_value(cls, name, saved)
             changes.append(ConfigChange(key, saved, now, decisive=not may_change))
     gone = (key for key in decisive if key not in fields)
     return changes + [ConfigChange(key, old.get(key), None, decisive=True) for key in gone]
 
 
-def decisive_keys(config: Config) -> list[str]:
-    """Return the keys that affect what is trained and whose values are not the defaults."""
+def decisive_keys(config: Config, degrees: Collection[str] = ()) -> list[str]:
+    """Return the keys that affect what is trained and whose values are not the defaults. ``degrees``: see
+    :func:`config_changes`."""
     now = _flat(config.as_dict())
     return sorted(
         key
         for key, cls in _fields(config).items()
-        if not matches(key.partition(".")[2], cls.may_change) and now.get(key) != _default(cls, key)
+        if key not in degrees and not matches(key.partition(".")[2], cls.may_change) and now.get(key) != _default(cls, key)
     )
 
 

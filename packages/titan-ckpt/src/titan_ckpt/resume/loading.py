@@ -9,19 +9,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.contents import state as plain
 from titan_ckpt.contents.optimizer_state import OWN, parameter_names
 from titan_ckpt.contents.plain_values import Unsaveable, damaged
-from titan_ckpt.contents.tensors import model_tensors, observer_tensors, require_patterns_match, with_replica_prefix
+from titan_ckpt.contents.tensors import (
+    model_tensors,
+    observer_tensors,
+    require_patterns_match,
+    with_replica_prefix,
+    without_absent,
+)
 from titan_ckpt.format.catalogue import Entry
 from titan_ckpt.format.chunks import require_equal_weights
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.reader import Reader
-from titan_ckpt.format.stored import OPTIMIZER, BrokenCheckpoint, Manifest
+from titan_ckpt.format.stored import OPTIMIZER, Manifest
 from titan_ckpt.resume.comparing import Changes, first_few, require_same_model, require_same_tensors, require_same_training
 from titan_ckpt.resume.optimizer_restore import (
     OptimizerPlan,
@@ -73,6 +77,8 @@ def load_checkpoint(
         tensors |= observer_tensors(context.lifecycle)
     _require_patterns_match(context, found.folder, manifest, tensors, attempt.excluded)
     tensors = {name: tensor for name, tensor in tensors.items() if not matches(name, attempt.excluded)}
+    if weights_only:
+        tensors = without_absent(context.job, tensors, manifest.tensors)
     require_same_tensors(context.job, world, found.folder, manifest, tensors, attempt.excluded, exact=not weights_only)
     if manifest.diverging_replicas == world.plan.diverging_replicas:
         tensors = with_replica_prefix(tensors, world)
@@ -84,14 +90,9 @@ def load_checkpoint(
         tensors |= with_replica_prefix(optimizer.tensors, world)
     else:
         require_same_model(context.job, manifest.about, context.section.allow_changed, partial=bool(attempt.excluded))
-    try:
-        load(tensors, storage_reader=Reader(found.folder, manifest))
-    except CheckpointException as error:
-        reasons = [failure[0] if isinstance(failure, tuple) else failure for failure in error.failures.values()]
-        if not all(isinstance(reason, BrokenCheckpoint | OSError) for reason in reasons):
-            raise
+    if problem := Reader(found.folder, manifest).load_on_all(tensors, world):
         state.optimizer.state.clear()  # created by _plan_optimizer to load into
-        return str(reasons[0])
+        return problem
     if optimizer is None:
         log.info("starting from the weights in %s", found.folder)
         return ""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.contents import state as plain
@@ -147,7 +146,7 @@ class Saving:
         if not self._asynchronous or last:
             try:
                 with paused_gc():  # a save in the background runs while training has switched collections off
-                    dcp_save(with_replica_prefix(tensors, self._world), storage_writer=writer)
+                    writer.save(with_replica_prefix(tensors, self._world))
             except CheckpointException as error:
                 self._failed(step, error, last)
             else:
@@ -206,7 +205,7 @@ class Saving:
             copies = snapshot.copy()
         except (RuntimeError, MemoryError) as error:
             writer.give_up(error)  # the save is collective, and reports the error to the other ranks
-        dcp_save(copies, storage_writer=writer, process_group=self._group)
+        writer.save(copies, self._group)
 
     def wait_for_copy(self) -> None:
         """Make the update that follows wait until the background save has copied its tensors to the host. The copy overlaps

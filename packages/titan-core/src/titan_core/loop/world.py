@@ -21,7 +21,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
 
 from titan_core.api import JobMesh, MeshPlan, Problem, UserError, World
 from titan_core.api.config.sections import CommSection, JobSection, TrainingSection
-from titan_core.api.parallel.world import gather_objects
+from titan_core.api.parallel.tree import gather_objects
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.loop.process_settings import only_this_thread_has_a_team
 from titan_core.toolkit.device import attention_kernels, backend_for, choose_device
@@ -81,9 +81,9 @@ def _joined(job: AssembledJob) -> Iterator[World]:
     timeout = timedelta(seconds=job.config.section(CommSection).init_timeout_seconds)
     with _lazy_connections() as lazy, one_worker_per_gloo_group():
         if (size := plan.world_size) > 1:
-            # Checkpoints connect all ranks to rank 0, in the world's group and in one of their own; it may have the store.
+            # Rank 0 may have the store, and DCP, which loads other formats' weights, connects all ranks to it.
             first = os.environ.get("RANK", "0") == "0"
-            allow_open_files(3 * size if first else 2 * (size.bit_length() if lazy else size))
+            allow_open_files(2 * size * first + 2 * (size.bit_length() if lazy else size))
         shared, rank, world_size = _meet(timeout)
         store = store_of_job(shared, rank, world_size, timeout) if world_size > 1 else shared
         require_same_connections(store, rank, world_size, lazy)

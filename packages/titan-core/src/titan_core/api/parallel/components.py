@@ -34,13 +34,21 @@ class Phase(IntEnum):
     """
 
     PIPELINE = 1
+    """Splits the model into stages."""
     PRECISION = 2
+    """Replaces linear layers by ones that compute in another format."""
     TENSOR = 3
+    """Shards the features of layers."""
     EXPERT = 4
+    """Distributes experts."""
     CONTEXT = 5
+    """Shards the positions of sequences: replaces mixers."""
     RECOMPUTE = 6
+    """Activation checkpointing."""
     COMPILE = 7
+    """Compiles blocks."""
     DATA = 8
+    """Shards or replicates parameters over ranks with different data, and sums gradients."""
 
 
 DATA_DIMS = "*"
@@ -59,6 +67,10 @@ class MeshUse:
     """Names of the dimensions over which the transform sums gradients. :data:`DATA_DIMS` means all dimensions whose
     ``data_parallel`` is not ``own``. A dimension that divides the batch or the sequence and does not set ``diverges`` needs
     an active transform that sums gradients over it; otherwise the weights of its ranks would diverge."""
+    tolerance: float = 0.0
+    """Error that a lossy exchange, such as a sum of 8-bit numbers, adds to a gradient: the largest norm of the difference
+    from the gradient of one device, relative to the norm of that. The trial before the first step and ``titan verify``
+    accept it, and say so. All ranks must still get the same gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +117,7 @@ class Transform(Component):
 
     kind = "transform"
     phase: Phase
+    """When it is applied, relative to other transforms."""
     active: Callable[[JobContext[Any]], bool]
     """Whether the job uses the transform. Must be pure and must not import torch."""
     apply: Ref[Callable[[ModelPart, TrainingContext[Any]], ModelPart | Sequence[ModelPart]]] | None = None
@@ -115,13 +128,21 @@ class Transform(Component):
     """Config keys of the core that this transform implements (``"training.mixed_precision_param"``), beside the degrees of
     the dimensions and views that it declares. A non-default value of a key that no active transform serves is an error."""
     mesh: MeshUse = MeshUse()
+    """The dimensions and views that it adds, and the dimensions over which it sums gradients."""
     extras: tuple[str, ...] = ()
     """Names of the extra tensors that its batch transforms add (:class:`~titan_core.api.Extra`)."""
+    adds: tuple[str, ...] = ()
+    """Patterns of the parameters that ``apply`` adds to the part, whose layout it gives their rules and initial values:
+    ``("*.lora_A", "*.lora_B")``. They are trained whatever ``training.freeze`` says. Weights that a run starts from need not
+    have them; a stored model that has them also has the transform's section, which must therefore name no file."""
     check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
     """Returns the reasons why the job cannot run, before anything is built. Called if active; must not import torch."""
     checks: Checks = Checks()
+    """What it checks of the built model and of the machine."""
     steps: StepUse = StepUse()
+    """What it does in a step, or between steps."""
     planning: Planning = Planning()
+    """What ``titan plan`` and ``titan estimate`` may know of it."""
 
     @property
     def served(self) -> frozenset[str]:

@@ -64,6 +64,7 @@ class JobMesh:
         return concatenate_meshes([self._dims[name] for name in names])
 
     def __contains__(self, name: object) -> bool:
+        """Whether the job has the dimension or view ``name``; a dimension of size 1 usually is not there."""
         return name in self._dims
 
     def view_of(self, parameter: Tensor) -> str | None:

@@ -16,6 +16,7 @@ class MeshDim:
     """A dimension of the device mesh. It multiplies the number of ranks."""
 
     name: str
+    """Unique among dimensions and views; selects it in ``context.mesh[name]`` and in :attr:`MeshUse.sums`."""
     degree_key: str
     """Config key that sets its size."""
     divides: Literal["layers", "batch", "sequence", "weights"]
@@ -56,6 +57,7 @@ class MeshView:
     """
 
     name: str
+    """Unique among dimensions and views; selects the inner dimension in ``context.mesh[name]``."""
     degree_key: str
     """Config key that sets its size, which must divide the number of ranks that the view borrows."""
     borrows: tuple[str, ...]
@@ -96,10 +98,13 @@ class MeshPlan:
     """The mesh of a job: every dimension with its degree, outermost first and including degree 1, and its views."""
 
     dims: tuple[MeshDim, ...]
+    """All dimensions, outermost first."""
     degrees: Mapping[str, int]
     """Size of each dimension, by name."""
     views: tuple[MeshView, ...] = ()
+    """The views that transforms add."""
     view_degrees: Mapping[str, int] = field(default_factory=dict)
+    """Size of each view, by name."""
 
     @property
     def world_size(self) -> int:
@@ -129,6 +134,13 @@ class MeshPlan:
             replica = tuple(index for index, dim in zip(place, self.dims, strict=True) if dim.diverges)
             ranks.setdefault(replica, []).append(rank)
         return list(ranks.values())
+
+    @property
+    def degree_keys(self) -> frozenset[str]:
+        """Config keys of sizes that decide where a job computes, and not what it trains. Without those of dimensions that
+        diverge."""
+        dims = {dim.degree_key for dim in self.dims if not dim.diverges}
+        return frozenset(dims | {view.degree_key for view in self.views})
 
     def degree(self, name: str) -> int:
         """Return the size of the dimension or view ``name``; 1 if the job does not have it."""
@@ -160,7 +172,7 @@ def dims_in_order(extra: Iterable[MeshDim]) -> tuple[MeshDim, ...]:
     """Return the standard dimensions with the ``extra`` ones of third parties inserted.
 
     Raises:
-        UserError: two plugins define a dimension of the same name.
+        UserError: two plugins define a dimension of the same name, or one is before a dimension that is not standard.
     """
     dims = list(STANDARD_DIMS)
     for dim in extra:
@@ -169,7 +181,11 @@ def dims_in_order(extra: Iterable[MeshDim]) -> tuple[MeshDim, ...]:
         names = [known.name for known in dims]
         if dim.name in names:
             raise UserError.one(f"mesh dimension {dim.name!r}", "two plugins define it", "disable one of them")
-        dims.insert(names.index(dim.before) if dim.before in names else len(dims), dim)
+        standard = [known.name for known in STANDARD_DIMS]
+        if dim.before is not None and dim.before not in standard:
+            why = f"before = {dim.before!r} is no standard dimension"
+            raise UserError.one(f"mesh dimension {dim.name!r}", why, f"its plugin must name one of {', '.join(standard)}")
+        dims.insert(len(dims) if dim.before is None else names.index(dim.before), dim)
     return tuple(dims)
 
 
@@ -187,7 +203,7 @@ def sound_views(views: Iterable[MeshView], dims: Collection[MeshDim]) -> tuple[M
         where = f"mesh view {view.name!r}"
         if taken := {view.name, view.remainder} & {*known, *sound, *(other.remainder for other in sound.values())}:
             raise UserError.one(where, f"two plugins define {sorted(taken)[0]!r}", "disable one of them")
-        fix = "disable the plugin; its author should borrow dimensions that divide the batch or the sequence"
+        fix = "borrow dimensions that divide the batch or the sequence, or disable the plugin"
         if not view.borrows:
             raise UserError.one(where, "borrows no dimension", fix)
         for name in view.borrows:
@@ -200,11 +216,9 @@ def sound_views(views: Iterable[MeshView], dims: Collection[MeshDim]) -> tuple[M
         data = [name for name in view.borrows if known[name].divides != "weights"]
         if list(view.borrows[: len(data)]) != data or not data:
             why = f"borrows {' and '.join(view.borrows)}, of which a dimension that divides weights is not innermost"
-            raise UserError.one(
-                where, why, "disable the plugin; its author should name dimensions of data parallelism first"
-            )
+            raise UserError.one(where, why, "name dimensions of data parallelism first, or disable the plugin")
         if len({known[name].data_parallel for name in data}) != 1 or known[data[0]].data_parallel == "own":
             why = f"borrows {' and '.join(data)}, which data parallelism does not handle in the same way"
-            raise UserError.one(where, why, "disable the plugin; its author should borrow dimensions of one kind")
+            raise UserError.one(where, why, "borrow dimensions of one kind, or disable the plugin")
         sound[view.name] = view
     return tuple(sound.values())

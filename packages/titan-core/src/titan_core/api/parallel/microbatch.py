@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from titan_core.api.model.attention_mask import attention_masks, mask_name
+from titan_core.api.model.attention_mask import attention_masks, mask_name, uses_block_masks
 from titan_core.api.model.layout_rules import Mixer
+from titan_core.api.model.packed_attention import PackedDocuments, packed_documents
 from titan_core.api.training.batch import Batch
 
 if TYPE_CHECKING:
@@ -111,6 +112,9 @@ class Microbatch:
     masks: dict[str, Tensor | BlockMask] = field(init=False, repr=False, compare=False, default_factory=dict)
     """All masks of causal attention, by name (:func:`titan_core.api.model.attention_mask.mask_name`)."""
 
+    packed: PackedDocuments | None = field(init=False, repr=False, compare=False, default=None)
+    """The documents on a GPU that variable-length attention computes, made with :attr:`masks`."""
+
     def __post_init__(self) -> None:
         digest = hashlib.sha256(f"{self.seed}:{self.step}".encode()).digest()
         value = int.from_bytes(digest[:8], "little", signed=True)
@@ -125,8 +129,10 @@ class Microbatch:
             mixers: the causal attention of the model.
             make: see :attr:`~titan_core.api.ModelPart.attention_masks`.
         """
-        if self.masks:
+        if self.masks or self.packed is not None:
             return
+        if uses_block_masks(self.batch.tokens.device):
+            object.__setattr__(self, "packed", packed_documents(self.batch))
         self.masks.update(
             attention_masks(self.batch, mixers, self.batch.columns) if make is None else make(self.batch, mixers)
         )

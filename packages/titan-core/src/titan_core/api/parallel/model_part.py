@@ -38,7 +38,9 @@ class ModelPart:
     """The whole model, or the modules of it that a pipeline split leaves on this rank. Transforms modify or replace it."""
 
     module: nn.Module
+    """The ``nn.Module``. A transform may change or wrap its modules, and leaves the names of parameters as they are."""
     layout: ModelLayout
+    """Describes the modules that this part has, with their names in the whole model."""
     objective: ObjectiveFunction
     """The loss to minimise."""
     vocabulary: Vocabulary = field(default_factory=Vocabulary)

@@ -25,6 +25,7 @@ class ModuleCall:
     """A call of a module."""
 
     name: str
+    """Fully qualified name of the module."""
     arguments: tuple[Any, ...]
     """The arguments, with tensors replaced by their shapes."""
     output: Any
@@ -52,11 +53,13 @@ class ModelTrial(Protocol):
     """A small copy of a model, with its results for a few tokens."""
 
     layout: ModelLayout
+    """The layout of the small copy, which may have fewer blocks than the model."""
     tokens: Tensor
     """``[batch, seq]``."""
     positions: Tensor
     """``[batch, seq]``: ``0 .. seq - 1``."""
     seq: int
+    """Number of tokens of each sequence."""
     logits: Any
     """The logits of the unsharded copy for :attr:`tokens`."""
     calls: list[ModuleCall]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import pickle
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from titan_core.api.parallel.job_mesh import JobMesh
 from titan_core.api.parallel.mesh import MeshDim, MeshPlan
+from titan_core.api.parallel.tree import FIRST_SUM_TAG, LONGEST_RING, gather_objects, in_background, reduce_over_tree
 from titan_core.api.plugins.errors import PluginFailure, UserError
 
 T = TypeVar("T")
@@ -28,11 +28,18 @@ class World:
     """All ranks of a job, as seen from this one."""
 
     rank: int
+    """This rank's index among all ranks of the job, from 0."""
     device: torch.device
+    """The device on which this rank computes."""
     plan: MeshPlan
+    """The dimensions and views of the mesh, and their sizes."""
     mesh: JobMesh
+    """The process groups of the mesh, as torch's device meshes."""
     replica_group: dist.ProcessGroup | None = None
     """The ranks that train the same replica; ``None``: all ranks."""
+    _tags: Iterator[int] = field(
+        default_factory=lambda: itertools.count(FIRST_SUM_TAG), init=False, repr=False, compare=False
+    )
 
     @property
     def size(self) -> int:
@@ -72,35 +79,53 @@ class World:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum ``tensor`` over all ranks in place. A CPU tensor uses gloo, without waiting for the device."""
-        if self.size > 1:
-            dist.all_reduce(tensor)
-        return tensor
+        return self._reduced(tensor, torch.add, dist.ReduceOp.SUM)
 
     def max(self, tensor: Tensor) -> Tensor:
         """Take the elementwise maximum of ``tensor`` over all ranks in place."""
-        if self.size > 1:
-            dist.all_reduce(tensor, dist.ReduceOp.MAX)
-        return tensor
+        return self._reduced(tensor, torch.maximum, dist.ReduceOp.MAX)
 
     def sum_over_replica(self, tensor: Tensor) -> Tensor:
         """Sum ``tensor`` over the ranks that train the same replica in place."""
-        if self.size > 1:
-            dist.all_reduce(tensor, group=self.replica_group)
-        return tensor
+        return self._reduced(tensor, torch.add, dist.ReduceOp.SUM, self.replica_group)
 
     def sum_later(self, tensor: Tensor, over_replica: bool = False) -> Callable[[], Tensor]:
         """Start :meth:`sum` (or :meth:`sum_over_replica`) in the background, and return a function that waits for the
         result. Ranks must start their collectives in the same order."""
         if self.size == 1:
             return lambda: tensor
-        work = dist.all_reduce(tensor, group=self.replica_group if over_replica else None, async_op=True)
-        assert work is not None
+        group, tag = self.replica_group if over_replica else None, next(self._tags)
+        if self._takes_tree(tensor, group):
+            summed = in_background(lambda: reduce_over_tree(tensor, torch.add, group, tag))
+            wait: Callable[[], object] = summed.result
+        else:
+            work = dist.all_reduce(tensor, group=group, async_op=True)
+            assert work is not None
+            wait = work.wait
 
-        def wait() -> Tensor:
-            work.wait()
+        def result() -> Tensor:
+            wait()
             return tensor
 
-        return wait
+        return result
+
+    def _reduced(
+        self,
+        tensor: Tensor,
+        combine: Callable[[Tensor, Tensor], Tensor],
+        operation: dist.ReduceOp.RedOpType,
+        group: dist.ProcessGroup | None = None,
+    ) -> Tensor:
+        tag = next(self._tags)
+        if self.size > 1 and self._takes_tree(tensor, group):
+            reduce_over_tree(tensor, combine, group, tag)
+        elif self.size > 1:
+            dist.all_reduce(tensor, operation, group=group)
+        return tensor
+
+    @staticmethod
+    def _takes_tree(tensor: Tensor, group: dist.ProcessGroup | None) -> bool:
+        return tensor.device.type == "cpu" and dist.get_world_size(group) > LONGEST_RING
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """``tensor`` of rank 0 on every rank, in place."""
@@ -148,32 +173,3 @@ class World:
         if problems:
             of_plugin = any(isinstance(error, PluginFailure) for error in errors)
             raise (PluginFailure if of_plugin else UserError)(*problems) from mistake
-
-
-def gather_objects(value: T) -> list[T]:
-    """Return the ``value`` of every rank, in rank order; equal values are one object, which must not be changed.
-
-    Ranks exchange digests, and then send each distinct value once. Most values are the same on most ranks, and
-    ``all_gather_object`` would send each rank's own to all others.
-    """
-    rank, size, own = dist.get_rank(), dist.get_world_size(), pickle.dumps(value)
-    digest = torch.frombuffer(bytearray(hashlib.sha256(own).digest() + len(own).to_bytes(8)), dtype=torch.uint8)
-    digests = [torch.empty_like(digest) for _ in range(size)]
-    dist.all_gather(digests, digest)
-    keys = [bytes(received.tolist()) for received in digests]
-    distinct = dict.fromkeys(keys)
-    if (
-        len(distinct) * size.bit_length() > 2 * size
-    ):  # broadcasts would take more messages than the rings of all_gather_object
-        values: list[Any] = [None] * size
-        dist.all_gather_object(values, value)
-        return values
-    found: dict[bytes, Any] = {keys[rank]: value}
-    for key in distinct if len(distinct) > 1 else ():
-        if key == keys[rank]:
-            dist.broadcast(torch.frombuffer(bytearray(own), dtype=torch.uint8), src=keys.index(key))
-        else:
-            received = torch.empty(int.from_bytes(key[-8:]), dtype=torch.uint8)
-            dist.broadcast(received, src=keys.index(key))
-            found[key] = pickle.loads(received.numpy().tobytes())
-    return [found[key] for key in keys]
