@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.jobs import TINY
 from harness.refusals import refused
 from titan_core.api._shown import LONGEST_SHOWN, show
 from titan_core.api.config.toml import LONGEST, BadToml, parse_toml
 from titan_core.cli.main import main
 from titan_core.config.load import read_raw
 from titan_core.plugins.registry import Components
+from titan_testing.jobs import TINY
 
 REGISTRY = Components.from_installed()
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from harness.jobs import make_job
 from titan_core.api import MeshDim, MeshView, Model, Problem, Ref, UserError
 from titan_core.api.config.resolved import Override
 from titan_core.api.parallel.mesh import dims_in_order
@@ -17,6 +16,7 @@ from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
 from titan_core.job.mesh_plan import plan_mesh
 from titan_core.plugins.registry import Components
+from titan_testing.jobs import make_job
 
 REGISTRY = Components.from_installed()
 ALL = [
@@ -56,6 +56,8 @@ def test_a_third_partys_dimension_is_placed_in_order() -> None:
     assert [dim.name for dim in dims_in_order([mine, mine])] == ["pp", "dp_replicate", "dp_shard", "cp", "expert", "tp"]
     with pytest.raises(UserError, match="two plugins define it"):
         dims_in_order([mine, MeshDim("expert", "other.degree", "batch")])
+    with pytest.raises(UserError, match=r"mesh dimension 'mine': before = 'pq' is no standard dimension; .* one of pp, dp"):
+        dims_in_order([MeshDim("mine", "mine.degree", "batch", before="pq")])
 
 
 def test_any_dimension_may_take_the_remaining_ranks() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.distributions import write_distribution
-from harness.jobs import TINY, run_recipe
+from titan_testing.jobs import TINY, run_recipe
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from harness.distributions import write_distribution
-from harness.jobs import TINY, run_recipe
 from titan_core.api import hookimpl
 from titan_core.toolkit.errors import PluginFailure
+from titan_testing.jobs import TINY, run_recipe
 
 TOY_CHECKPOINT = '''
 import torch

@@ -87,7 +87,7 @@ def test_a_group_has_help(
 
 
 def test_a_command_that_is_also_a_group_lists_its_subcommands() -> None:
-    run: Ref = Ref("harness.tiny:define")  # type: ignore[type-arg] # never called
+    run: Ref = Ref("titan_testing.tiny:define")  # type: ignore[type-arg] # never called
     both = [Command(name="fly", summary="fly", run=run), Command(name="fly away", summary="leave", run=run)]
     assert "titan fly away" in parser_of(both[0], both, Components.from_installed()).format_help()
     assert "titan fly away   leave" in listing(both)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from harness.jobs import TINY, make_job
 from titan_core.api import JobContext, UserError, hookimpl
 from titan_core.loop.training import train
 from titan_core.runlog.console import ConsoleLog, format_line
 from titan_core.toolkit.status import current_task, hide_all
+from titan_testing.jobs import TINY, make_job
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.distributed import DistBackendError, DistNetworkError
 
-from harness.jobs import TINY
 from titan_core.api import Problem, RunStopped, UserError
 from titan_core.cli.main import main
 from titan_core.toolkit.errors import PluginFailure, exit_status
+from titan_testing.jobs import TINY
 
 
 class AcceleratorError(RuntimeError):

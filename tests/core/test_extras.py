@@ -9,7 +9,6 @@ import numpy
 import pytest
 import torch
 
-from harness.jobs import TINY, make_job
 from harness.letters import letters, stream
 from harness.loaders import close, loaders_of, merged, plan
 from harness.tagged import FIELDS, Tagged
@@ -18,6 +17,7 @@ from titan_core.api.data.dataset import DatasetSpec, StreamSpec
 from titan_core.job.data_plan import check_extras
 from titan_core.plugins.guard import Origin
 from titan_core.toolkit.stream_check import digest_of
+from titan_testing.jobs import TINY, make_job
 
 ORIGIN = Origin("odd", "titan-odd", "1.2", "dataset 'odd'")
 

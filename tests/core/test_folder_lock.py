@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from harness import PATIENCE
 from titan_core.api import UserError
 from titan_core.runlog.run_directory import early_lock, run_lock
 from titan_core.toolkit import folder_lock
 from titan_core.toolkit.folder_lock import FolderLock, Holder
 from titan_core.toolkit.launching import OUTCOMES, lock_for_ranks
+from titan_testing import PATIENCE
 
 
 def lock(folder: Path) -> FolderLock:

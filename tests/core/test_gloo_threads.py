@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.jobs import make_job
 from titan_core.loop.world import join_world
 from titan_core.torch_private import one_worker_per_gloo_group, process_groups
+from titan_testing.jobs import make_job
 
 GLOO: Any = dist.ProcessGroupGloo
 

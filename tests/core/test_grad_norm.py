@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import make_job
 from harness.one_of_many import ISLANDS, OneOfMany
 from titan_core.loop.optimizer_step import clip_gradients, global_norm, local_gradients
 from titan_core.loop.world import join_world
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import make_job
 
 
 @pytest.mark.parametrize(

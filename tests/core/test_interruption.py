@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.jobs import TINY, make_job
 from titan_core.api import PendingUpdate, hookimpl
 from titan_core.loop.interruption import CLOSING, Interruption
 from titan_core.loop.training import train
 from titan_core.toolkit.launching import OUTCOMES
 from titan_core.toolkit.worker_process import worker_processes
+from titan_testing.jobs import TINY, make_job
 
 STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
 

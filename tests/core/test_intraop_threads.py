@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import PATIENCE
+from titan_testing import PATIENCE
 
 SCRIPT = """
 import json, os, sys, threading
@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 import torch.distributed as dist
 
-from harness.jobs import make_job
+from titan_testing.jobs import make_job
 from titan_core.loop.world import join_world
 
 LARGE = torch.ones(1 << 20)

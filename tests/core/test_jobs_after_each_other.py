@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import TINY, run_recipe
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import TINY, run_recipe
 
 JOBS = 12
 

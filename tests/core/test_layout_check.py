@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from harness.tiny import TinyArgs, layout
-from harness.tiny_model import TinyModel
 from titan_core.api import Column, Constant, Experts, Replicate, Router, Row, Rule, Shard, UserError, causal_attention
 from titan_core.model.layout_check import check_layout
+from titan_testing.tiny import TinyArgs, layout
+from titan_testing.tiny_model import TinyModel
 
 ARGS = TinyArgs()
 LAYOUT = layout(ARGS)
@@ -28,6 +28,7 @@ LAYOUT = layout(ARGS)
         ({"sums": ("layers.*.mlp",)}, r"sums pattern 'layers.\*.mlp' matches no module"),
         ({"mixers": {"mixer": causal_attention(1)}}, "mixers pattern 'mixer' matches no module"),
         ({"rules": {"layers.*.qkv": Column()}}, r"rules pattern 'layers.\*.qkv' matches no parameter"),
+        ({"rules": {"layers.*.feed_foward.w1.weight": Column()}}, r"did you mean 'layers.\*.feed_forward.w1.weight'\?"),
         ({"rules": {"norm.weight": Row()}}, r"Row\(\) for 'norm.weight', but its module is a RMSNorm, not an nn.Linear"),
         ({"rules": {"norm.weight": Shard(1)}}, r"Shard\(dim=1, norm=False\) for 'norm.weight', which has 1 dimension"),
         ({"rules": {"norm.weight": Experts(-2)}}, r"Experts\(dim=-2, .* for 'norm.weight', which has 1 dimension"),
@@ -48,6 +49,7 @@ LAYOUT = layout(ARGS)
         ({"block_costs": (1.0,)}, "block_costs has 1 numbers, but num_blocks is 6"),
         ({"block_costs": (1.0,) * 5 + (0.0,)}, r"block_costs must be positive and finite, but are \[1.0, .*0.0\]"),
         ({"parameters": {"layers.*": Constant(0.0)}}, "parameter 'output.weight' has no initial value"),
+        ({"parameters": {"output.*": Constant(0.0)}}, r"parameter 'layers.\*.feed_forward.w1.weight' has no initial value"),
         ({"parameters": {"*": Constant(0.0), "x": Constant(0.0)}}, "parameters pattern 'x' matches no parameter"),
         ({"buffers": {}}, "buffer 'angles' has no function that computes it"),
         ({"tied": {"output.weight": "tok_embeddings.weight"}}, "but they are not one parameter in the model"),

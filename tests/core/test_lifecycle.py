@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from harness.jobs import TINY, Recorder, make_job
 from titan_core.api import hookimpl
 from titan_core.loop.training import train
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.toolkit.hookspecs import JobFact
+from titan_testing.jobs import TINY, JobRecorder, make_job
 
 
 class Keeps:
@@ -89,7 +89,7 @@ def test_an_observer_that_fails_hides_neither_the_error_nor_others(in_tmp: Path)
         def titan_train_end(self) -> None:
             raise RuntimeError("another")
 
-    recorder = Recorder(weights=False)
+    recorder = JobRecorder(weights=False)
     with pytest.raises(ValueError, match="the original"):
         train(make_job("tiny", TINY), [Breaks(), recorder])
     assert recorder.record.events[-2:] == ["exception ValueError", "train_end"]

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from harness.distributions import write_distribution
-from harness.gloo_pool import GlooPool
-from harness.jobs import TINY, run_recipe
 from titan_core.api import UserError, hookimpl
 from titan_core.runlog.reporter import MetricsFile
 from titan_core.toolkit import json_lines
 from titan_core.toolkit.json_lines import LineFile, read_lines
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import TINY, run_recipe
 
 RUN: dict[str, object] = {**TINY, "job.dump_folder": "run"}
 

@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import make_job
 from titan_core.api import MeshDim, MeshPlan, MeshView, UserError
 from titan_core.api.config.resolved import Override
 from titan_core.api.parallel.mesh import STANDARD_DIMS, sound_views
@@ -20,6 +18,8 @@ from titan_core.job.mesh_plan import plan_mesh
 from titan_core.loop.optimizer_step import global_norm, local_gradients
 from titan_core.loop.world import join_world
 from titan_core.plugins.registry import Components
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import make_job
 
 # The views use the keys of other dimensions: these tests know no plugin.
 EP = MeshView("ep", "parallelism.tensor_parallel_degree", borrows=("dp_shard", "cp"))

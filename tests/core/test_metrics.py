@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.gloo_pool import GlooPool
 from harness.small_gpt import LAYOUT, VOCAB, SmallGPT
 from titan_core.api import Batch, ModelPart, ObjectiveFunction, StepInput, Vocabulary, add_metric
 from titan_core.api.parallel.microbatch import AuxiliaryLosses, MetricSums
@@ -21,6 +20,7 @@ from titan_core.loop.world import join_world
 from titan_core.model.loss_head import attach
 from titan_core.model.next_token import NextToken
 from titan_core.model.preserved import repeat_backward, repeat_forward
+from titan_testing.gloo_pool import GlooPool
 
 
 class Measured(NextToken):
@@ -125,7 +125,7 @@ def test_weights_of_zero_hide_values_that_are_not_finite() -> None:
 
 
 def means_of_ranks(size: int) -> dict[str, float]:
-    from harness.jobs import TINY, make_job
+    from titan_testing.jobs import TINY, make_job
 
     with join_world(make_job("tiny", {**TINY, "parallelism.data_parallel_shard_degree": size}, size)) as world:
         means = MetricMeans(world, [part_with(Measured(), 64)])

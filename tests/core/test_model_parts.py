@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.jobs import make_job
 from harness.objectives import OfTargets
 from titan_core.api import Batch, BatchPlan, Constant, ModelLayout, ModelPart, Normal, UserError
 from titan_core.api.parallel.model_part import PrunedModule, arguments_of
 from titan_core.api.training.batch import IGNORE, with_positions
 from titan_core.model.random_values import fill, philox
+from titan_testing.jobs import make_job
 
 
 def plan(world_size: int, **overrides: object) -> BatchPlan:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from harness.jobs import TINY, run_recipe
 from harness.odd_plugin import ORIGIN
 from titan_core.api import hookimpl
 from titan_core.plugins.lifecycle import Lifecycle
+from titan_testing.jobs import TINY, run_recipe
 
 
 class Changes:

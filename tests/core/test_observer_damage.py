@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import TINY, run_recipe
 from titan_core.api import hookimpl
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import TINY, run_recipe
 
 
 class Answers:

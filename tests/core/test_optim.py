@@ -14,7 +14,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from harness.contexts import grouped, optimizer_context, schedule_context
-from harness.gloo_pool import GlooPool
 from harness.small_gpt import LAYOUT, SmallGPT
 from titan_core.api import MeshPlan, ModelPart, OptimizerSection, ParamGroup, UserError, World
 from titan_core.api.config.sections import LRSchedulerSection, ParamGroupSpec
@@ -25,6 +24,7 @@ from titan_core.model.next_token import NextToken
 from titan_core.optim.adam import build_adam, build_adamw
 from titan_core.optim.lr_schedule import build_wsd, wsd_factor
 from titan_core.plugin import titan_optimizers
+from titan_testing.gloo_pool import GlooPool
 
 
 def test_more_warmup_than_steps_is_all_warmup(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy
 import pytest
 
-from harness.jobs import make_job
 from harness.letters import letters, stream
 from harness.loaders import close, loaders_of, merged, plan
 from titan_core.api import ShuffledDocuments, UserError
 from titan_core.api.data import orders
 from titan_core.api.data.dataset import Shuffle
 from titan_core.data.streams import open_sources
+from titan_testing.jobs import make_job
 
 KINDS: tuple[Shuffle, ...] = ("documents", "blocks", "none")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.jobs import TINY, make_job, run_recipe
 from titan_core.api import UserError
 from titan_core.runlog.run_directory import RunDirectory
+from titan_testing.jobs import TINY, make_job, run_recipe
 
 TABLES = '[model]\nname = "tiny"\n[training]\nseq_len = 32\n[lr_scheduler]\nwarmup_steps = 2\n'
 

@@ -15,6 +15,7 @@ from titan_core.cli import main as command_line
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
 from titan_core.job.assemble import assemble
+from titan_core.plugins.guard import Origin
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.toolkit.arguments import parse_overrides
 from titan_core.toolkit.errors import PluginFailure
@@ -77,6 +78,12 @@ def test_what_a_plugin_raises_for_users_passes_as_it_is(tmp_path: Path, monkeypa
     with pytest.raises(UserError) as caught:
         assemble(*load_config("tiny", [], registry))
     assert str(caught.value) == "odd: not today" and not isinstance(caught.value, PluginFailure)
+
+
+@pytest.mark.parametrize(("component", "advised"), [("transform 'odd'", True), ("", True), ("model 'odd'", False)])
+def test_only_what_a_job_can_do_without_is_to_be_switched_off(component: str, advised: bool) -> None:
+    error = str(Origin("odd", "titan-odd", "1.0", component).failure("raised"))
+    assert ("switch the plugin off" in error) is advised and "fix or update titan-odd" in error
 
 
 def test_the_command_line_prints_one_line_and_lists_the_plugin(

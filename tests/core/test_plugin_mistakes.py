@@ -14,7 +14,6 @@ import torch
 
 from harness.guarded import LIFECYCLE, NAMED, SPECS, Loss, end, raises
 from harness.odd_plugin import INSTALLED, ORIGIN, registry_with
-from harness.tiny import TinyArgs, define
 from titan_core.api import (
     Costs,
     Finding,
@@ -38,6 +37,8 @@ from titan_core.plugins.registry import Components
 from titan_core.toolkit.errors import Interrupted, PluginFailure
 from titan_core.toolkit.reading import DocumentReader, ReadPolicy
 from titan_core.toolkit.stream_check import require_document
+from titan_testing.tiny import define
+from titan_testing.tiny_args import TinyArgs
 
 
 class Odd(BaseException):

@@ -91,6 +91,13 @@ def test_no_hook_may_return_none(hook: str, tmp_path: Path, monkeypatch: pytest.
         (TRANSFORM.format(active="yes", more=", mesh=MeshUse(sums='fsdp')"), "mesh.sums is 'fsdp', not a tuple of str"),
         (TRANSFORM.format(active="yes", more=", serves=(1,)"), "whose serves contains 1, not a str"),
         (TRANSFORM.format(active="yes", more=", mesh=MeshUse(dims=('x',))"), "whose mesh.dims contains 'x', not a MeshDim"),
+        *(
+            (
+                TRANSFORM.format(active="yes", more=f", mesh=MeshUse(tolerance={value})"),
+                f"mesh.tolerance is {shown}, not a number of at least 0 and less than 1",
+            )
+            for value, shown in (("'1 %'", "'1 %'"), ("True", "True"), ("1.0", "1.0"), ("float('nan')", "nan"))
+        ),
         (TRANSFORM.format(active="yes", more="").replace("Phase.DATA", "7"), "whose phase is 7, not a Phase"),
     ],
 )

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 
-from harness.gloo_pool import GlooPool
 from harness.objectives import OfTargets
 from titan_core.api import Finding, ModelPart, PendingUpdate, hookimpl
 from titan_core.loop.optimizer_step import MissingGradients
 from titan_core.model.preserved import preserved_module, preserved_state
 from titan_core.plugins.lifecycle import Lifecycle
+from titan_testing.gloo_pool import GlooPool
 
 
 class Counts(nn.Module):

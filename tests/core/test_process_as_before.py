@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from harness.jobs import TINY, run_recipe
 from titan_core.api import hookimpl
 from titan_core.loop.gc_settings import free_job, gc_as_before
+from titan_testing.jobs import TINY, run_recipe
 
 SETTINGS: dict[str, object] = {
     **TINY,

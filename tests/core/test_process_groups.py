@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.attention import SDPBackend
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import make_job
 from titan_core.api import JobMesh, MeshDim, MeshPlan, MeshView, UserError
 from titan_core.api.parallel.mesh import STANDARD_DIMS
 from titan_core.loop.world import _replica_group, join_world, require_own_gpu
 from titan_core.toolkit.device import attention_kernels, backend_for, choose_device
 from titan_core.torch_private import process_groups
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import make_job
 
 
 def groups(degrees: dict[str, int], ep: int, shards: bool = True) -> tuple[list[list[int]], str]:

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from harness import small_gpt
-from harness.jobs import TINY, make_job, run_job
 from harness.small_gpt import LAYOUT, SmallGPT
 from titan_core.api import Batch, Objective, ObjectiveFunction, Ref, UserError, Vocabulary, add_metric, hookimpl
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.loader import data_loader
 from titan_core.data.streams import OpenedData
 from titan_core.job.reference_model import reference_config, require_reference
+from titan_testing.jobs import TINY, make_job, run_job
 
 BRIEF: dict[str, object] = {
     "training.dataset": "letters",

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from harness.jobs import TINY, make_job
 from titan_core.api import RunEnd, hookimpl
 from titan_core.api._shown import printable
 from titan_core.api.observe.events import NextCommand
@@ -16,6 +15,7 @@ from titan_core.loop.results import last_checkpoint, print_next_commands
 from titan_core.loop.training import train
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.toolkit.launching import COMMAND, shell_command, user_command
+from titan_testing.jobs import TINY, make_job
 
 
 def test_without_a_checkpoint_plugin_the_start_says_that_no_weights_are_saved(

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.jobs import TINY, make_job, run_recipe
 from titan_core.api import RunEnd, UserError
 from titan_core.runlog.reporter import MetricsFile
 from titan_core.runlog.run_directory import RunDirectory
+from titan_testing.jobs import TINY, make_job, run_recipe
 
 
 def test_a_fresh_start_never_mixes_with_an_older_run(in_tmp: Path) -> None:

@@ -15,11 +15,11 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress, Task
 
-from harness.jobs import TINY, make_job
 from harness.terminal import Screen, Terminal, python
 from titan_core.loop.training import train
 from titan_core.toolkit import status
 from titan_core.toolkit.status import StatusLine, _row, _times, current_phase, phase, shown_task
+from titan_testing.jobs import TINY, make_job
 
 START = """
 import os, signal, sys, time
@@ -267,7 +267,8 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_a_run_reports_its_phases(in_tmp: Path, entered: list[str]) -> None:
     train(make_job("tiny", TINY))
     assert list(dict.fromkeys(entered)) == [
-        "reading the data", "preparing the device", "building the model", "building the optimizer", "first step",
+        "reading the data", "preparing the device", "reading the first documents", "building the model",
+        "building the optimizer", "first step",
         "finishing pending writes",
     ]  # fmt: skip
 

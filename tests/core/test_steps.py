@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from harness.jobs import TINY, run_recipe
 from titan_core.api import StepAbandoned, StepInput, StepReport, StepRunner, hookimpl
 from titan_core.data.loader import DataLoader
 from titan_core.loop import trainer
+from titan_testing.jobs import TINY, run_recipe
 
 
 class LosesGradients:

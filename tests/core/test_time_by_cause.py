@@ -13,13 +13,13 @@ from typing import cast
 
 import pytest
 
-from harness.jobs import TINY, run_recipe
 from titan_core.api import RunEnd, World
 from titan_core.runlog.event_log import EventLog
 from titan_core.runlog.time_by_cause import SpentTime
 from titan_core.toolkit.json_lines import read_lines
 from titan_core.toolkit.launching import BEGAN, Began, began
 from titan_core.toolkit.processes import process_began
+from titan_testing.jobs import TINY, run_recipe
 
 
 @pytest.fixture

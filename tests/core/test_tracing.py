@@ -8,8 +8,9 @@ import pytest
 
 from harness.letters import BYTE, Letters, letters, stream
 from harness.loaders import plan
-from titan_core.api.data.dataset import StepRows, StreamSpec
+from titan_core.api.data.dataset import StreamSpec
 from titan_core.api.data.orders import NO_DOCUMENT, order_of
+from titan_core.api.data.replay import StepRows
 from titan_core.data.shards import ShardGroup
 from titan_core.data.streams import open_sources
 

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness.jobs import make_job
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.model.build import build_whole
+from titan_testing.jobs import make_job
 
 LENGTH = 64
 SIZE: dict[str, str | int] = {"model.args": "{n_layers = 4, dim = 64, n_heads = 4}", "training.seq_len": LENGTH}

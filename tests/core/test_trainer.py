@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from harness.jobs import TINY, Recorder, make_job, run_recipe
 from titan_core.api import Batch, UserError, hookimpl
 from titan_core.api.training.batch import IGNORE
 from titan_core.cli.main import main
@@ -22,6 +21,7 @@ from titan_core.loop.finite_guard import NonFiniteError
 from titan_core.loop.lookahead import Lookahead
 from titan_core.loop.training import train
 from titan_core.toolkit.errors import EXIT_NUMERICS
+from titan_testing.jobs import TINY, JobRecorder, make_job, run_recipe
 
 
 def test_a_run_from_start_to_end(in_tmp: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_norm_limit_of_0_does_not_clip(in_tmp: Path) -> None:
 
 def test_a_loss_that_is_not_finite_stops_the_run(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = {**TINY, "optimizer.lr": 100, "optimizer.weight_decay": 100, "training.max_norm": 0, "training.steps": 50}
-    recorder = Recorder(weights=False)
+    recorder = JobRecorder(weights=False)
     with pytest.raises(NonFiniteError, match=r"step \d+: .* nan; training stops.*Lower optimizer\.lr"):
         train(make_job("tiny", overrides), [recorder])
     assert recorder.record.events[-2:] == ["exception NonFiniteError", "train_end"]

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from harness.gloo_pool import GlooPool
 from titan_core.api import Batch, Vocabulary
 from titan_core.api.training import vocabulary
 from titan_core.api.training.batch import IGNORE
 from titan_core.model.next_token import NextToken
+from titan_testing.gloo_pool import GlooPool
 
 VOCABULARIES = (4, 5, 7, 8, 287)
 SEQUENCES = (2, 6)

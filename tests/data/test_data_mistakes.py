@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.jobs import make_job
 from titan_core.api import UserError
 from titan_core.cli.main import main
 from titan_core.data.streams import OpenedData
+from titan_testing.jobs import make_job
 
 GOOD = [{"text": f"document {number}"} for number in range(20)]
 
@@ -58,7 +58,7 @@ MISTAKES: dict[str, tuple[dict[str, object], str]] = {
     "a function": (
         json_at("good.jsonl", **{"data.format": "os:system"}),
         'command line: data.format = "os:system": names code, and a recipe runs none but that of plugins; register the '
-        "function as a format in a file, and start `titan --plugin FILE ...` (docs/data.md); or a template of fields looks "
+        "function as a format in a file, and start `titan --plugin FILE ...`; or a template of fields looks "
         'like "{{ question }} {{ answer }}"',
     ),
     "a function in a mixture": (

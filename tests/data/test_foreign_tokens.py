@@ -16,13 +16,13 @@ import numpy
 import pytest
 
 from harness.foreign_tokens import END, HEADER, UINT16, context, ids_of, llm_c, problems
-from harness.jobs import make_job
 from harness.kinds_of_data import FOREIGN, IDS, TEXTS
 from titan_core.api import CorruptRecord, UserError, WeightedTokens
 from titan_core.cli.main import main
 from titan_data.foreign import flat_tokens
 from titan_data.foreign.config import FlatTokensSection, MdsSection
 from titan_data.foreign.formats import describe_tokens, open_tokens
+from titan_testing.jobs import make_job
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from ci.workspace import ROOT
-from harness.jobs import make_job, run_job
 from harness.kinds_of_data import KINDS
 from harness.loaders import close, global_batch, merged, plan
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.loader import DataLoader
 from titan_core.data.streams import open_sources
+from titan_testing.jobs import make_job, run_job
 
 TINY: dict[str, object] = {
     "model.args": "{dim = 16, n_layers = 1, n_heads = 1, n_kv_heads = 1, ffn_dim = 16}", "training.seq_len": 128,

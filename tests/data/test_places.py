@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from harness.jobs import make_job
 from harness.kinds_of_data import KINDS
 from harness.quick import rows
 from titan_core.api.plugins.assembled_job import AssembledJob
@@ -15,6 +14,7 @@ from titan_core.data.replay import Replay
 from titan_core.data.streams import open_sources
 from titan_core.toolkit.reading import place_of
 from titan_data.places import file_at, parse_place
+from titan_testing.jobs import make_job
 
 TINY: dict[str, object] = {
     "model.args": "{dim = 16, n_layers = 1, n_heads = 1, n_kv_heads = 1, ffn_dim = 16}", "training.seq_len": 128,

@@ -10,7 +10,6 @@ from typing import Any
 import numpy
 import pytest
 
-from harness.jobs import make_job
 from harness.kinds_of_data import BOOK, FOREIGN, IDS, KINDS, RAW, TEXTS, foreign, table_text
 from titan_core.api import DatasetContext
 from titan_data.foreign import flat_tokens
@@ -18,6 +17,7 @@ from titan_data.json_lines import JsonRecords
 from titan_data.mapped_files import MappedFiles
 from titan_data.read_cost import read_costs
 from titan_data.tokenized import MappedTokens, Part, TokenizedIndex, open_tokenized
+from titan_testing.jobs import make_job
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.jobs import make_job
 from titan_core.cli.main import main
 from titan_data.read_cost import ReadCost, read_costs
+from titan_testing.jobs import make_job
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import pytest
 
-from harness.jobs import make_job
 from titan_core.api import DatasetContext, UserError
 from titan_data.huggingface import open_hub
 from titan_data.local_files import ENDINGS, check_files, check_hub, find_files
 from titan_data.record_files import check_tables, open_local
 from titan_data.text_files import open_text
+from titan_testing.jobs import make_job
 
 
 def request(

@@ -19,11 +19,11 @@ from uuid import UUID
 
 import pytest
 
-from harness import PATIENCE
 from titan_core.api import CorruptRecord, UserError
 from titan_data import template_process
 from titan_data.records import RecordTemplate
 from titan_data.template_process import Renderer, SandboxedTemplate, TemplateRefused, TemplateStopped
+from titan_testing import PATIENCE
 
 ENDLESS = "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}{{ text }}"
 

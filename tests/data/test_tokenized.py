@@ -16,8 +16,6 @@ from typing import Any
 import numpy
 import pytest
 
-from harness import PATIENCE
-from harness.jobs import make_job
 from harness.letters import BYTE, letters, stream
 from titan_core.api import BatchPlan, CorruptRecord, DatasetContext, Ref, ShuffledDocuments, TextTokenizer, UserError
 from titan_core.api.data.dataset import DatasetSpec, ReadPolicy
@@ -28,6 +26,8 @@ from titan_core.toolkit.reading import DocumentReader
 from titan_data.engines import LocalEngine
 from titan_data.tokenize import PLAN as UNFINISHED, PartTask, tokenize
 from titan_data.tokenized import INDEX, check_tokenized, open_tokenized, token_dtype
+from titan_testing import PATIENCE
+from titan_testing.jobs import make_job
 
 PLAN = BatchPlan(4, 4, 1, 1, 4, 15)
 LENGTHS = [1 + index * 11 % 37 for index in range(60)]

@@ -10,7 +10,7 @@ import numpy
 from harness.letters import letters, stream
 from harness.loaders import plan
 from titan_core.api import DocumentPlace
-from titan_core.api.data.dataset import ReadDocument, StepRows, UsedTokens
+from titan_core.api.data.replay import ReadDocument, StepRows, UsedTokens
 from titan_data.provenance.documents import used_documents
 from titan_data.provenance.recorded_run import Segment
 

@@ -18,13 +18,20 @@ from typing import Any
 import yaml
 
 from titan_core.api import UserError
-from titan_core.toolkit.errors import EXIT_DATA_ENDED, EXIT_INTERRUPTED, EXIT_NUMERICS, EXIT_PREEMPTED, EXIT_USER_ERROR
+from titan_core.toolkit.errors import (
+    EXIT_BAD_DEVICE,
+    EXIT_DATA_ENDED,
+    EXIT_INTERRUPTED,
+    EXIT_NUMERICS,
+    EXIT_PREEMPTED,
+    EXIT_USER_ERROR,
+)
 from titan_core.toolkit.text import say
 
 PREEMPTED = (EXIT_PREEMPTED, 128 + signal.SIGTERM)
 """Exit statuses (see docs/failures.md) of a job that had to stop, and saved a checkpoint first if it had begun to train:
 always worth another try."""
-FINAL = (EXIT_USER_ERROR, EXIT_NUMERICS, EXIT_DATA_ENDED, EXIT_INTERRUPTED)
+FINAL = (EXIT_USER_ERROR, EXIT_NUMERICS, EXIT_DATA_ENDED, EXIT_BAD_DEVICE, EXIT_INTERRUPTED)
 """Exit statuses after which another try would end alike, or is not wanted."""
 
 Value = str | int | Iterable[str]

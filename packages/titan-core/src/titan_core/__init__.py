@@ -1,5 +1,6 @@
-"""titan-core: the plugin contract (:mod:`titan_core.api`), discovery, typed config, job assembly and the trainer; and four
-functions for scripts and notebooks (:mod:`titan_core.python_api`): ``train``, ``load_config``, ``assemble``, ``read_run``.
+"""titan-core: the plugin contract (:mod:`titan_core.api`), discovery, typed config, job assembly and the trainer; and five
+functions for scripts and notebooks (:mod:`titan_core.python_api`): ``train``, ``load_config``, ``assemble``, ``read_run``,
+``using_plugin_files``.
 
 Nothing in this package imports torch until a job runs.
 """
@@ -7,7 +8,7 @@ Nothing in this package imports torch until a job runs.
 # Not from typing: `python -m titan_core` imports this file before it drops the current folder, which may have a typing.py.
 TYPE_CHECKING = False
 
-__all__ = ["assemble", "load_config", "read_run", "train"]
+__all__ = ["assemble", "load_config", "read_run", "train", "using_plugin_files"]
 
 if TYPE_CHECKING:
     from titan_core.python_api import (
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
         load_config as load_config,
         read_run as read_run,
         train as train,
+        using_plugin_files as using_plugin_files,
     )
 else:
 

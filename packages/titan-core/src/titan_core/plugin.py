@@ -119,6 +119,12 @@ def titan_debuggers() -> list[Observer]:
             build=Ref("titan_core.loop.finite_guard:FiniteGuard"),
             active=lambda context: context.section.on_nan != "ignore",
         ),
+        Observer(
+            name="replicas",
+            summary="ends a run in which ranks that must hold the same weights hold others",
+            build=Ref("titan_core.loop.replicas:ReplicaCheck"),
+            active=lambda context: context.job.mesh.world_size > 1,
+        ),
     ]
 
 

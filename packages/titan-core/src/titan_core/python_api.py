@@ -22,6 +22,7 @@ from titan_core.job.elastic import load_job
 from titan_core.loop.gc_settings import free_job
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.launching import place_in_environment
+from titan_core.toolkit.plugin_files import using_plugin_files as using_plugin_files
 from titan_core.toolkit.random_state import same_generators
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_core.toolkit.status import progress_as_before

@@ -14,6 +14,7 @@
 * ``_init_group`` of torch's optimizers, which collects the tensors of an update; and their attributes ``found_inf`` and
   ``grad_scale``, through which ``torch.amp.GradScaler`` lets fused optimizers skip a step.
 * ``torch._foreach_mul_``, ``Tensor._version``, ``OpOverload._schema``, and the hook tables of ``nn.Module``.
+* ``torch.ops.torch_attn._varlen_attn``: the operator behind ``torch.nn.attention.varlen.varlen_attn``.
 * ``torch._dynamo.convert_frame.FRAME_COUNTER``, to see whether anything was compiled.
 """
 
@@ -221,6 +222,13 @@ def versions_of(tensors: Iterable[Tensor]) -> list[int]:
 def local_tensor(tensor: DTensor) -> Tensor:
     """Return this rank's shard itself, where ``to_local`` returns a view."""
     return tensor._local_tensor
+
+
+def variable_length_attention() -> Any:
+    """Return the operator of variable-length attention, whose result recomputation may keep."""
+    import torch.nn.attention.varlen  # registers it
+
+    return torch.ops.torch_attn._varlen_attn.default
 
 
 def number_of_hooks(module: nn.Module) -> int:

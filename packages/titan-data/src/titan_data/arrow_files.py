@@ -17,7 +17,7 @@ import pyarrow.ipc
 
 from titan_data.limits import TooLarge
 from titan_data.remote_bytes import RemoteBytes
-from titan_data.row_groups import Bounds, Form, GroupTable
+from titan_data.row_files import Bounds, Form, GroupTable
 from titan_data.seekable import seekable
 
 _MAGIC: Final = b"ARROW1"
@@ -29,7 +29,7 @@ _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 
 
 class ArrowFile:
-    """The schema of a file or stream; see :class:`~titan_data.row_groups.RowFile`."""
+    """The schema of a file or stream; see :class:`~titan_data.row_files.RowFile`."""
 
     def __init__(self, content: Any) -> None:
         """

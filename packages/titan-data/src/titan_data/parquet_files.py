@@ -12,7 +12,7 @@ import pyarrow.parquet
 from titan_data.limits import TooLarge
 from titan_data.parquet_pages import DELTA_BYTE_ARRAY, IN_DICTIONARY, longest_text, pages
 from titan_data.remote_bytes import BLOCK, RemoteBytes
-from titan_data.row_groups import Bounds, Form, GroupTable
+from titan_data.row_files import Bounds, Form, GroupTable
 from titan_data.row_sizes import row_size
 from titan_data.seekable import FetchedRanges, seekable
 
@@ -25,7 +25,7 @@ _PER_FOOTER: Final = 8
 
 
 class ParquetFile:
-    """The footer of a file; see :class:`~titan_data.row_groups.RowFile`."""
+    """The footer of a file; see :class:`~titan_data.row_files.RowFile`."""
 
     mapped = False
 

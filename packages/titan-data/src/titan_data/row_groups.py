@@ -7,33 +7,30 @@ of bytes for the process. So neighbours cost nothing, and a document at random i
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final
 
 import numpy
 import pyarrow
 from numpy.typing import NDArray
 
 from titan_core.api import CorruptRecord, Document, UserError
-from titan_core.toolkit.text import shorten, show_bytes
-from titan_data.arrow_values import Conversion, described, features_of, record_of
+from titan_core.toolkit.text import show_bytes
+from titan_data.arrow_values import Conversion, record_of
 from titan_data.file_documents import FileDocuments
 from titan_data.file_index import FileIndex
 from titan_data.limits import DEFAULT, TOGETHER, TooLarge, too_large
-from titan_data.mapped_files import MappedFiles
 from titan_data.records import Reader
+from titan_data.row_files import Bounds, Form, RowFile, open_file, scan_groups, schema_mark, understood
 from titan_data.row_sizes import largest_row, row_size
-from titan_data.seekable import ReadFailed
 from titan_data.table_columns import Columns
 
 LIMIT: Final = 512 << 20
@@ -45,52 +42,6 @@ _PASSES: Final = 16
 _SAMPLED: Final = 16
 """Files whose decoded size stands for that of all."""
 _numbers = itertools.count()
-
-GroupTable: TypeAlias = list[tuple[int, int, int]]
-"""Of each group: the row after its last, counted from the file's first, its first byte, and the byte after its last."""
-Bounds: TypeAlias = tuple[int, int]
-
-
-class RowFile(Protocol):
-    """What is held of a file: its schema, and where its columns are. Each method but the first gets the number of a group,
-    its bounds in the file, and the names of columns."""
-
-    schema: pyarrow.Schema
-    held: int
-    """Bytes of memory."""
-    mapped: bool
-    """Whether decoded rows are parts of the memory map of a local file."""
-
-    def groups(self, content: Any) -> GroupTable:
-        """Return the groups."""
-
-    def extents(self, group: int, bounds: Bounds, columns: Sequence[str]) -> list[Bounds]:
-        """Return the ranges of bytes that are read."""
-
-    def unpacked(self, group: int, bounds: Bounds, columns: Sequence[str]) -> int:
-        """Return the bytes of the decoded rows, about."""
-
-    def tables(
-        self, content: Any, group: int, bounds: Bounds, columns: Sequence[str], rows: int, most: int
-    ) -> Iterator[pyarrow.Table]:
-        """Yield the rows, at most ``rows`` at a time where the format allows that.
-
-        Raises:
-            TooLarge: what must be decoded at once takes more than ``most`` bytes.
-        """
-
-
-@dataclass(frozen=True)
-class Form:
-    """A format of files."""
-
-    name: str
-    version: str
-    """Of the groups that :attr:`opened` finds; see :class:`~titan_data.file_index.FileIndex`."""
-    opened: Callable[[Any], RowFile]
-    """Opens the contents of a file."""
-    verified: bool
-    """Whether the library verifies the places of values when it decodes them."""
 
 
 class _Damaged(Exception):
@@ -121,7 +72,7 @@ class RowGroups(FileDocuments):
             OSError: a file cannot be read.
         """
         self._files, self._shown, self._form, self._read, self._limit = files, shown, form, read, limit
-        self._index = FileIndex(files, form.version, _scan(form, dict(zip(files, shown, strict=True))))
+        self._index = FileIndex(files, form.version, scan_groups(form, dict(zip(files, shown, strict=True))))
         super().__init__(self._index.upto)
         self._number = next(_numbers)
         weakref.finalize(self, _decoded.forget, self._number)
@@ -145,7 +96,7 @@ class RowGroups(FileDocuments):
             table, first, largest = self._rows(file, group, row)
             found = table.slice(row - first, 1)
             if not self._form.verified:
-                with _understood(_Damaged):
+                with understood(_Damaged):
                     found.validate(full=True)
             if largest > self._limit and (size := row_size(found)) > self._limit:
                 raise too_large(place, size, self._limit, "the row")
@@ -261,7 +212,7 @@ class RowGroups(FileDocuments):
         table, largest = _decoded.get(key) or (None, math.inf)
         if table is None:
             self._announced.discard((file, group.number))
-            with _understood(_Damaged):
+            with understood(_Damaged):
                 table = self._decode(opened, file, group, columns, each, part)
             if table is None or table.num_rows != min(each, group.last - first):
                 raise self._changed(file)
@@ -304,7 +255,7 @@ class RowGroups(FileDocuments):
         key = (self._number, file)
         opened: RowFile | None = _decoded.get(key)
         if opened is None:
-            opened = _open(self._form, self._maps.content(self._files[file]), self._shown[file])
+            opened = open_file(self._form, self._maps.content(self._files[file]), self._shown[file])
             if schema_mark(opened.schema) != self._index.extra[file]:
                 raise self._changed(file)
             _decoded.put(key, opened, opened.held)
@@ -381,59 +332,6 @@ class _Decoded:
 
 
 _decoded = _Decoded()
-
-
-def schema_mark(schema: pyarrow.Schema) -> int:
-    """Return a number that schemas of the same names and types have in common, extension types included."""
-    text = "\n".join([*(f"{column.name}: {described(column)}" for column in schema), str(features_of(schema))])
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
-
-
-_MOST_ROWS = 2**48
-"""Rows of a file. More would not fit into the numbers that files, epochs and positions are counted by."""
-
-
-def _scan(form: Form, shown: dict[Path, Path]) -> Callable[[Path], Generator[NDArray[numpy.int64], None, tuple[int, int]]]:
-    """Return what finds the groups of a file: yields a :data:`GroupTable`, returns its rows and the mark of its schema."""
-
-    def scan(file: Path) -> Generator[NDArray[numpy.int64], None, tuple[int, int]]:
-        content = MappedFiles().content(file)
-        opened = _open(form, content, shown[file])
-        with _understood(lambda why: _refused(form, shown[file], why)):
-            table = opened.groups(content)
-            ends = [0, *(group[0] for group in table)]
-            if ends != sorted(ends) or ends[-1] > _MOST_ROWS:
-                raise pyarrow.ArrowInvalid(f"its groups of rows claim to end at the rows {shorten(str(ends[1:]))}")
-        yield numpy.array(table, numpy.int64).reshape(-1)
-        return (table[-1][0] if table else 0), schema_mark(opened.schema)
-
-    return scan
-
-
-def _open(form: Form, content: Any, shown: Path) -> RowFile:
-    with _understood(lambda why: _refused(form, shown, why)):
-        return form.opened(content)
-
-
-def _refused(form: Form, file: Path, why: str) -> UserError:
-    if "decrypt" in why:
-        return UserError.one(str(file), "is encrypted, which titan-data does not read", "decrypt it")
-    return UserError.one(str(file), f"not {form.name}, or damaged: {why}", "check the path, or copy the file again")
-
-
-@contextmanager
-def _understood(raised: Callable[[str], Exception]) -> Iterator[None]:
-    """Raise ``raised`` of the reason where a file cannot be understood.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    try:
-        yield
-    except ReadFailed as error:
-        raise error.error from None
-    except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:  # names that are not UTF-8; no such field
-        raise raised(" ".join(str(error).split())) from None
 
 
 def _parts(tables: Iterator[pyarrow.Table], rows: int, most: int) -> Iterator[pyarrow.Table]:

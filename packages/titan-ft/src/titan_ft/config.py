@@ -15,7 +15,7 @@ class FaultToleranceSection(Section):
     may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
 
     enable: bool = False
-    """Train as one of several replica groups, which share the global batch and survive each other's faults (docs/ft.md)."""
+    """Train as one of several replica groups, which share the global batch and survive each other's faults."""
     lighthouse: str | None = None
     """Address of the lighthouse, at which the groups meet: "http://HOST:PORT". Default: the environment variable
     TORCHFT_LIGHTHOUSE. `titan ft lighthouse` starts one."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from titan_core.api import UserError
-from titan_core.toolkit.errors import EXIT_INTERRUPTED, EXIT_LOST_PEER, EXIT_USER_ERROR
+from titan_core.toolkit.errors import EXIT_BAD_DEVICE, EXIT_INTERRUPTED, EXIT_LOST_PEER, EXIT_USER_ERROR
 from titan_core.toolkit.launching import (
     BEGAN,
     INTERRUPTED,
@@ -130,6 +130,9 @@ class Agent:
         try:
             self._make_attempts()
             status, line = self._end()
+            if status == EXIT_BAD_DEVICE and self.machines.elastic:
+                closes = False
+                self.machines.leave()  # the others continue without its device
         except JobEnded as error:
             closes, self.failure = False, self._failure_of_others(error)
         except RendezvousError as error:

@@ -75,7 +75,7 @@ CONTENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "checkpoint.store": (
             "Checkpoint CheckpointContext CheckpointStore TrainState DataPosition CheckpointEvents RefusedChange"
         ),
-        "data.dataset": "SavedPosition",
+        "data.replay": "SavedPosition",
         "model.weights": "StoredModel",
         "checkpoint.stored_model": "WeightsContext",
     },

@@ -49,6 +49,13 @@ if TYPE_CHECKING:
 PROJECT = "titan"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Decorator of the functions and methods that implement a hook, each named like its hook: a function of the plugin's module
+registers components, and a method of an observer is called during the run.
+
+``@hookimpl(tryfirst=True)`` makes pluggy call a method before those of other observers, ``trylast=True`` after them. With
+``wrapper=True``, a method is a generator function around all others: it yields once, receives their results from the
+``yield``, and returns what the caller gets. Hooks that register components, and those whose answers belong to one observer
+each, such as ``titan_save_state``, cannot be wrapped."""
 
 # ---- Registration: called once, at discovery. These hooks return components and must be fast. ----
 
@@ -170,7 +177,11 @@ def titan_step_cancelled(step: int) -> None:
 def titan_gradients_complete(step: int) -> None:
     """All microbatches of step ``step`` are computed, and the gradients of all parameters are accumulated. The observer of a
     transform (``StepUse.observer``) may complete a gradient reduction of its own here, in place: gradient norm, clipping and
-    update follow."""
+    update follow.
+
+    It is part of the trial before step 1, which compares the gradients of a small copy of the model on this mesh with those
+    on one device: an observer of a transform that divides the job is also built for that copy, and of its hooks only this
+    one is called there, with ``step`` 1."""
 
 
 @hookspec

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from titan_core.api import Config, Model, Recipe, UserError
 from titan_core.api.config.resolved import Override
 from titan_core.api.config.sections import DataSection
-from titan_core.api.data.dataset import DataReplay, StepRows
+from titan_core.api.data.replay import DataReplay, StepRows
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.cli.stored_models import InstalledModels
 from titan_core.config.load import load_config

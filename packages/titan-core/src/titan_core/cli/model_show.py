@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from titan_core.api import Config, Mixer, ModelLayout, Recipe, UserError
+from titan_core.api import Config, Mixer, ModelLayout, Problem, Recipe, Ref, UserError
 from titan_core.api.config.resolved import Override
 from titan_core.api.config.sections import ModelSection
 from titan_core.api.parallel.mesh import STANDARD_DIMS
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.cli.invocation import Invocation
 from titan_core.config.load import RawConfig, resolve
 from titan_core.job.assemble import assemble, define_model, pick_model
 from titan_core.toolkit.arguments import json_argument
 from titan_core.toolkit.text import describe_model, print_json, print_table
+
+if TYPE_CHECKING:
+    from titan_core.api import JobMesh
 
 DEGREES = (2, 4, 8)
 """Degrees of each mesh dimension that are tried."""
@@ -57,8 +61,8 @@ def show(context: Invocation) -> int:
         "routers": {pattern: asdict(router) for pattern, router in layout.routers.items()},
         "masks_documents": layout.masks_documents,
         "regions": list(layout.regions),
-        "rules": {pattern: str(rule) for pattern, rule in layout.rules.items()},
-        "initial_values": {pattern: str(value) for pattern, value in layout.parameters.items()},
+        "rules": {pattern: _named(rule) for pattern, rule in layout.rules.items()},
+        "initial_values": {pattern: _named(value) for pattern, value in layout.parameters.items()},
         "buffers": list(layout.buffers),
         "tied": dict(layout.tied),
         "meshes": dict(_meshes(context, config)),
@@ -67,7 +71,7 @@ def show(context: Invocation) -> int:
         print_json(facts)
     else:
         print_table(("", f"model of {config.source}"), list(_rows(facts, layout)))
-        print("Before step 1, `titan train` also tries the division on a small copy of the model.")
+        print("These divisions are tried in one process; `titan train` tries its own on its ranks, before step 1.")
     return 0
 
 
@@ -92,12 +96,28 @@ def _mixer(mixer: Mixer) -> str:
     """Return a mixer's kind, and its fields with other values than a plain mixer of its kind has."""
     usual = Mixer(kind=mixer.kind, heads=mixer.heads)
     given = {field.name: getattr(mixer, field.name) for field in fields(mixer) if field.name not in ("kind", "sequence_dim")}
-    shown = [f"{key} {value}" for key, value in given.items() if key == "heads" or value != getattr(usual, key)]
+    shown = [
+        f"{key} {value.target if isinstance(value, Ref) else value}"
+        for key, value in given.items()
+        if key == "heads" or value != getattr(usual, key)
+    ]
     return ", ".join([mixer.kind.replace("_", " "), *shown])
 
 
+def _named(value: Any) -> str:
+    """Return a rule or an initial value as it is written in a layout; a reference as the function that it names."""
+    if not is_dataclass(value):
+        return repr(value)
+    if isinstance(value, Ref):
+        return value.target
+    given = (f"{field.name}={_named(getattr(value, field.name))}" for field in fields(value))
+    return f"{type(value).__name__}({', '.join(given)})"
+
+
 def _meshes(context: Invocation, config: Config) -> Iterator[tuple[str, str]]:
-    """Yield each mesh dimension's degree key, and the degrees of :data:`DEGREES` that the model allows, or why none."""
+    """Yield each mesh dimension's degree key, and the degrees of :data:`DEGREES` that the model allows, or why none. The
+    smallest one is tried on a small copy of the model, in this process, by the transforms that can."""
+    trial = _Trial()
     for dim in STANDARD_DIMS:
         allowed: list[str] = []
         reason = ""
@@ -107,12 +127,48 @@ def _meshes(context: Invocation, config: Config) -> Iterator[tuple[str, str]]:
             try:
                 more = [Override(key, str(value)) for key, value in {**_undivided(), **sizes}.items()]
                 found = _overridden(context, config, more)
-                assemble(found, context.registry, degree, missing_ok=True)
+                job = assemble(found, context.registry, degree, missing_ok=True)
+                if not allowed:
+                    trial(job, dim.degree_key)
             except UserError as error:
                 reason = reason or "; ".join(problem.why for problem in error.problems)
             else:
                 allowed.append(str(degree))
         yield dim.degree_key, ", ".join(allowed) or f"none: {reason}"
+
+
+class _Trial:
+    """A small copy of the model, on which the transforms that serve a dimension try it in this process."""
+
+    def __init__(self) -> None:
+        self._made: Any = None
+
+    def __call__(self, job: AssembledJob, degree_key: str) -> None:
+        """
+        Raises:
+            UserError: a transform finds that the layout does not describe what the model computes.
+        """
+        serving = [one for one in job.transforms if degree_key in one.served]
+        if not any(one.checks.model for one in serving):
+            return
+        import torch
+
+        from titan_core.model.build import build_whole
+        from titan_core.model.trial import CannotTry, SmallModelTrial
+
+        device = torch.device("cpu")
+        if self._made is None:
+            model = build_whole(job)
+            try:
+                self._made = model, SmallModelTrial(model, job.model.layout, job.model_name, device)
+            except CannotTry as error:
+                why = f"a few tokens cannot be computed: {error}"
+                raise UserError.one(f"model {job.model_name!r}", why, "fix the model plugin") from error
+        with self._made[1].evaluating():
+            for one in serving:
+                context = one.training_context(job, cast("JobMesh", None), device)  # one process has no mesh
+                if one.checks.model and (problems := one.checks.model.call_list(Problem, *self._made, context)):
+                    raise UserError(*problems)
 
 
 def _undivided() -> Mapping[str, Any]:

@@ -14,7 +14,8 @@ from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.load import RawConfig, resolve
 from titan_core.config.pretrained import described_by, find_model
-from titan_core.job.assemble import assemble, check_pretrained, mesh_of
+from titan_core.job.assemble import assemble, mesh_of
+from titan_core.job.checks import check_pretrained
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.status import StatusLine, phase
 

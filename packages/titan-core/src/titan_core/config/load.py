@@ -168,8 +168,8 @@ def resolve(raw: RawConfig, overrides: Sequence[AnyOverride], registry: Componen
             continue
         if name == JobSection.section:
             table.setdefault("dump_folder", f"outputs/{raw.name}")
-        if name == ModelSection.section and len(families := registry.names(Model)) == 1:
-            table.setdefault("name", families[0])
+        if name == ModelSection.section and len(families := [one for one in registry.all(Model) if one.default]) == 1:
+            table.setdefault("name", families[0].name)
         known = [key for cls in owners for key in cls.model_fields]
         for key in table:
             problems += registry.claims(KEY, f"{name}.{key}")

@@ -11,20 +11,47 @@ import torch
 from numpy.typing import NDArray
 
 from titan_core.api import Batch, Extra
-from titan_core.api.data.dataset import StepRows, StreamSpec
+from titan_core.api.data.dataset import StreamSpec
+from titan_core.api.data.replay import StepRows
 from titan_core.api.training.batch import IGNORE
 
 
-def batch_of(spec: StreamSpec, parts: Sequence[StepRows], document_mask: bool, first_row: int = 0) -> Batch:
+def batch_of(
+    spec: StreamSpec, parts: Sequence[StepRows], document_mask: bool, first_row: int = 0, ends: bool = False
+) -> Batch:
     """Return the rows of successive logical shards as one batch.
 
     Args:
         document_mask: whether positions and attention restart with each document.
+        ends: whether to give the documents' ends too, for variable-length attention.
         first_row: number of the first row in the global batch. A logical shard fills the same rows of each batch.
     """
     rows = numpy.concatenate([part.tokens for part in parts]) if len(parts) > 1 else parts[0].tokens
     whole = _batch(rows, _weights(parts), [lengths for part in parts for lengths in part.lengths], document_mask)
-    return replace(whole, rows=torch.arange(first_row, first_row + len(rows)), extras=_extras(spec, parts))
+    whole = replace(whole, rows=torch.arange(first_row, first_row + len(rows)), extras=_extras(spec, parts))
+    return with_document_ends(whole) if ends else whole
+
+
+def with_document_ends(batch: Batch) -> Batch:
+    """Return the batch, whose documents follow each other, with their ends and length. Of both, few values occur: powers of
+    two, because kernels and compiled code are made for one; and no length below 256, for which cuDNN has no kernel before
+    9.24."""
+    assert batch.documents is not None
+    documents = batch.documents.numpy()
+    rows, length = documents.shape
+    last = numpy.ones(documents.shape, bool)
+    last[:, :-1] = documents[:, 1:] != documents[:, :-1]
+    ends = [row.nonzero()[0] + 1 for row in last]
+    longest = max(int(numpy.diff(row, prepend=0).max()) for row in ends)
+    filled = numpy.full((rows, _power_of_two(max(map(len, ends)), 8)), length, numpy.int32)
+    for row, own in zip(filled, ends, strict=True):
+        row[: len(own)] = own
+    return replace(batch, document_ends=torch.from_numpy(filled), longest_document=min(length, _power_of_two(longest, 256)))
+
+
+def _power_of_two(number: int, least: int) -> int:
+    """Return the power of two that is at least ``number`` and ``least``, which is one."""
+    return max(least, 1 << (number - 1).bit_length())
 
 
 def _extras(spec: StreamSpec, parts: Sequence[StepRows]) -> dict[str, Extra]:

@@ -18,7 +18,8 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from titan_core.api.data.dataset import ReadDocument, State, UsedTokens
+from titan_core.api.data.dataset import State
+from titan_core.api.data.replay import ReadDocument, UsedTokens
 from titan_core.data.tokens import TokenStream
 from titan_core.data.window import Window
 from titan_core.toolkit.stream_check import digest_of

@@ -13,7 +13,8 @@ import torch
 from titan_core.api import Batch, DocumentSource, RefusedChange, TextTokenizer
 from titan_core.api.checkpoint.store import refused_changes
 from titan_core.api.config.sections import DataSection
-from titan_core.api.data.dataset import State, StepRows, StreamSpec
+from titan_core.api.data.dataset import State, StreamSpec
+from titan_core.api.data.replay import StepRows
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.api.training.batch import IGNORE
 from titan_core.data.batches import batch_of
@@ -59,6 +60,7 @@ class DataLoader:
         rank: int,
         *,
         document_mask: bool = False,
+        document_ends: bool = False,
         workers: int = 0,
         ahead: int = 2,
         pin: bool = False,
@@ -68,6 +70,7 @@ class DataLoader:
             sources: the datasets of ``spec``, opened.
             rank: number of this rank's data-parallel group, from 0 to ``spec.plan.ranks - 1``.
             document_mask: whether positions and attention restart with each document.
+            document_ends: whether variable-length attention computes documents, which needs their ends.
             workers: number of reader processes; 0 reads in a thread.
             ahead: number of steps to read ahead.
             pin: whether batches are in pinned memory, from which copies to a GPU do not block. A step's is pinned at once,
@@ -76,7 +79,8 @@ class DataLoader:
         owned = spec.plan.logical_shards // spec.plan.ranks
         self._spec, self._sources, self._tokenizer = spec, sources, tokenizer
         self._indices = range(rank * owned, (rank + 1) * owned)
-        self._document_mask, self._workers, self._ahead, self._pin = document_mask, workers, ahead, pin
+        self._document_mask, self._document_ends = document_mask, document_mask and document_ends
+        self._workers, self._ahead, self._pin = workers, ahead, pin
         self._prefetch: Prefetch | None = None
         self._positions: dict[str, State] | None = None
         self._peeked: list[tuple[StepData, dict[str, State]] | None] = []
@@ -163,7 +167,8 @@ class DataLoader:
 
     def _step_of(self, parts: list[StepRows]) -> tuple[StepData, dict[str, State]]:
         per_shard = self._spec.plan.global_size // self._spec.plan.logical_shards
-        whole = batch_of(self._spec, parts, self._document_mask, self._indices.start * per_shard)
+        first = self._indices.start * per_shard
+        whole = batch_of(self._spec, parts, self._document_mask, first, self._document_ends)
         if self._pin:
             whole = whole.map(torch.Tensor.pin_memory)
         targets: Counter[int] = Counter()
@@ -201,6 +206,7 @@ def data_loader(job: AssembledJob, sources: Sequence[DocumentSource], rank: int,
         job.text_tokenizer,
         rank,
         document_mask=section.document_mask,
+        document_ends=section.document_attention == "varlen",
         workers=section.num_workers,
         ahead=section.prefetch,
         pin=pin,

@@ -12,7 +12,8 @@ from itertools import pairwise
 from queue import SimpleQueue
 
 from titan_core.api import DocumentSource, TextTokenizer, UserError
-from titan_core.api.data.dataset import State, StepRows, StreamSpec
+from titan_core.api.data.dataset import State, StreamSpec
+from titan_core.api.data.replay import StepRows
 from titan_core.data.shards import ShardGroup
 from titan_core.data.streams import open_sources
 from titan_core.toolkit.worker_process import ENDED, end_now, worker_processes

@@ -12,7 +12,8 @@ import numpy
 from numpy.typing import NDArray
 
 from titan_core.api import DocumentSource, TextTokenizer
-from titan_core.api.data.dataset import DatasetSpec, State, StepRows, StreamSpec
+from titan_core.api.data.dataset import DatasetSpec, State, StreamSpec
+from titan_core.api.data.replay import StepRows
 from titan_core.data.best_fit import BestFitStream
 from titan_core.data.buffered_shuffle import ShuffledStream
 from titan_core.data.extras import rows_of

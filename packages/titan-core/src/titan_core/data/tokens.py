@@ -10,7 +10,8 @@ import numpy
 from numpy.typing import NDArray
 
 from titan_core.api import Document, DocumentShard, DocumentSource, ExtraField, TextTokenizer, UserError, WeightedTokens
-from titan_core.api.data.dataset import OnEnd, ReadDocument, State, UsedTokens, encode_text
+from titan_core.api.data.dataset import OnEnd, State, encode_text
+from titan_core.api.data.replay import ReadDocument, UsedTokens
 from titan_core.api.data.tokenizer import token_ids
 from titan_core.api.plugins.ref import CodeOrigin
 from titan_core.data.extras import checked_extras

@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from titan_core.api.data.dataset import UsedTokens
+from titan_core.api.data.replay import UsedTokens
 
 
 @dataclass(frozen=True)

@@ -261,7 +261,7 @@ def format_of(config: Config, registry: Registry, key: str, text: str | None) ->
         return FormatSpec(text, key)
     if text not in registry.names(RecordFormat) and _CODE.fullmatch(text):
         why = "names code, and a recipe runs none but that of plugins"
-        fix = "register the function as a format in a file, and start `titan --plugin FILE ...` (docs/data.md); or "
+        fix = "register the function as a format in a file, and start `titan --plugin FILE ...`; or "
         raise UserError.one(config.where(key, text), why, fix + _TEMPLATE)
     try:
         return FormatSpec(text, key, registry.get(RecordFormat, text).convert)

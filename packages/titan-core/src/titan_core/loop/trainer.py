@@ -32,6 +32,7 @@ from titan_core.api.parallel.microbatch import AuxiliaryLosses, MetricSums
 from titan_core.api.parallel.model_part import require_scalar
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.api.plugins.errors import shown
+from titan_core.data.first_documents import check_first_documents
 from titan_core.data.loader import StepData, data_loader
 from titan_core.data.streams import OpenedData
 from titan_core.loop.build import (
@@ -90,10 +91,15 @@ class Trainer:
         self.last_step = min(self.steps, job.end_step)
         prepare_numerics(self.training, world)
 
+        with phase("reading the first documents"):
+            for spec, sources in ((job.data, data.training), (job.validation, data.validation)):
+                if spec is not None:
+                    check_first_documents(spec, sources, world)
         self.loader = data_loader(job, data.training, world.data_rank, pin=world.device.type == "cuda")
         with phase("building the model"):
             whole = build_whole(job)
-            require_trained(whole)
+            if not job.added:
+                require_trained(whole)
             self.size = size_of(whole, job)
             parts = build_parts(job, world.mesh, world.device, whole, world)
         self.run_alone = build_step_runner(job, world, parts)

@@ -122,12 +122,14 @@ class Validation:
         """Measure the loss on one dataset; ``None`` if the run must stop."""
         synchronize(self._world.device)  # pending training work must not count as validation time
         started = time.perf_counter()
+        section = self._job.config.section(DataSection)
         loader = DataLoader(
             spec,
             sources,
             self._job.text_tokenizer,
             self._world.data_rank,
-            document_mask=self._job.config.section(DataSection).document_mask,
+            document_mask=section.document_mask,
+            document_ends=section.document_attention == "varlen",
             pin=self._world.device.type == "cuda",
         )
         self._progress = ""

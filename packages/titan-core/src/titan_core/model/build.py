@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +13,6 @@ import torch
 from torch import nn
 
 from titan_core.api import (
-    Config,
     JobMesh,
     ModelPart,
     OptimizerSection,
@@ -20,7 +22,7 @@ from titan_core.api import (
     World,
     matches,
 )
-from titan_core.api.config.sections import ObjectiveSection, TrainingSection
+from titan_core.api.config.sections import DataSection, ObjectiveSection, TrainingSection
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.api.plugins.errors import shown
 from titan_core.model.freeze import freeze, let_gradients_begin
@@ -31,6 +33,10 @@ from titan_core.model.materialise import materialise
 from titan_core.model.mesh_trial import try_division
 from titan_core.model.part_guard import PartGuard
 from titan_core.model.streams import begin_streams
+from titan_core.plugins.guard import Origin
+from titan_core.torch_private import variable_length_attention
+
+log = logging.getLogger(__name__)
 
 
 def build_whole(job: AssembledJob) -> nn.Module:
@@ -45,7 +51,8 @@ def build_whole(job: AssembledJob) -> nn.Module:
     if not isinstance(model, nn.Module):
         why = f"its definition's build returned {shown(model)}; it must return an nn.Module"
         raise UserError.one(f"model {job.model_name!r}", why, "fix the model plugin")
-    check_layout(model, definition.layout, job.model_name)
+    with _naming_the_plugin(job):
+        check_layout(model, definition.layout, job.model_name)
     freeze(model, job)
     return model
 
@@ -64,12 +71,17 @@ def build_parts(
     """
     definition = job.model
     model = build_whole(job) if whole is None else whole
-    _check_param_groups(model, job.config)
-    loss_in_head = try_model(model, job, mesh, device)
-    if world is not None:
-        try_division(model, job, world, loss_in_head)
+    _check_param_groups(model, job)
+    with _naming_the_plugin(job):
+        loss_in_head = try_model(model, job, mesh, device)
+        if world is not None:
+            try_division(model, job, world, loss_in_head)
     objective = build_objective(job.objective, job.objective.training_context(job, mesh, device))
-    parts = [ModelPart(model, definition.layout, objective, statistics=dict(definition.layout.statistics))]
+    part = ModelPart(model, definition.layout, objective, statistics=dict(definition.layout.statistics))
+    if job.config.section(DataSection).document_attention == "varlen":
+        part.saved_operators += (variable_length_attention(),)
+        _log_other_attention(part, device)
+    parts = [part]
     guard = PartGuard(job.registry)
     for transform in job.transforms:
         apply = partial(_apply, transform, transform.training_context(job, mesh, device))
@@ -84,20 +96,50 @@ def build_parts(
     return parts
 
 
+def _log_other_attention(part: ModelPart, device: torch.device) -> None:
+    """Log what variable-length attention does not compute, although the config requests it."""
+    options = {"softcap": "capped scores", "sinks": "attention sinks"}
+    mixers = part.layout.mixers.values()
+    others = [what for name, what in options.items() if any(mixer.options[name] for mixer in mixers)]
+    if device.type == "cpu":
+        log.warning("data.document_attention has no effect on a CPU, which has no such kernel: attention has a mask")
+    elif others:
+        log.warning("data.document_attention: FlexAttention computes layers with %s", " or ".join(others))
+
+
+@contextmanager
+def _naming_the_plugin(job: AssembledJob) -> Iterator[None]:
+    """Add the model's plugin to problems of its layout and its code."""
+    try:
+        yield
+    except UserError as error:
+        origin = job.family.define.origin
+        if not isinstance(origin, Origin):
+            raise
+        owner = replace(origin, component="")
+        of_model = (f"layout of model {job.model_name!r}", f"model {job.model_name!r}")
+        problems = [
+            replace(problem, where=f"{owner}: {problem.where}") if problem.where.startswith(of_model) else problem
+            for problem in error.problems
+        ]
+        raise type(error)(*problems) from error.__cause__
+
+
 def _apply(transform: Transform, context: TrainingContext[Any], part: ModelPart) -> ModelPart | Sequence[ModelPart]:
     return part if transform.apply is None else transform.apply.load()(part, context)
 
 
-def _check_param_groups(model: nn.Module, config: Config) -> None:
-    """Check that each pattern of ``optimizer.param_groups`` matches a parameter of the whole ``model``.
+def _check_param_groups(model: nn.Module, job: AssembledJob) -> None:
+    """Check that each pattern of ``optimizer.param_groups`` matches a parameter of the whole ``model``, or one that a
+    transform adds.
 
     Raises:
         UserError: a pattern matches nothing.
     """
     names = [name for name, _ in model.named_parameters()]
-    for group in config.section(OptimizerSection).param_groups or []:
-        if not any(matches(name, [group.pattern]) for name in names):
-            where = config.where("optimizer.param_groups", group.pattern)
+    for group in job.config.section(OptimizerSection).param_groups or []:
+        if not any(matches(name, [group.pattern]) for name in (*names, *job.added)):
+            where = job.config.where("optimizer.param_groups", group.pattern)
             raise UserError.one(
                 where, "the pattern matches no parameter", f"match parameters such as {names[0]} or {names[-1]}"
             )

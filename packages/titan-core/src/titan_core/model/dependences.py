@@ -49,6 +49,13 @@ def check_draws_and_order(trial: SmallModelTrial, job: AssembledJob) -> Iterator
             run, other = (partial(trial.run, tokens, *more) for tokens in (trial.tokens, later))
             place = trial.difference(run, other, earlier)
             if place is not None:
+                of_first = _changed(trial, [slice(earlier[0].stop, None)])
+                run_other = partial(trial.run, of_first, *more)
+                mixing = trial.difference(run, run_other, (slice(0, 0), *[slice(None)] * (len(earlier) - 1)))
+                if mixing is not None:
+                    why = f"{mixing} depends on other sequences of the batch"
+                    yield trial.problem(why, "compute each sequence separately (no statistic over the batch)")
+                    return
                 why = f"{place} depends on later tokens, so the model sees the token that it is to predict"
                 fix = "compute each position from itself and those before it (a causal mask, no statistic over a sequence)"
                 yield trial.problem(why, f"{fix}, or choose a causal decoder")

@@ -21,15 +21,15 @@ KEY = "training.freeze"
 
 def freeze(model: nn.Module, job: AssembledJob) -> None:
     """Freeze the parameters of ``model``, which is whole, that the job's patterns match. A shared parameter is frozen under
-    any of its names.
+    any of its names; those that transforms add are not.
 
     Raises:
         UserError: a pattern of the job, or of another stage of its run, matches no parameter, or all parameters are frozen.
     """
     for stage in job.stages:
-        if problems := list(_problems(model, stage.config)):
+        if problems := list(_problems(model, stage.config, job)):
             raise in_stage(UserError(*problems), stage.name)
-    if problems := list(_problems(model, job.config)):
+    if problems := list(_problems(model, job.config, job)):
         raise UserError(*problems)
     frozen = {id(one): one for one in _matched(model, job.config.section(TrainingSection).freeze)}
     for parameter in frozen.values():
@@ -64,7 +64,7 @@ def _require_grad(module: nn.Module, arguments: Any, output: Any) -> Any:
     return output
 
 
-def _problems(model: nn.Module, config: Config) -> Iterator[Problem]:
+def _problems(model: nn.Module, config: Config, job: AssembledJob) -> Iterator[Problem]:
     patterns = config.section(TrainingSection).freeze
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     for pattern in patterns:
@@ -72,7 +72,8 @@ def _problems(model: nn.Module, config: Config) -> Iterator[Problem]:
             fix = f"match parameters such as {names[0]} or {names[-1]}"
             yield Problem(config.where(KEY, pattern), "the pattern matches no parameter", fix)
     frozen = {id(parameter) for parameter in _matched(model, patterns)}
-    if frozen and all(id(parameter) in frozen for parameter in model.parameters() if parameter.requires_grad):
+    trained = [one for one in model.parameters() if one.requires_grad and id(one) not in frozen]
+    if frozen and not trained and not job.added:
         fix = "match only the parameters that should keep their values"
         yield Problem(config.where(KEY, patterns), "freezes all parameters, and none is left to train", fix)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Iterator
 
 from torch import nn
 
 from titan_core.api import Column, Experts, ModelLayout, Problem, Row, Shard, UserError, matches
+from titan_core.toolkit.errors import close_names
 
 
 def check_layout(model: nn.Module, layout: ModelLayout, name: str) -> None:
@@ -70,19 +72,24 @@ def _patterns(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
         for field in fields:
             for pattern in getattr(layout, field):
                 if not any(matches(path, [pattern]) for path in paths):
-                    yield f"{field} pattern {pattern!r} matches no {kind}"
+                    close = close_names(pattern, dict.fromkeys(map(_pattern, paths)))
+                    hint = f": did you mean {' or '.join(map(repr, close))}?" if close else ""
+                    yield f"{field} pattern {pattern!r} matches no {kind}{hint}"
     if layout.masks_documents and "documents" not in inspect.signature(model.forward).parameters:
         yield "masks_documents is true, but the model's forward has no parameter 'documents'"
 
 
 def _values(model: nn.Module, layout: ModelLayout) -> Iterator[str]:
     """Each parameter and buffer has a value to start from."""
-    for path, _ in model.named_parameters():
-        if layout.initial_value(path) is None:
-            yield f"parameter {path!r} has no initial value"
-    for path, _ in model.named_buffers():
-        if not matches(path, layout.buffers):
-            yield f"buffer {path!r} has no function that computes it"
+    missing = [path for path, _ in model.named_parameters() if layout.initial_value(path) is None]
+    yield from (f"parameter {path!r} has no initial value" for path in dict.fromkeys(map(_pattern, missing)))
+    missing = [path for path, _ in model.named_buffers() if not matches(path, layout.buffers)]
+    yield from (f"buffer {path!r} has no function that computes it" for path in dict.fromkeys(map(_pattern, missing)))
+
+
+def _pattern(path: str) -> str:
+    """Return the pattern of ``path`` in all blocks: ``layers.*.norm.weight`` for ``layers.3.norm.weight``."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
 
 
 def _tied(model: nn.Module, layout: ModelLayout) -> Iterator[str]:

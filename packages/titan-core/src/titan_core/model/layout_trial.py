@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from titan_core.api import CAUSAL_ATTENTION, CausalAttention, JobMesh, Mixer, ModuleCall, Problem, UserError
 from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_core.model.cached_decoding import check_decoding
 from titan_core.model.counted_flops import check_flops
 from titan_core.model.dependences import check_batches, check_draws_and_order
 from titan_core.model.streams import check_streams
@@ -61,6 +62,13 @@ def _problems(
         if transform.checks.model is not None:
             context = transform.training_context(job, mesh, device)
             problems += transform.checks.model.call_list(Problem, model, trial, context)
+    if not problems:
+        with trial.evaluating():
+            problems = list(check_decoding(trial))
+        if all(mixer.kind == CAUSAL_ATTENTION for mixer in trial.layout.mixers.values()):
+            for problem in problems:  # the model may be trained for another use: no mixer of its own keeps a state
+                log.warning("%s", problem)
+            return []
     return problems
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.distributed.tensor import DTensor
 
-from titan_core.api import ModelPart, ObjectiveFunction, StepInput, StepRunner
+from titan_core.api import Batch, ModelPart, ObjectiveFunction, StepInput, StepRunner
 from titan_core.api.parallel.microbatch import AuxiliaryLosses
 from titan_core.toolkit.random_state import same_generators
 from titan_core.torch_private import version_of
@@ -60,10 +60,14 @@ def repeat_forward(run: StepRunner, inputs: StepInput, parts: Sequence[ModelPart
 
 
 @contextmanager
-def repeat_backward(run: StepRunner, inputs: StepInput, parts: Sequence[ModelPart]) -> Iterator[None]:
+def repeat_backward(
+    run: StepRunner, inputs: StepInput, parts: Sequence[ModelPart], microbatches: Sequence[Batch] | None = None
+) -> Iterator[None]:
     """See :attr:`titan_core.api.PendingUpdate.repeat_backward`."""
     assert inputs.auxiliary is not None
-    uncounted = replace(inputs, auxiliary=AuxiliaryLosses(inputs.auxiliary.scale), metrics=None, statistics=None)
+    batches = inputs.batches if microbatches is None else microbatches
+    auxiliary = AuxiliaryLosses(inputs.auxiliary.scale)
+    uncounted = replace(inputs, batches=batches, auxiliary=auxiliary, metrics=None, statistics=None)
     with preserved_state(parts):
         for part in parts:
             part.module.zero_grad()

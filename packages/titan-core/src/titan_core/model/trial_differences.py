@@ -34,7 +34,11 @@ class WrongGradient:
     def __str__(self) -> str:
         if self.factor is None:
             return f"another gradient than on one device (it differs by {100 * self.size:.3g} %)"
-        return "no gradient" if self.factor == 0.0 else f"{self.factor:.3g} times its gradient on one device"
+        if self.factor == 0.0:
+            return "no gradient"
+        share = 1 / abs(self.factor)
+        mean = 0 < self.factor < 0.9 and abs(share - round(share)) < 1e-3
+        return f"{self.factor:.5g} times its gradient on one device{', as of a mean in place of a sum' if mean else ''}"
 
 
 def compare_gradients(found: Tensor, wanted: Tensor, bound: float) -> WrongGradient | None:
@@ -122,14 +126,14 @@ class Share:
     """Number of sequences of the undivided copy."""
 
 
-def first_difference(one: Recorder, several: Recorder, share: Share) -> tuple[int, str] | None:
-    """Return when, in the order of the undivided copy, the divided one first has other hidden states, and where: in a
-    module, or in the code that calls it."""
+def first_difference(one: Recorder, several: Recorder, share: Share) -> tuple[int, str, str] | None:
+    """Return when, in the order of the undivided copy, the divided one first has other hidden states, where (in a module, or
+    in the code that calls it), and the module if it is in one."""
     inside: list[str] = []
     for number, ((name, ends, call), expected) in enumerate(one.values.items()):
         if not _agree(one, several, several.values, (name, ends, call), expected, share):
             where = f"module {name!r}" if ends else f"the forward of {_shown(inside)}, before it calls {name!r},"
-            return number, f"{where} computes another result than on one device"
+            return number, f"{where} computes another result than on one device", name if ends else ""
         if ends:
             inside.pop()
         else:
@@ -137,9 +141,9 @@ def first_difference(one: Recorder, several: Recorder, share: Share) -> tuple[in
     return None
 
 
-def last_difference(one: Recorder, several: Recorder, share: Share, repeats: float) -> tuple[int, str] | None:
-    """Return when, in the order of the undivided copy's forward pass, a gradient of hidden states last differs, and where:
-    the backward pass comes there first.
+def last_difference(one: Recorder, several: Recorder, share: Share, repeats: float) -> tuple[int, str, str] | None:
+    """Return when, in the order of the undivided copy's forward pass, a gradient of hidden states last differs, where, and
+    the module: the backward pass comes there first.
 
     Args:
         repeats: how often the divided copies compute each sequence of the undivided one.
@@ -150,7 +154,8 @@ def last_difference(one: Recorder, several: Recorder, share: Share, repeats: flo
             continue
         name, ends, _ = event
         where = f"after module {name!r}" if ends else f"of module {name!r}"
-        return number, f"the backward pass {where} computes another gradient of its hidden states than on one device"
+        text = f"the backward pass {where} computes another gradient of its hidden states than on one device"
+        return number, text, "" if ends else name
     return None
 
 

@@ -151,6 +151,12 @@ def _all_of(kind: type) -> Callable[[object], str]:
     return rule
 
 
+def _fraction(value: object) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1:
+        return ""
+    return f"is {shown(value)}, not a number of at least 0 and less than 1"
+
+
 def _flavors(value: object) -> str:
     if not isinstance(value, Mapping):
         return f"is {shown(value)}, not a mapping from flavor names to arguments"
@@ -196,6 +202,7 @@ def _called(component: Component) -> str:
 RULES: Final[dict[str, Callable[[object], str]]] = {
     "str": _a(str),
     "bool": _a(bool),
+    "float": _fraction,
     "type[Section]": _section,
     "Ref[": _a(Ref, ': write Ref("package.module:function"), which is imported only when a job needs it'),
     "Callable[": _function,

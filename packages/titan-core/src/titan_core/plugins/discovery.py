@@ -202,10 +202,11 @@ def _from_file(file: PluginFile, module: ModuleType, manager: pluggy.PluginManag
     try:
         components = components_of(module, manager)
     except PluginError as error:
-        raise UserError.one(file.where, str(error), "fix the file (see docs/plugins.md)") from error
+        raise UserError.one(file.where, str(error), "fix the file") from error
     if not components and not any(hasattr(value, f"{hookspecs.PROJECT}_impl") for value in vars(module).values()):
         why = "has no hooks, so it would do nothing"
-        raise UserError.one(file.where, why, "define one, such as titan_formats, with @hookimpl (see docs/plugins.md)")
+        fix = "define one, such as titan_formats, with @hookimpl (python -m pydoc titan_core.api.hookspecs lists them)"
+        raise UserError.one(file.where, why, fix)
     plugin = Plugin(file.name, file.path.name, f"sha256:{file.sha256}", module, components)
     return replace(plugin, components=tuple(with_origin(component, plugin.origin) for component in components))
 

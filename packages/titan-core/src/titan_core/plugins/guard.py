@@ -22,6 +22,17 @@ from titan_core.toolkit.open_files import is_too_many_files, too_many_files
 
 T = TypeVar("T")
 
+_NAMED: Final = (
+    "model '",
+    "dataset '",
+    "format '",
+    "tokenizer '",
+    "objective '",
+    "optimizer '",
+    "lr schedule '",
+    "recipe '",
+)
+"""Kinds of components that a config selects by name: without the plugin, there is no job."""
 OF_CONTRACT: Final = {"find_model": OSError, "to_args": ValueError, "accepts": TypeError, "run": BaseException}
 """Function -> exception by which it says something to its caller. The command line names who raised in a command."""
 
@@ -52,7 +63,8 @@ class Origin:
     def failure(self, why: str) -> PluginFailure:
         """Return the error that names the plugin, the reason ``why`` and a fix."""
         hint = f"fix or update {self.distribution}"
-        if self.removable:
+        # Neither a file that --plugin names, nor a component that the job's config names, can be left out.
+        if self.removable and not self.version.startswith("sha256:") and not self.component.startswith(_NAMED):
             hint += f', or switch the plugin off with [plugins] disable = ["{self.plugin}"]'
         return PluginFailure(Problem(str(self), why, f"{hint} (TITAN_TRACEBACK=1 shows the traceback)"))
 

@@ -32,6 +32,8 @@ EXIT_HARDWARE: Final = 74
 """A device or the network between devices failed (``EX_IOERR``)."""
 EXIT_PREEMPTED: Final = 75
 """``EX_TEMPFAIL``, a temporary failure: launchers and schedulers retry the job."""
+EXIT_BAD_DEVICE: Final = 76
+"""A device of this process computes wrong numbers: no rank should run there again."""
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 
@@ -48,6 +50,18 @@ class NumericsStop(RunStopped):
     """A guard ended the run because its numbers are bad. A restart would meet the same numbers again."""
 
     exit_status = EXIT_NUMERICS
+
+
+class BadDevice(RunStopped):
+    """A device computes wrong numbers. Raised on every rank; only those on such a device are to blame."""
+
+    def __init__(self, message: str, here: bool) -> None:
+        """
+        Args:
+            here: whether it is this rank's device.
+        """
+        super().__init__(message)
+        self.exit_status = EXIT_BAD_DEVICE if here else EXIT_LOST_PEER
 
 
 def note_of(problem: Problem) -> str:
@@ -204,6 +218,8 @@ def caused_by_peer(error: BaseException) -> bool:
 
 
 def _is_about_a_peer(error: BaseException) -> bool:
+    if isinstance(error, BadDevice):
+        return error.exit_status == EXIT_LOST_PEER
     name = type(error).__name__
     if name in ("DistNetworkError", "DistStoreError"):
         return True

@@ -9,16 +9,18 @@ from typing import Any
 from titan_core.api import CorruptRecord, Document, DocumentShard, ExcludedRecord, UserError
 from titan_core.api.data.dataset import (
     ALL_SPLITS as ALL_SPLITS,
-    DataReplay as DataReplay,
     DatasetSpec as DatasetSpec,
     DocumentPlace,
     FormatSpec as FormatSpec,
-    ReadDocument as ReadDocument,
     ReadPolicy as ReadPolicy,
     Shuffle as Shuffle,
     State as State,
-    StepRows as StepRows,
     StreamSpec as StreamSpec,
+)
+from titan_core.api.data.replay import (
+    DataReplay as DataReplay,
+    ReadDocument as ReadDocument,
+    StepRows as StepRows,
     UsedTokens as UsedTokens,
 )
 from titan_core.toolkit.open_files import is_too_many_files

@@ -155,6 +155,8 @@ def _lost(silent: set[int], failed: dict[int, Outcome], during: str, shows_log: 
         shows_log: whether to name the log of the first rank that failed.
     """
     first = min(failed.values(), key=lambda outcome: outcome.time)
+    if first.problems[0].startswith("stopped: "):  # it knows which other rank is to blame
+        return first.problems[0]
     waited = _MILLISECONDS.search(first.problems[0])
     duration = f" for {int(waited[1]) / 1000:g} s" if waited else ""
     missing = ranks(silent) if silent else "a rank on another machine"

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from titan_core.toolkit.errors import (
+    EXIT_BAD_DEVICE,
     EXIT_DATA_ENDED,
     EXIT_INTERRUPTED,
     EXIT_NUMERICS,
@@ -35,6 +36,7 @@ _FINAL = {
     EXIT_DATA_ENDED: "there is no more data",
     EXIT_NUMERICS: "a restart would meet the same numbers",
     EXIT_INTERRUPTED: "the job was interrupted",
+    EXIT_BAD_DEVICE: "a restart would compute on the same device",
 }
 """Exit statuses after which the ranks are not restarted, and why."""
 _ENDED_CLEANLY = {0, EXIT_PREEMPTED, EXIT_DATA_ENDED}

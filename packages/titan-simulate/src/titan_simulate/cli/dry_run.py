@@ -8,7 +8,7 @@ from functools import partial
 from titan_core.api import CommandContext, UserError
 from titan_core.toolkit.arguments import rank_count
 from titan_core.toolkit.launching import RankJob
-from titan_simulate.cli.simulate import print_verdicts, rank_argument, simulate_ranks
+from titan_simulate.cli.simulate import print_verdicts, rank_argument, simulate_ranks, try_on_cpu
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,4 +31,8 @@ def run(context: CommandContext, ranks: RankJob) -> int:
     if not options.dry_run:
         option, value = ("--rank", options.rank) if options.world_size is None else ("--world-size", options.world_size)
         raise UserError.one(f"{option} {value}", "applies only to a dry run", "add --dry-run")
+    from titan_simulate.engine import stub_libraries
+
+    if (why := stub_libraries.reason()) is not None:
+        return try_on_cpu(context, why)
     return simulate_ranks(context, steps=1, strict=False, show=partial(print_verdicts, context))

@@ -138,7 +138,7 @@ def _print(found: Estimate, capacity: float, assumptions: bool) -> None:
     if assumptions:
         print_table(("assumption", "value"), [(key, str(value)) for key, value in found.assumptions.items()])
     else:
-        say(f"{len(found.assumptions)} assumptions (--assumptions prints them; docs/estimate.md explains the model)")
+        say(f"{len(found.assumptions)} assumptions (--assumptions prints them)")
 
 
 MOST = 1024.0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from titan_core.api import CommandContext, MeshPlan
 from titan_core.api.config.numbers import MOST_RANKS
@@ -25,8 +25,10 @@ from titan_core.toolkit.text import print_json, print_table, say, shorten, show_
 
 if TYPE_CHECKING:
     from titan_simulate.engine.command_fork import Report
+    from titan_simulate.engine.on_cpu import TriedRank
     from titan_simulate.engine.result import Peak, SimulatedRank
 
+T = TypeVar("T")
 GIB = 2**30
 STAGES = "stages"
 AT_ONCE = 4
@@ -87,31 +89,71 @@ def _job(context: CommandContext, settings: Mapping[str, str]) -> AssembledJob:
 
 
 def _simulated(context: CommandContext, steps: int, strict: bool, show: Show, report: Report) -> int:
-    """Simulate each rank in a fork of this process, which imports torch once."""
-    from titan_simulate.engine import forks, stub_libraries
-
-    forks.describe_first(lambda: _job(context, {}))
-    stub_libraries.load()
-    job, chosen = _job(context, {}), context.arguments.rank
-    ranks = first_of_each_stage(job.mesh) if chosen == STAGES else [chosen or 0]
-    report("importing torch")
-    forks.load()
-    found = forks.call_in_forks(
-        [partial(_rank_of, context, rank, steps, strict) for rank in ranks],
-        at_once=min(AT_ONCE, len(os.sched_getaffinity(0))),
-        done=lambda number: report(f"{number} of {len(ranks)} ranks done"),
-    )
-    show(job, found)
+    show(*_in_forks(context, partial(_rank_of, context, steps, strict), report))
     return 0
 
 
-def _rank_of(context: CommandContext, rank: int, steps: int, strict: bool) -> SimulatedRank:
+def _in_forks(
+    context: CommandContext, run_rank: Callable[[int], T], report: Report, on_cpu: bool = False
+) -> tuple[AssembledJob, list[T]]:
+    """Run each rank in a fork of this process, which imports torch once."""
+    from titan_simulate.engine import forks, stub_libraries
+
+    forks.describe_first(lambda: _job(context, {}))
+    if not on_cpu:
+        stub_libraries.load()
+    job, chosen = _job(context, {}), context.arguments.rank
+    ranks = first_of_each_stage(job.mesh) if chosen == STAGES else [chosen or 0]
+    report("importing torch")
+    forks.load(on_cpu)
+    found = forks.call_in_forks(
+        [partial(run_rank, rank) for rank in ranks],
+        at_once=min(AT_ONCE, len(os.sched_getaffinity(0))),
+        done=lambda number: report(f"{number} of {len(ranks)} ranks done"),
+    )
+    return job, found
+
+
+def _rank_of(context: CommandContext, steps: int, strict: bool, rank: int) -> SimulatedRank:
     from titan_simulate.engine.simulate import SETTINGS, simulate
 
     logging.disable(logging.WARNING)  # what plugins notice about a run, such as an impossible MFU, is not true of this one
     with tempfile.TemporaryDirectory(prefix="titan-simulate-") as folder:
         settings = {**SETTINGS, "training.stop_at_step": str(steps), "job.dump_folder": folder}
         return simulate(_job(context, settings), context.train, rank, strict=strict)
+
+
+def try_on_cpu(context: CommandContext, why: str) -> int:
+    """Take a step of the ranks that the command line chooses on the CPU. Returns the exit status.
+
+    Args:
+        why: no GPU can be simulated.
+
+    Raises:
+        UserError: the job cannot run on the CPU.
+    """
+    from titan_simulate.engine.command_fork import print_from_fork
+
+    say(f"note: no GPU can be simulated ({why}); the step is tried as a job on CPUs", flush=True)
+    return print_from_fork(partial(_tried, context), "trying")
+
+
+def _tried(context: CommandContext, report: Report) -> int:
+    job, found = _in_forks(context, partial(_try_rank, context), report, on_cpu=True)
+    _print_notes(job)
+    for one in found:
+        say(f"rank {one.rank} of {one.world_size} ({one.mesh}): one step works ({one.seconds:.0f} s)")
+    say("  not checked: memory, device syncs, and the code that only GPUs run")
+    return 0
+
+
+def _try_rank(context: CommandContext, rank: int) -> TriedRank:
+    from titan_simulate.engine.on_cpu import SETTINGS, try_rank
+
+    logging.disable(logging.WARNING)  # as in :func:`_rank_of`
+    with tempfile.TemporaryDirectory(prefix="titan-simulate-") as folder:
+        settings = {**SETTINGS, "training.stop_at_step": "1", "job.dump_folder": folder}
+        return try_rank(_job(context, settings), context.train, rank)
 
 
 def first_of_each_stage(mesh: MeshPlan) -> Sequence[int]:
@@ -128,13 +170,17 @@ def first_of_each_stage(mesh: MeshPlan) -> Sequence[int]:
 
 def print_verdicts(context: CommandContext, job: AssembledJob, found: Sequence[SimulatedRank]) -> None:
     """Print that each rank works and what it needs, and the command that prints more."""
-    for note in job.missing:
-        say(f"note: {note.where}: {note.why}; a simulation does not need it")
+    _print_notes(job)
     for one in found:
         say("\n".join(_verdict(one)))
     recipe = [context.arguments.recipe] if context.arguments.recipe else []
     details = ["simulate", *recipe, "--world-size", str(job.mesh.world_size), "--full", *context.override_arguments]
     say(f"details: {shell_command(details)}")
+
+
+def _print_notes(job: AssembledJob) -> None:
+    for note in job.missing:
+        say(f"note: {note.where}: {note.why}; a simulation does not need it")
 
 
 def _verdict(found: SimulatedRank) -> Iterator[str]:

@@ -38,9 +38,10 @@ class RemoteError(RuntimeError):
     """A call failed in its process. The message is the traceback there."""
 
 
-def load() -> None:
-    """Make this process simulate devices, and import what every simulation needs, before it forks."""
-    stub_libraries.load()
+def load(on_cpu: bool = False) -> None:
+    """Make this process simulate devices, unless ``on_cpu``, and import what every simulation needs, before it forks."""
+    if not on_cpu:
+        stub_libraries.load()
     load_plugin_files()
     for name in PRELOADED:
         importlib.import_module(name)

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from titan_simulate.engine.grouped import grouped_product
 from titan_simulate.engine.memory import DeviceMemory
 from titan_simulate.engine.modules import ModuleTracker, in_backward
-from titan_simulate.engine.names import is_grouped
+from titan_simulate.engine.names import is_grouped, is_varlen
 from titan_simulate.engine.operator_cache import Found
 from titan_simulate.engine.result import Collective, Owner
 from titan_simulate.engine.streams import StreamOrder
@@ -205,7 +205,12 @@ class Observation:
         count = flop_registry.get(getattr(operator, "overloadpacket", operator))
         if "attention" in name:
             args = _with_equal_heads(args, raw=not name.startswith("aten::"))
-        flops = 0 if count is None else int(count(*args, **keywords, out_val=result))
+        if is_varlen(name):
+            flops = _varlen_flops(name, args)
+        elif name.startswith("aten::_scaled_mm_v2"):  # for which torch 2.15 has no formula
+            flops = 2 * result.numel() * args[0].shape[1] * (2 if args[0].dtype is torch.float4_e2m1fn_x2 else 1)
+        else:
+            flops = 0 if count is None else int(count(*args, **keywords, out_val=result))
         return _Facts(name, view, collective, launches, flops, name.startswith("fsdp::"))
 
     def _follow_fsdp(self, name: str, args: Sequence[Any], keywords: dict[str, Any]) -> None:
@@ -298,6 +303,14 @@ def _with_equal_heads(args: Sequence[Any], raw: bool) -> Sequence[Any]:
             shape = torch.Size((one.shape[0], heads, *one.shape[2:]))
             found[number] = SimpleNamespace(shape=shape) if raw else shape
     return found
+
+
+def _varlen_flops(name: str, args: Sequence[Any]) -> int:
+    """Return the operations of variable-length attention if all documents are as long as the longest, without a mask. By
+    torch's formula, even empty documents would be."""
+    query = next(one for one in args if isinstance(one, Tensor) and one.dim() == 3)
+    longest = next(one for one in args if isinstance(one, int))
+    return (10 if "backward" in name else 4) * query.numel() * longest
 
 
 def _launches(name: str, args: Sequence[Any]) -> int:

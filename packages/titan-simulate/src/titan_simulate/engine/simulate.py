@@ -61,14 +61,9 @@ def simulate(
         HostSync: the host waits for the device where it must not.
         UserError: the job cannot run, or has no such rank.
     """
-    size = job.mesh.world_size
-    if not 0 <= rank < size:
-        raise UserError.one(f"--rank {rank}", f"the job has {size} ranks", f"name one from 0 to {size - 1}")
+    job = prepared(job, rank)
     if device is not None:
         describe(device)
-    job = with_simulated_weights(with_simulated_data(job))
-    silent = tuple(observer for observer in job.observers if not observer.first_rank)
-    job = replace(job, checkpoint=None, observers=silent, stages=(), stage=0)  # one stage of a run is simulated
     job = with_optimizer_state(job) if resumed else job
     engine = _Engine(job, rank, observers, strict, checks_model)
     with simulating(engine), own_error(engine.waits):
@@ -76,6 +71,20 @@ def simulate(
     if end.preempted or end.interrupted:  # a part of the steps must not pass for all of them
         raise UserError.one("the simulation", f"was ended by a signal after step {end.step}", "repeat it")
     return engine.result()
+
+
+def prepared(job: AssembledJob, rank: int) -> AssembledJob:
+    """Return what is run of ``job``: one stage, on random data, without weights, and nothing is saved or printed.
+
+    Raises:
+        UserError: it has no such rank.
+    """
+    size = job.mesh.world_size
+    if not 0 <= rank < size:
+        raise UserError.one(f"--rank {rank}", f"the job has {size} ranks", f"name one from 0 to {size - 1}")
+    job = with_simulated_weights(with_simulated_data(job))
+    silent = tuple(observer for observer in job.observers if not observer.first_rank)
+    return replace(job, checkpoint=None, observers=silent, stages=(), stage=0)
 
 
 @contextmanager
@@ -106,9 +115,7 @@ def observed(observation: Observation, waits: HostWaits) -> Iterator[None]:
         stack.enter_context(waits.watching())
         stack.enter_context(observation.modules.watching())
         stack.enter_context(observation.streams.watching())
-        # Compiled code would be observed as one operator, or not at all.
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_no_compiler())
+        stack.enter_context(uncompiled())
         # A thread of autograd frees its last tensors when the backward pass has returned already, now and then after the
         # next allocation: the peak would vary from run to run.
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
@@ -117,8 +124,9 @@ def observed(observation: Observation, waits: HostWaits) -> Iterator[None]:
 
 
 @contextmanager
-def _no_compiler() -> Iterator[None]:
-    """Let ``torch.compile`` return code as it is, within the ``with`` block: the compiler takes seconds to import."""
+def uncompiled() -> Iterator[None]:
+    """Let ``torch.compile`` return code as it is, within the ``with`` block: the compiler takes seconds to import, and code
+    that it has compiled would be observed as one operator, or not at all."""
 
     def as_it_is(model: Any = None, **options: Any) -> Any:
         return (lambda function: function) if model is None else model
@@ -134,7 +142,7 @@ def _no_compiler() -> Iterator[None]:
     setattr(torch, "compile", as_it_is)  # noqa: B010 (mypy: a function)
     setattr(flex_attention, "flex_attention", attending_uncompiled)  # noqa: B010
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
             # True of what runs here, and not of the job: nothing is materialised.
             warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
             yield

@@ -243,7 +243,9 @@ class _Extended:
         self.bytes += kept
         self.owners[Owner.COMMUNICATION] = self.owners.get(Owner.COMMUNICATION, 0.0) + kept
         self.need = memory_need(samples, machine, self.bytes, self._share)
-        self.elements = self._extend(*({"all": one.found.resident[Owner.PARAMETERS]} for one in (few, more)))["all"] / FP32
+        # On the device: none with ``training.enable_cpu_offload``.
+        resident = ({"all": one.found.resident.get(Owner.PARAMETERS, 0)} for one in (few, more))
+        self.elements = self._extend(*resident)["all"] / FP32
         self.on_host = self._extend({"host": few.found.on_host}, {"host": more.found.on_host})["host"]
 
     def _extend(self, few: Any, more: Any) -> Any:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from titan_simulate.engine.names import is_varlen
 from titan_simulate.estimate.work import Kind, Work
 from titan_simulate.hardware.machine import AttentionRates, Link, Machine
 
@@ -20,7 +21,7 @@ def seconds_of(work: Work, machine: Machine) -> float:
             return max(matmul_seconds(work, machine), moving_seconds(work.traffic, machine), floor)
         case Kind.ATTENTION:
             rates: AttentionRates = machine.attention
-            if "flex" in work.name and machine.attention.flash is not None:
+            if ("flex" in work.name or is_varlen(work.name)) and machine.attention.flash is not None:
                 rates = machine.attention.flash
             rate = rates.backward_tflops if "backward" in work.name else rates.forward_tflops
             rate *= rates.causal if work.causal else 1.0

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from titan_simulate.engine.grouped import grouped_product
-from titan_simulate.engine.names import is_grouped
+from titan_simulate.engine.names import is_grouped, is_varlen
 from titan_simulate.engine.observation import HOST_WAIT, Observation, Operation
 from titan_simulate.engine.result import BETWEEN_STEPS
 from titan_simulate.engine.tensors import storage_key, tensors_in
@@ -25,7 +25,7 @@ _WAITS = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
 """The second one waits when its result is read (torch 2.15), which no operator shows: it counts as waiting at once."""
 _TYPES = {
     torch.float64: "fp32", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
-    torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
+    torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8", torch.float4_e2m1fn_x2: "nvfp4",
 }  # fmt: skip
 
 
@@ -119,7 +119,7 @@ class Trace:
         if operation.collective is not None:
             return {"send": Kind.SEND, "recv_": Kind.RECEIVE}.get(short, Kind.COLLECTIVE)
         if operation.flops:
-            return Kind.ATTENTION if "attention" in short else Kind.MATMUL
+            return Kind.ATTENTION if "attention" in short or is_varlen(short) else Kind.MATMUL
         devices = {one.device.type for one in tensors_in((operation.args, operation.keywords, operation.result))}
         if devices == {"cpu"}:
             return Kind.HOST
@@ -183,8 +183,8 @@ def _mutated(operation: Operation) -> Iterator[Tensor]:
 
 
 def _is_causal(operation: Operation) -> bool:
-    if getattr(operation.operator, "_schema", None) is None:
-        return True  # flex attention: document masks are causal
+    if getattr(operation.operator, "_schema", None) is None or is_varlen(operation.name):
+        return True  # attention within documents is causal
     return bool(_argument(operation, "is_causal"))
 
 
@@ -193,8 +193,11 @@ def _visible_share(operation: Operation, window: int | None) -> float:
 
     Kernels with masks of their own skip blocks outside of a window; those with a causal flag are called without one.
     """
+    packed = is_varlen(operation.name)
     keys = max((one.shape[2] for one in tensors_in(operation.args) if one.dim() == 4), default=0)
-    if window is None or window >= keys or getattr(operation.operator, "_schema", None) is not None:
+    keys = _argument(operation, "max_k") if packed else keys
+    flagged = getattr(operation.operator, "_schema", None) is not None and not packed
+    if window is None or window >= keys or flagged:
         return 0.5
     return window / keys * (1 - (window - 1) / (2 * keys))
 
@@ -233,7 +236,8 @@ def _matmul(operation: Operation) -> dict[str, Any]:
     elif len(factors) >= 2:
         left, right = factors[0], factors[1]
         batch = left.shape[0] if left.dim() == 3 else 1
-        sizes = int(batch), int(left.shape[-2]), int(left.shape[-1]), int(right.shape[-1])
+        packed = 2 if kind == "nvfp4" else 1  # numbers in a byte
+        sizes = int(batch), int(left.shape[-2]), packed * int(left.shape[-1]), int(right.shape[-1])
     return {"flops": operation.flops, "type": kind, "sizes": sizes}
 
 

@@ -17,7 +17,7 @@ Share = Annotated[float, Field(gt=0.0, le=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
-MATMUL_TYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8")
+MATMUL_TYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 """Types that a ``[matmul.TYPE]`` table may describe."""
 HEADROOM = 0.05
 """Share of a device's memory that should stay free, because estimates err."""
@@ -194,7 +194,10 @@ class Machine(Table):
         return dict(_flat("", self.model_dump()))
 
 
-_INSTEAD = {"mxfp8": ("fp8", "bf16"), "fp8": ("bf16",), "fp16": ("bf16",), "bf16": ("fp16",), "tf32": ("fp32",)}
+_INSTEAD = {
+    "nvfp4": ("fp8", "bf16"), "mxfp8": ("fp8", "bf16"), "fp8": ("bf16",), "fp16": ("bf16",), "bf16": ("fp16",),
+    "tf32": ("fp32",),
+}  # fmt: skip
 
 
 def _flat(prefix: str, table: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -83,18 +83,21 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
+_KEYS = " (python -m pydoc titan_simulate.hardware.machine lists the keys)"
+
+
 def _problem(path: Path, entry: Mapping[str, Any]) -> Problem:
     key = ".".join(map(str, entry["loc"]))
     where = f"{path}: {key}" if key else str(path)
     if entry["type"] == "extra_forbidden":
-        return Problem(where, "unknown key", "delete it, or correct its spelling (docs/estimate.md lists the keys)")
+        return Problem(where, "unknown key", f"delete it, or correct its spelling{_KEYS}")
     if entry["type"] == "missing":
         return Problem(where, "is required", 'add the key, or begin the file with base = "h100" to change only some figures')
     if entry["type"] in ("model_type", "dict_type"):
         return Problem(where, "should be a table", f"write [{key}] and its keys below it")
     reason = str(entry["msg"]).removeprefix("Value error, ")
     value = "" if isinstance(entry["input"], dict) else f" = {shorten(repr(entry['input']))}"
-    return Problem(f"{where}{value}", reason[:1].lower() + reason[1:], "correct the value (docs/estimate.md lists the keys)")
+    return Problem(f"{where}{value}", reason[:1].lower() + reason[1:], f"correct the value{_KEYS}")
 
 
 def machine_argument(parser: argparse.ArgumentParser) -> None:

@@ -74,11 +74,15 @@ class Space:
         (or the user allows more)."""
         if key in self.fixed:
             return False
-        return self.changes_numbers or any(
-            fnmatchcase(key.partition(".")[2], pattern)
-            for cls in self.job.config.sections
-            if cls.section == key.partition(".")[0] and key.partition(".")[2] in cls.model_fields
-            for pattern in cls.may_change
+        return (
+            self.changes_numbers
+            or key in self.job.mesh.degree_keys
+            or any(
+                fnmatchcase(key.partition(".")[2], pattern)
+                for cls in self.job.config.sections
+                if cls.section == key.partition(".")[0] and key.partition(".")[2] in cls.model_fields
+                for pattern in cls.may_change
+            )
         )
 
     def meshes(self, num_experts: Sequence[int]) -> Iterator[dict[str, int]]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         TrainState as TrainState,
     )
     from titan_core.api.checkpoint.stored_model import WeightsContext as WeightsContext
-    from titan_core.api.data.dataset import SavedPosition as SavedPosition
+    from titan_core.api.data.replay import SavedPosition as SavedPosition
     from titan_core.api.model.weights import StoredModel as StoredModel
 else:
     __getattr__ = getter(__name__, "checkpoint")

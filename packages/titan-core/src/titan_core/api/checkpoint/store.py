@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from titan_core.api.commands.registry import Registry
-from titan_core.api.data.dataset import SavedPosition
+from titan_core.api.data.replay import SavedPosition
 from titan_core.api.model.weights import StoredModel
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.api.plugins.component import Component
@@ -35,6 +35,7 @@ class RefusedChange:
     problem: Problem
     """The problem, without that entry."""
     allowable: bool = True
+    """Whether that entry allows it; otherwise nothing does."""
 
 
 def refused_changes(refused: Sequence[RefusedChange], allowed: Sequence[str]) -> UserError:
@@ -102,9 +103,13 @@ class TrainState:
     """Everything that must be restored for a run to resume as if it had never stopped."""
 
     parts: list[ModelPart]
+    """This rank's parts of the model."""
     optimizer: Optimizer
+    """The optimizer of all parts."""
     lr_scheduler: LRScheduler
+    """The learning-rate schedule."""
     loader: DataPosition
+    """The position in the data."""
     step: int = 0
     """Number of optimizer steps taken."""
     tokens_seen: int = 0
@@ -121,9 +126,13 @@ class CheckpointContext(JobContext[S]):
     """The context with which a checkpoint store is built."""
 
     job: AssembledJob
+    """The job: its config, and the components that it selects."""
     world: World
+    """All ranks, and this rank's place among them."""
     state: TrainState
+    """What to save, and to restore in place."""
     lifecycle: CheckpointEvents
+    """The states of observers, and where to report saved checkpoints."""
     lock_folder: Callable[[Path, str], None]
     """Locks a folder against other jobs until the run ends. Raises :class:`UserError` with its second argument as ``where``
     if another job has locked it. For rank 0 only: a job has one lock per folder."""

@@ -21,9 +21,13 @@ class WeightsContext:
     """The argument of :attr:`StoredModel.load`."""
 
     job: AssembledJob
+    """The job: its config, and the components that it selects."""
     world: World
+    """All ranks, and this rank's place among them."""
     parts: list[ModelPart]
+    """This rank's parts of the model, whose parameters are filled in place."""
     stored: StoredModel
+    """The model to load."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,9 @@ class LoadedModel:
     """A model that is ready to compute, divided over the ranks of a job."""
 
     job: AssembledJob
+    """The job that computes with the model; it trains nothing."""
     world: World
+    """All ranks, and this rank's place among them."""
     part: ModelPart
     """The model, in evaluation mode. Its parameters hold the stored weights."""
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from titan_core.api.checkpoint.stored_model import StoredModels
 from titan_core.api.commands.registry import Registry
 from titan_core.api.config.resolved import Config, Override
-from titan_core.api.data.dataset import DataReplay, StepRows
+from titan_core.api.data.replay import DataReplay, StepRows
 from titan_core.api.model.components import Model
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.api.plugins.component import Component

@@ -16,6 +16,7 @@ class Health(StrEnum):
     """How much a result matters."""
 
     OK = "ok"
+    """Works."""
     NOTE = "note"
     """Worth knowing, and harmless for most jobs."""
     WARNING = "warning"
@@ -31,6 +32,7 @@ class CheckResult:
     subject: str
     """The thing that was checked, in a few words: ``"shared memory"``."""
     health: Health
+    """How much the result matters."""
     detail: str
     """What was found and, unless it is fine, what does not work because of it."""
     fix: str = ""
@@ -42,6 +44,7 @@ class HealthContext:
     """The argument of :attr:`HealthCheck.check`."""
 
     registry: Registry
+    """All installed components."""
     folder: Path
     """Folder in which runs are written; it need not exist yet."""
     endpoint: str

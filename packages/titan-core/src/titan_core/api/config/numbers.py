@@ -28,16 +28,20 @@ MOST_LAYERS: Final = 1024
 LONGEST_SECONDS: Final = 30 * 24 * 3600.0
 
 PositiveInt = Annotated[int, Field(gt=0, le=MOST_STEPS)]
+"""Number of steps, tokens, ..., from 1 to a billion."""
 NonNegativeInt = Annotated[int, Field(ge=0, le=MOST_STEPS)]
+"""Number of steps, tokens, ..., from 0 to a billion."""
 PositiveFloat = Annotated[float, Field(gt=0.0, le=LARGEST_FLOAT)]
+"""A learning rate, a factor, ..., above 0 and up to 1e11."""
 NonNegativeFloat = Annotated[float, Field(ge=0.0, le=LARGEST_FLOAT)]
+"""A weight or a factor, from 0 to 1e11."""
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-"""A fraction of a whole."""
+"""A fraction of a whole, from 0 to 1."""
 Epsilon = Annotated[float, Field(ge=1e-30, le=1.0)]
 """Term that keeps a denominator from being 0. In fp32, much smaller values *are* 0, and 0 / 0 is NaN."""
 Ranks = Annotated[int, Field(le=MOST_RANKS)]
-"""Number of ranks, or degree of parallelism."""
+"""Number of ranks, or degree of parallelism, up to 2**20. The field adds the lower bound, which some degrees have at -1."""
 Layers = Annotated[int, Field(le=MOST_LAYERS)]
-"""Number of blocks in a model, each of which is built."""
+"""Number of blocks in a model, each of which is built, up to 1024. The field adds the lower bound."""
 Size = Annotated[int, Field(gt=0, le=2**22)]
-"""Number of features, heads, experts or vocabulary entries of a model, which has tensors of that size."""
+"""Number of features, heads, experts or vocabulary entries of a model, which has tensors of that size: from 1 to 2**22."""

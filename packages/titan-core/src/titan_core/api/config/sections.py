@@ -50,7 +50,7 @@ class ModelSection(Section):
     may_change: ClassVar[tuple[str, ...]] = ("flavor", "args", "tokenizer", "tokenizer_path", "from_pretrained")
 
     name: str = ""
-    """Model family (see `titan plugins`). Default: the installed one, if there is only one."""
+    """Model family (see `titan plugins`). Default: the installed one, if it is the only one that is not for tests."""
     flavor: str = "debug"
     """Size of the model, by name. Empty: model.args describes the whole model."""
     args: dict[str, Any] = Field(default_factory=dict)
@@ -166,6 +166,7 @@ class DataSection(Section):
     may_change: ClassVar[tuple[str, ...]] = (
         "text_field", "format", "mixture", "on_end", "logical_shards", "shuffle", "shuffle_buffer", "packing",
         "packing_window", "exclude", "num_workers", "prefetch", "on_corrupt", "max_record_bytes", "retries", "retry_seconds",
+        "document_attention",
     )  # fmt: skip
 
     text_field: str = Field(default="text", min_length=1)
@@ -178,6 +179,11 @@ class DataSection(Section):
     document_mask: bool = False
     """Restrict attention to each document and start positions at 0 in each. Otherwise a sequence is one stream of tokens,
     regardless of the documents in it."""
+    document_attention: Literal["flex", "varlen"] = "flex"
+    """How GPUs compute attention within documents: by FlexAttention, which computes every model, or by torch's
+    variable-length attention (FlashAttention, or cuDNN's), which is compiled for no shape, computes in half precision and
+    takes heads of up to 256 features. Capped scores, attention sinks and sequences that a ring of ranks shards stay with
+    FlexAttention. CPUs have a mask either way."""
     on_end: Literal["repeat", "stop"] = "repeat"
     """At the end of a dataset, either read it again or stop the job cleanly."""
     logical_shards: NonNegativeInt = 0
@@ -285,6 +291,8 @@ class ParamGroupSpec(BaseModel):
 
 
 class OptimizerSection(Section):
+    """``[optimizer]``: the optimizer, the peak learning rate, and settings that several optimizers have."""
+
     section: ClassVar[str] = "optimizer"
     may_change: ClassVar[tuple[str, ...]] = ("implementation",)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -14,7 +14,6 @@ from titan_core.api.plugins.ref import Ref
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from titan_core.api.training.batch import Batch
 
 State = dict[str, Any]
 """A position: plain values that survive JSON."""
@@ -151,8 +150,11 @@ class DatasetContext(BuildContext[S]):
     name: str
     """Name of the component (one implementation may register several)."""
     path: str | None
+    """``training.dataset_path``, or that of a part of a mixture or of a validation set; ``None``: not given."""
     text_field: str
+    """Name of a record's field that holds its text (``data.text_field``)."""
     seed: int
+    """``training.seed``, from which the order of the documents follows, whatever the mesh."""
     where: str
     """Origin of ``path``, for error messages."""
     split_key: str = "training.dataset_split"
@@ -199,9 +201,11 @@ class DocumentShard(Protocol):
     position, the one that was read last; ``None`` at the beginning. It is called only to list the documents of past steps.
     """
 
-    def __iter__(self) -> Iterator[Document]: ...
+    def __iter__(self) -> Iterator[Document]:
+        """Return ``self``."""
 
-    def __next__(self) -> Document: ...
+    def __next__(self) -> Document:
+        """Return the next document."""
 
     def state_dict(self) -> State:
         """Return the current position; loading it makes the next document the same as now."""
@@ -278,128 +282,3 @@ class StreamSpec:
     def extras(self) -> dict[str, ExtraField]:
         """The extra tensors of its batches, by name."""
         return {name: extra for dataset in self.datasets for name, extra in dataset.extras.items()}
-
-
-@dataclass(frozen=True)
-class ReadDocument:
-    """A document that a traced stream has read."""
-
-    epoch: int
-    """Number of times that the logical shard had been read to its end before."""
-    place: DocumentPlace | None
-    """``None`` if the source does not say where its documents are."""
-    tokens: int
-    """Number of its tokens."""
-
-
-@dataclass(frozen=True)
-class UsedTokens:
-    """Successive tokens of a document in a row of a batch."""
-
-    document: ReadDocument
-    first: int
-    """Number of the first of them in the document, from 0."""
-    tokens: int
-
-
-@dataclass(frozen=True)
-class StepRows:
-    """Rows that some logical shards contribute to one step. A row is a sequence and the target after its last token."""
-
-    tokens: NDArray[Any]
-    """``[rows, seq_len + 1]``, unsigned; short rows are padded with 0."""
-    weights: NDArray[Any] | None
-    """Weight of each token as a target, ``[rows, seq_len + 1]``, fp32; ``None``: 1 each."""
-    lengths: list[list[int]]
-    """Number of tokens of each document in each row. They sum to ``seq_len + 1`` unless the row is short."""
-    datasets: list[int]
-    """Dataset of each row."""
-    positions: dict[str, State]
-    """Position of each logical shard after these rows."""
-    epoch: int
-    """Number of complete passes over the datasets."""
-    corrupt: int
-    """Number of corrupt records skipped so far."""
-    empty: int
-    """Number of documents skipped so far because they are empty or the dataset's settings exclude them."""
-    ended: bool
-    """Whether the data has ended, so that these rows are empty."""
-    documents: int = 0
-    """Number of documents in the rows so far."""
-    cut: int = 0
-    """Number of those of which no row has all tokens."""
-    extras: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """Extra tensors by name: ``[rows, seq_len + 1, *shape]``, or ``[rows, *shape]`` if they have a value for each row."""
-    used: list[list[UsedTokens]] = field(default_factory=list)
-    """What each row consists of, parallel to :attr:`lengths`, if the stream is traced; else empty."""
-
-
-@dataclass(frozen=True)
-class SavedPosition:
-    """The position in the data in a checkpoint."""
-
-    step: int
-    """Number of steps before it."""
-    state: Mapping[str, Any]
-    """The result of :meth:`~titan_core.api.checkpoint.store.DataPosition.state_dict`, with the shards of all ranks."""
-    changed: tuple[str, ...] = ()
-    """Patterns of the differences from the stream to which it belongs that the run has recorded: its mixture has changed."""
-    checkpoint: str | None = None
-    """Where the checkpoint is, for :meth:`titan_core.api.checkpoint.stored_model.StoredModels.find`."""
-
-
-class DataReplay(Protocol):
-    """The data of a job, which is opened once and read from any of its positions."""
-
-    @property
-    def sources(self) -> Sequence[DocumentSource]:
-        """The opened datasets, in the order of the job's."""
-
-    def require_same(self, saved: SavedPosition) -> None:
-        """Check that the job reads the stream to which ``saved`` belongs.
-
-        Raises:
-            UserError: the data, or settings on which the stream depends, have changed.
-        """
-
-    def read(self, shards: Iterable[int], after: SavedPosition | None = None) -> Iterator[StepRows]:
-        """Yield the rows of the given logical shards, step by step, with :attr:`~StepRows.used`.
-
-        Args:
-            after: where to begin; ``None``: with the first step.
-
-        Raises:
-            UserError: the data cannot be read, or is not that which was read before the position was saved.
-        """
-
-    def batch(self, rows: StepRows) -> Batch:
-        """Return the global batch of a step, as training makes it. Imports torch.
-
-        Args:
-            rows: of all logical shards, in order.
-        """
-
-    def last_epoch(self, dataset: int, step: int, after: SavedPosition | None = None) -> int:
-        """Return the newest epoch of which any logical shard has read documents up to ``step``, or reads some for its next
-        sequence of the dataset.
-
-        Args:
-            after: where to begin to read, at most ``step`` steps from the first; ``None``: with the first step.
-
-        Raises:
-            UserError: see :meth:`read`.
-        """
-
-    def position_after(self, step: int, after: SavedPosition | None = None) -> SavedPosition:
-        """Return the position after ``step``.
-
-        Args:
-            after: see :meth:`last_epoch`.
-
-        Raises:
-            UserError: see :meth:`read`.
-        """
-
-    def reached(self, dataset: int, shard: int) -> tuple[int, DocumentPlace | None]:
-        """Return the epoch of a logical shard in the last :meth:`read`, and the last document that its source has returned;
-        ``None`` if none of that epoch, or if the source does not say."""

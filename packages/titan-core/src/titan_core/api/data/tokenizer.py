@@ -93,6 +93,7 @@ class RenderedChat:
     """A chat as one text."""
 
     text: str
+    """The chat, as the template renders it."""
     assistant: tuple[tuple[int, int], ...] | None = None
     """Ranges of characters that the assistant writes, ends exclusive; ``None`` if the template does not say."""
 

@@ -30,7 +30,7 @@ divided::
 * ``Elements``: what such a function receives: indices, random numbers
 * ``SequenceShare``: the positions that a rank has, for a mixer's own rule
 * ``CausalAttention``: a module that computes such a mixer, also within documents and for generation
-* ``Decoding``: the keys and values of earlier positions, for generation
+* ``Decoding``: what a mixer keeps of earlier positions, for generation; needed by each mixer with a state
 * ``current_decoding``: returns the ``Decoding`` of the running forward pass, if it generates
 * ``Dropout``: dropout with the same masks on every mesh
 * ``RandomStream``: base class of modules whose random draws are the same on every mesh

@@ -33,10 +33,11 @@ class TrainedFlops:
     Blocks count as a whole: in the first one with a trained parameter, the gradients of all inputs are counted.
     """
 
-    def __init__(self, definition: ModelDefinition, frozen: Sequence[str]) -> None:
+    def __init__(self, definition: ModelDefinition, frozen: Sequence[str], added: bool = False) -> None:
         """
         Args:
             frozen: patterns of names; a shared parameter is frozen under any of its names.
+            added: whether transforms add trained parameters to the blocks, whose own operations are not counted.
         """
         import torch
 
@@ -54,6 +55,8 @@ class TrainedFlops:
         is_frozen = {name: name in shared or matches(name, frozen) for name in shapes}
         used = {**{name: name for name in shapes}, **layout.tied}  # name where it is used -> name of the parameter
         trained = {self._unit(name) for name, own in used.items() if not is_frozen.get(own, True)}
+        if added:
+            trained.add(f"{layout.blocks}.0")
         begins = [number for number, unit in enumerate(self._units) if unit in trained]
         self._first = min(begins, default=len(self._units))
         shares = _shares(model, layout)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from titan_core.api.model.attention_mask import attention_mask, mask_name, uses_block_masks
 from titan_core.api.model.decoding import current_decoding
 from titan_core.api.model.dense_attention import attend_densely, attend_in_bands
+from titan_core.api.model.packed_attention import attend_packed, is_packed
 from titan_core.api.parallel.microbatch import current_microbatch
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ class CausalAttention(nn.Module):
     :func:`~titan_core.api.causal_attention`.
 
     It calls ``scaled_dot_product_attention`` or, with documents or options, FlexAttention on CUDA devices (He et al., arXiv
-    2412.05496). On CPUs, a window is computed in bands, whose time and memory grow with window x sequence.
+    2412.05496); within documents also variable-length attention (``data.document_attention``). On CPUs, a window is computed
+    in bands, whose time and memory grow with window x sequence.
 
     Args:
         window: number of positions that a query sees, its own included (Beltagy et al., arXiv 2004.05150); ``None``: all.
@@ -117,6 +119,10 @@ def attend(
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     if window is not None and columns is None and not uses_block_masks(q.device):
         return attend_in_bands(q, k, v, window, documents=documents, softcap=softcap, scale=scale, sinks=sinks)
+    microbatch = current_microbatch()
+    packed = None if microbatch is None or documents is None else microbatch.packed
+    if packed is not None and softcap is None and sinks is None and columns is None and is_packed(packed, q, k):
+        return attend_packed(q, k, v, packed, window=window, scale=scale)
     mask = _mask_of_microbatch(q, k, documents, of_chunk or mask_name(window))
     if mask is None:
         mask = attention_mask(q, k, documents=documents, columns=columns, window=window)

@@ -3,7 +3,7 @@
 All attention modules of a microbatch share their masks, made before its forward pass
 (:attr:`~titan_core.api.Microbatch.masks`). On CUDA devices they are block masks of FlexAttention (He et al., arXiv
 2412.05496), which skips blocks that are masked completely. FlexAttention has no backward on CPUs, where a mask is a dense
-tensor.
+tensor. Documents need no mask if variable-length attention computes them (:mod:`titan_core.api.model.packed_attention`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def attention_masks(
     batch: Batch, mixers: Iterable[Mixer], columns: Tensor | None = None, length: int | None = None
 ) -> dict[str, Tensor | BlockMask]:
     """Return the masks, by name, of causal attention to whole sequences. Windows have none on CPUs, which compute them in
-    bands.
+    bands. On GPUs, whole sequences with :attr:`~titan_core.api.Batch.document_ends` have only masks that these do not
+    replace.
 
     Args:
         batch: gives documents and device.
@@ -55,6 +56,9 @@ def attention_masks(
     documents, tokens = batch.documents, batch.tokens
     length = tokens.shape[1] if length is None else length
     names: dict[str, int | None] = {} if documents is None else {mask_name(None): None}
+    whole = columns is None or columns.shape[1] == length
+    if batch.document_ends is not None and whole and uses_block_masks(tokens.device):
+        names, mixers = {}, [mixer for mixer in mixers if mixer.softcap is not None or mixer.sinks]
     for mixer in mixers:
         window = mixer.window if mixer.window is not None and mixer.window < length else None
         needed = mixer.softcap is not None or mixer.sinks if window is None else uses_block_masks(tokens.device)

@@ -31,3 +31,6 @@ class Model(Component):
     training_only: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that add what only training uses -> the value that adds nothing. A job that sets this value may start from
     weights with another one: what they have in addition is not loaded."""
+    default: bool = True
+    """Whether a config that names no model uses this one if it is the only such model that is installed. Not so a model for
+    tests or demonstrations, beside which a user has one of their own."""

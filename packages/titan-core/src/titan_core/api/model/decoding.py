@@ -18,7 +18,19 @@ from titan_core.api.model.dense_attention import attend_densely
 
 class Decoding:
     """What each mixer keeps of the earlier positions of a batch of sequences: causal attention its keys and values, another
-    mixer its own state.
+    mixer its own state. Titan makes it; a mixer finds it by :func:`current_decoding`, and reads and replaces its state::
+
+        def forward(self, x: Tensor) -> Tensor:  # a running sum over positions
+            decoding = current_decoding()
+            if decoding is None:
+                return x.cumsum(dim=1)
+            kept = decoding.state(self)
+            sums = x.masked_fill(~decoding.real[..., None], 0.0).cumsum(dim=1) + kept.get("sum", 0.0)
+            kept["sum"] = sums[:, -1:]
+            return sums
+
+    The results must be those of the whole sequence. If any mixer of a model keeps nothing, each new token computes the whole
+    sequence instead.
 
     Sequences of different lengths share a batch: positions behind the end of a short one hold padding, which no query sees
     and which later tokens overwrite.

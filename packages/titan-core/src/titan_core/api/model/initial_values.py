@@ -21,6 +21,7 @@ class Constant:
     """Every element is ``value``."""
 
     value: float
+    """The value."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Normal:
     """Normal distribution with mean 0 and standard deviation ``std``."""
 
     std: float
+    """Standard deviation."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,9 @@ class TruncatedNormal:
     """Normal distribution with mean 0, truncated to ``limit`` standard deviations; ``std`` applies before truncation."""
 
     std: float
+    """Standard deviation before truncation."""
     limit: float = 3.0
+    """Largest magnitude, in standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,9 @@ class Uniform:
     """Uniform distribution over ``[low, high)``."""
 
     low: float
+    """Smallest value."""
     high: float
+    """Upper bound, exclusive."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +67,22 @@ class Elements:
 
 @dataclass(frozen=True)
 class Computed:
-    """Values that a function computes from the elements' indices and random numbers, such as those of a recurrence::
+    """Values that a function computes from the elements' indices and random numbers.
 
-    def timescales(elements: Elements, low: float, high: float) -> Tensor:  # log-uniform, through an inverse softplus
-        dt = (elements.uniform() * math.log(high / low) + math.log(low)).exp()
-        return dt + (-(-dt).expm1()).log()
+    For a recurrence, for example::
 
-    "layers.*.dt_bias": Computed(Ref("my_titan_plugin.values:timescales"), {"low": 1e-3, "high": 0.1})
+        def timescales(elements: Elements, low: float, high: float) -> Tensor:  # log-uniform, through an inverse softplus
+            dt = (elements.uniform() * math.log(high / low) + math.log(low)).exp()
+            return dt + (-(-dt).expm1()).log()
+
+        "layers.*.dt_bias": Computed(Ref("my_titan_plugin.values:timescales"), {"low": 1e-3, "high": 0.1})
     """
 
     values: Ref[Callable[..., Tensor]]
     """``(elements, **arguments)`` -> the value of each element, finite floating-point numbers ``[elements]`` on the device
     of :attr:`Elements.index`. Each value must depend on its own element only, not on which others are computed with it."""
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Keyword arguments of ``values``."""
 
 
 @dataclass(frozen=True)
@@ -85,3 +94,4 @@ class Loaded:
 
 
 InitialValue = Constant | Normal | TruncatedNormal | Uniform | Computed | Loaded
+"""One of the six ways to initialise a parameter."""

@@ -113,7 +113,9 @@ class ModelLayout:
     buffers: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
     """Pattern of buffer names -> function that computes the buffer (on the CPU)."""
     tied: Mapping[str, str] = field(default_factory=dict)
-    """Parameter name -> name of the parameter with which it is tied (``{"output.weight": "tok_embeddings.weight"}``)."""
+    """Name of a parameter -> name of the one that it shares (``{"output.weight": "tok_embeddings.weight"}``). The model's
+    constructor shares it: ``self.output.weight = self.tok_embeddings.weight``. The key is the name whose module the
+    constructor assigns later, and the parameter has the initial value of the other name."""
 
     def __post_init__(self) -> None:
         _require_sizes(self, "num_blocks", "dim", "vocab_size", "max_seq_len")
@@ -168,6 +170,7 @@ class ModelDefinition:
     """The core's view of a model of a given size. Made without importing torch, which only ``build`` imports."""
 
     layout: ModelLayout
+    """How the model is composed, sharded and initialised."""
     build: Callable[[], object]
     """Builds the ``nn.Module``. Called under ``torch.device("meta")``, so it must not compute with weights."""
     num_params: int

@@ -42,7 +42,11 @@ class Shard:
 @dataclass(frozen=True)
 class Replicate:
     """A parameter that is replicated on every rank that uses it. Outside regions, its module must process each position
-    independently (as a norm does) and receives this rank's positions only."""
+    independently (as a norm does) and receives this rank's positions only.
+
+    A rank's gradient is an addend: inside a region, of what its share of the features adds, and outside, of its positions if
+    ranks have different ones. Tensor parallelism sums the addends over ranks once in each step, before other observers'
+    ``titan_gradients_complete``, so the module must not."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Experts:
     which transforms can replace the products."""
 
     dim: int = 0
+    """Dimension whose indices are the experts."""
     within: Shard | Replicate = Replicate()
     """How tensor parallelism may shard each expert. ``Shard.dim`` counts dimensions of the full parameter."""
 
@@ -100,7 +105,7 @@ class Router:
 
 
 Rule = Column | Row | Shard | Replicate | Experts
-"""How a parameter may be sharded."""
+"""One of the five ways to shard a parameter."""
 
 CAUSAL_ATTENTION: Final = "causal_attention"
 """The kind of mixers that compute causal softmax attention."""
@@ -108,7 +113,11 @@ CAUSAL_ATTENTION: Final = "causal_attention"
 
 @dataclass(frozen=True, kw_only=True)
 class Mixer:
-    """A module that mixes positions."""
+    """A module that mixes positions.
+
+    It may own parameters, with rules and initial values like any others, unless it computes causal attention or has
+    :attr:`heads_dim`: such a mixer receives all that it computes with as arguments. If ranks have different positions, each
+    computes the gradients of its own, and data parallelism sums them."""
 
     kind: str
     """The computation: :data:`CAUSAL_ATTENTION` (see :func:`causal_attention`), or a name that the model chooses, such as

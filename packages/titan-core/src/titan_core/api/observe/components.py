@@ -21,6 +21,7 @@ class Observer(Component):
     """Builds the object, before the model. It opens files and connections in ``titan_train_start``, which receives the
     run."""
     active: Callable[[JobContext[Any]], bool]
+    """Whether the job selects it. Must be pure and must not import torch."""
     check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
     """Returns the reasons why the job cannot run, before anything is built. Called if active; must not import torch."""
     first_rank: bool = False

@@ -33,7 +33,9 @@ class Run:
     """A run that is about to start its first step."""
 
     job: AssembledJob
+    """The job: its config, and the components that it selects."""
     world: World
+    """All ranks, and this rank's place among them."""
     parts: list[ModelPart]
     """This rank's parts of the model."""
     state: TrainState
@@ -48,6 +50,7 @@ class Run:
     steps: int
     """The step after which training ends."""
     dump_folder: str
+    """The run's directory."""
     attempt: float
     """Start of this attempt at the run, on rank 0's clock, in seconds since the epoch. The same on all ranks, and different
     for each attempt."""
@@ -89,6 +92,7 @@ class Finding:
     message: str
     """One line of text."""
     step: int
+    """The step that it concerns."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ class Sample:
     step: int
     """The last step before it."""
     prompt: str
+    """The text that the model continued."""
     text: str
     """The continuation, without the prompt."""
 
@@ -108,6 +113,7 @@ class PendingUpdate:
     device; reading one waits for the device."""
 
     step: int
+    """Number of the step, from 1."""
     loss: Tensor
     """See :class:`StepReport`."""
     rank_losses: Tensor
@@ -115,14 +121,16 @@ class PendingUpdate:
     grad_norm: Tensor
     """See :class:`StepReport`."""
     microbatches: Sequence[Batch]
-    """This rank's microbatches, on its device."""
+    """This rank's share of the step's global batch, on its device. The sequences are whole, also where ranks divide their
+    positions; ranks that see the same sequences all have them."""
     repeat_forward: Callable[[], Tensor]
     """Repeats the step's forward pass in training mode with the present weights, and returns this rank's share of the loss,
     summed over targets. All ranks must call it together. It leaves gradients, buffers and random generators unchanged. It
     may be called later too, as long as the weights are those of the step: until the next update that is not skipped."""
-    repeat_backward: Callable[[], AbstractContextManager[None]]
+    repeat_backward: Callable[..., AbstractContextManager[None]]
     """Returns a context within which the parameters have the gradients of this step, computed again like
-    :attr:`repeat_forward`: for observers that look at a step once the next one has replaced its gradients."""
+    :attr:`repeat_forward`: for observers that look at a step once the next one has replaced its gradients. The argument, if
+    any, are the microbatches of another rank, which this one then computes instead of its own."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +138,7 @@ class StepReport:
     """One optimizer step. The tensors may still be in flight on the device; reading one waits for the device."""
 
     step: int
+    """Number of the step, from 1."""
     loss: Tensor
     """Mean over the target tokens of the global batch; a scalar, the same on every rank."""
     rank_losses: Tensor
@@ -175,9 +184,11 @@ class ValidationReport:
     loss: float
     """Mean over the target tokens."""
     num_targets: int
+    """Number of target tokens."""
     num_batches: int
     """Number of global batches."""
     seconds: float
+    """Duration of the validation."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the objective, as in :class:`StepReport`."""
     name: str = ""

@@ -86,7 +86,12 @@ class AssembledJob(Job):
     def trained_flops(self) -> TrainedFlops | None:
         """The operations of a model with frozen parameters; ``None`` if it has none. Imports torch in that case."""
         patterns = self.section(TrainingSection).freeze
-        return TrainedFlops(self.model, patterns) if patterns else None
+        return TrainedFlops(self.model, patterns, bool(self.added)) if patterns else None
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """Patterns of the parameters that transforms add to the model's (:attr:`~titan_core.api.Transform.adds`)."""
+        return tuple(pattern for transform in self.transforms for pattern in transform.adds)
 
     @property
     def run_config(self) -> Config:

@@ -62,7 +62,9 @@ class Recipe(Component):
 
     kind = "recipe"
     package: str
+    """The package that contains the file, such as ``my_titan_plugin``."""
     path: str
+    """Path of the file in the package: ``recipes/tiny.toml``."""
     default: bool = False
     """Whether commands use this recipe if none is named. If two installed plugins have a default, the user must choose."""
 

@@ -13,8 +13,11 @@ class Problem:
     to fix it."""
 
     where: str
+    """The file, key and value, or the plugin; empty if ``why`` says it."""
     why: str
+    """What is wrong, in a clause that follows ``where`` and a colon."""
     fix: str = ""
+    """What to do about it, as an imperative; empty if nothing can be advised."""
     missing: bool = False
     """Whether the config may be right, and only this machine lacks something that the job needs where it trains, such as a
     file. Commands that only look at a job report it as a note (:attr:`.AssembledJob.missing`)."""
@@ -47,6 +50,7 @@ class RunStopped(RuntimeError):
     message without a traceback and exits with :attr:`exit_status`."""
 
     exit_status: int = 1
+    """Exit status of the process."""
 
 
 class PartOfContract(Exception):

@@ -35,9 +35,13 @@ class Job:
     """What a component may query about a job while it is assembled: the config, and the sizes of the job."""
 
     config: Config
+    """The resolved config."""
     mesh: MeshPlan
+    """The dimensions and views of the mesh, and their sizes."""
     batch: BatchPlan
+    """The global batch and how ranks and microbatches divide it; sizes in sequences and tokens."""
     model: ModelDefinition
+    """The model's layout, number of parameters and FLOPs."""
     trains: bool = True
     """Whether the job trains; otherwise it computes sequences of any length, such as the next token of a text."""
     fixes: bool = True
@@ -95,7 +99,9 @@ class BatchPlan:
     """Sizes in sequences. ``global_size = ranks * microbatches * local_size``."""
 
     global_size: int
+    """Sequences of a step."""
     local_size: int
+    """Sequences of a rank's microbatch."""
     microbatches: int
     """Forward and backward passes per optimizer step (gradient accumulation)."""
     ranks: int
@@ -103,6 +109,7 @@ class BatchPlan:
     logical_shards: int
     """Number of streams of the dataset; each contributes ``global_size / logical_shards`` sequences to every step."""
     seq_len: int
+    """Tokens of a sequence."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -139,3 +146,4 @@ class TrainingContext(JobContext[S]):
     mesh: JobMesh
     """Has the plan's views, the dimension that takes the remaining ranks, and every other one that is larger than 1."""
     device: torch.device
+    """The device on which this rank computes."""

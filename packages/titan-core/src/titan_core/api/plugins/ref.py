@@ -37,6 +37,7 @@ class Ref(Generic[T]):
     """
 
     target: str
+    """``"package.module:attribute"``."""
     origin: CodeOrigin | None = field(default=None, compare=False, kw_only=True)
     """The plugin of the component. Discovery sets it, which guards every call."""
     purpose: str = field(default="", compare=False, kw_only=True)

@@ -22,6 +22,7 @@ class Extra:
     """A tensor that a plugin adds to a batch. Its first dimension is the batch."""
 
     tensor: Tensor
+    """``[batch, ...]``, or ``[batch, seq, ...]``."""
     sequence: bool
     """Whether its second dimension is the sequence. If so, context parallelism shards it along with the tokens."""
 
@@ -43,6 +44,11 @@ class Batch:
     documents: Tensor | None = None
     """Document of each position of the *whole* sequence, even if the other tensors are sharded; attention stays within a
     document. int64, ``[batch, whole seq]``; ``None``: each sequence is one document."""
+    document_ends: Tensor | None = None
+    """End of each document in its sequence, int32 ``[batch, documents]``, filled up with the sequence's; ``None``: attention
+    within documents takes :attr:`documents` instead (``data.document_attention``)."""
+    longest_document: int = 0
+    """At least the length of the longest document, if there are :attr:`document_ends`. The host needs the number."""
     rows: Tensor | None = None
     """Index of each sequence in the step's global batch, int64, ``[batch]``."""
     columns: Tensor | None = None
@@ -121,18 +127,29 @@ class _SumOverRanks(torch.autograd.Function):
 
 _ALONG_SEQUENCE = ("tokens", "targets", "weights", "positions", "columns")
 """Tensors whose second dimension is the sequence, or this rank's share of it."""
-_OTHERS = ("documents", "rows")
+_OTHERS = ("documents", "document_ends", "rows")
 
 
 def join_batches(batches: list[Batch]) -> Batch:
     """Return one batch with the sequences of all ``batches``, which must have the same tensors."""
     names = [name for name in _ALONG_SEQUENCE + _OTHERS if getattr(batches[0], name) is not None]
+    if batches[0].document_ends is not None:
+        batches = _with_equal_ends(batches)
     tensors: dict[str, Any] = {name: torch.cat([getattr(batch, name) for batch in batches]) for name in names}
     extras = {
         name: replace(extra, tensor=torch.cat([batch.extras[name].tensor for batch in batches]))
         for name, extra in batches[0].extras.items()
     }
     return replace(batches[0], **tensors, extras=extras)
+
+
+def _with_equal_ends(batches: list[Batch]) -> list[Batch]:
+    """Return the batches with as many entries in :attr:`Batch.document_ends` as the one with most."""
+    found = [batch.document_ends for batch in batches if batch.document_ends is not None]
+    count, longest = max(ends.shape[1] for ends in found), max(batch.longest_document for batch in batches)
+    filled = [torch.cat((ends, ends[:, -1:].expand(-1, count - ends.shape[1])), 1) for ends in found]
+    pairs = zip(batches, filled, strict=True)
+    return [replace(batch, document_ends=ends, longest_document=longest) for batch, ends in pairs]
 
 
 def with_positions(batch: Batch) -> Batch:

@@ -29,6 +29,7 @@ class Optimizer(Component):
     kind = "optimizer"
     keys = ("optimizer.name",)
     build: Ref[Callable[[OptimizerContext[Any]], TorchOptimizer]]
+    """Builds it on each rank, once the model is divided and has its initial values; a checkpoint is restored later."""
     costs: Ref[Callable[[JobContext[Any]], OptimizerCosts]] | None = None
     """Returns what ``titan plan`` and ``titan estimate`` may know of it. Must not import torch. Without it, they assume the
     costs of AdamW."""
@@ -50,6 +51,8 @@ class Objective(Component):
     kind = "objective"
     keys = ("objective.name",)
     build: Ref[Callable[[TrainingContext[Any]], ObjectiveFunction]]
+    """Returns what computes the loss, on each rank, before the transforms that may wrap it. Also called for the copies of
+    the model that are tried before step 1."""
     check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
     """Returns the reasons why the job cannot run, before anything is built. Must not import torch."""
     extras: tuple[str, ...] = ()
@@ -64,10 +67,15 @@ class Objective(Component):
 
 @dataclass(frozen=True, kw_only=True)
 class LRSchedule(Component):
-    """A learning-rate schedule, selected by ``lr_scheduler.name``."""
+    """A learning-rate schedule, selected by ``lr_scheduler.name``.
+
+    Its keys are in the section that :attr:`Component.config` names: a class with ``section = "lr_scheduler"`` adds them to
+    ``[lr_scheduler]``, beside ``name``, and any other name is a section of its own. The keys that titan-core has there
+    (``warmup_steps`` ...) are those of ``"wsd"``."""
 
     kind = "lr schedule"
     keys = ("lr_scheduler.name",)
     build: Ref[Callable[[LRScheduleContext[Any]], LRScheduler]]
+    """Builds it for all steps of the job; a resumed run then loads its state."""
     check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
     """Returns the reasons why the job cannot follow it, before anything is built. Must not import torch."""

@@ -60,6 +60,7 @@ class TrainedParameter:
     tensor: nn.Parameter
     """A ``DTensor`` if it is sharded over ranks."""
     role: ParameterRole
+    """What the parameter is for: an optimizer may treat matrices of blocks in a way of their own."""
 
     @property
     def shape(self) -> torch.Size:
@@ -82,7 +83,9 @@ class ParamGroup:
     lr_scale: float
     """Factor on the optimizer's learning rate."""
     weight_decay: float
+    """The weight decay, not a factor."""
     parameters: list[TrainedParameter] = field(default_factory=list)
+    """Those of this rank."""
 
     def as_dict(self, lr: float, *roles: ParameterRole) -> dict[str, Any]:
         """Return a parameter group for torch's optimizers.
@@ -146,5 +149,6 @@ class LRScheduleContext(JobContext[S]):
     """The context with which a learning-rate schedule is built."""
 
     optimizer: Optimizer
+    """The optimizer whose parameter groups' ``lr`` the schedule sets."""
     steps: int
     """Total number of optimizer steps."""
