@@ -24,7 +24,6 @@ os.environ["TITAN_DISABLE_PLUGINS"] = "harness_parallel"  # it stands in for tit
 
 from torch import Tensor
 
-from harness.gloo_pool import GlooPool
 from harness.hf_families import (
     FAMILIES,
     MESHES,
@@ -37,6 +36,7 @@ from harness.hf_families import (
     train_and_reference,
 )
 from harness.oracle import write_documents
+from titan_testing.gloo_pool import GlooPool
 
 LOSS, GRADIENT = 2e-6, 1e-5
 """Largest relative differences of a loss of 5 steps, and of a gradient of the first."""

@@ -56,6 +56,11 @@ VARIANTS: dict[str, tuple[int, dict[str, str]]] = {
     "FSDP 2": (2, {"training.global_batch_size": "4"}),
     "FSDP 2, each block": (2, {"training.global_batch_size": "4", "parallelism.fsdp_group_mib": "0"}),
     "TP 2": (2, {"parallelism.tensor_parallel_degree": "2"}),
+    "TP 2, inputs kept": (
+        2,
+        {"parallelism.tensor_parallel_degree": "2", "parallelism.tensor_parallel_reshard_after_forward": "never"},
+    ),
+    "CP 2": (2, {"parallelism.context_parallel_degree": "2"}),
     "hf": (
         1,
         {

@@ -5,17 +5,20 @@ load on the machine affects both. The time ends when the process prints that the
 threads.
 
     uv run python benchmarks/startup.py [--rounds 5] [--recipe llama3_debug] [--training.seq_len 256 ...]
+    uv run python benchmarks/startup.py --imports     # modules that each imports, and the time of their own code
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 
 STEP = "step 1/1"
@@ -70,16 +73,36 @@ def until_first_step(command: list[str], folder: str) -> Seconds:
     raise SystemExit(f"{' '.join(command)} took no step")
 
 
+def imports(commands: dict[str, list[str]], folder: str) -> None:
+    """Print how many modules of each distribution each command imports, and the milliseconds of their own code."""
+    modules: dict[str, dict[str, list[float]]] = defaultdict(lambda: {name: [] for name in commands})
+    for name, (python, *arguments) in commands.items():
+        command = [python, "-X", "importtime", *arguments]
+        profile = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stderr
+        for microseconds, module in re.findall(r"^import time: +(\d+) \| +\d+ \| +(\S+)", profile, re.MULTILINE):
+            root = module.partition(".")[0]
+            modules["standard library" if root in sys.stdlib_module_names else root][name].append(int(microseconds) / 1000)
+    modules["all"] = {name: [one for found in modules.values() for one in found[name]] for name in commands}
+    print(f"| modules, ms | {' | '.join(commands)} |\n| --- |{' ---: |' * len(commands)}")
+    for root, found in sorted(modules.items(), key=lambda row: -max(map(sum, row[1].values()))):
+        if max(map(sum, found.values())) >= 5:
+            print(f"| {root} | {' | '.join(f'{len(times):,}, {sum(times):,.0f}' for times in found.values())} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--recipe", default="llama3_debug")
+    parser.add_argument("--imports", action="store_true", help="print the modules that each imports, not the time of a step")
     arguments, overrides = parser.parse_known_args()
     commands = {"bare script": [sys.executable, __file__, BARE, *shapes(arguments.recipe, overrides)]}
     ours = [sys.executable, "-m", "titan_core", "train", arguments.recipe, "--training.steps", "1", *overrides]
     commands["titan train"] = [*ours, "--checkpoint.enable", "false", "--sample.enable", "false"]
     taken: dict[str, list[Seconds]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory() as folder:
+        if arguments.imports:
+            imports(commands, folder)
+            return
         for number in range(arguments.rounds + 1):
             for name, command in sorted(commands.items(), reverse=bool(number % 2)):
                 seconds = until_first_step(command, folder)

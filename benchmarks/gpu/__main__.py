@@ -1,7 +1,8 @@
 """Runs Titan on one GPU: first the tests marked ``gpu``, then 8B-shaped layers in many configurations, compared with a bare
 loop in plain torch and, where it is installed, with TorchTitan. Writes ``report.md`` and ``report.json``.
 
-    uv run python -m benchmarks.gpu --out results
+    uv run python -m benchmarks.gpu --out results --predict h100           # first: an estimate of each row, without a GPU
+    uv run python -m benchmarks.gpu --out results                          # on the machine
     uv run python -m benchmarks.gpu --out results --no-tests --only "titan, compiled" "bare loop, compiled"
     uv run python -m benchmarks.gpu --out results --toy --device cpu       # checks the benchmark itself
 """
@@ -23,8 +24,9 @@ from typing import Any
 from benchmarks.gpu.cases import CASES, Case, Plan, chosen, plan
 from benchmarks.gpu.gpu_tests import GpuTests, run_tests
 from benchmarks.gpu.machine import NoGPU, describe
+from benchmarks.gpu.predict import predict, predicted
 from benchmarks.gpu.processes import LOG, run_case
-from benchmarks.gpu.report import markdown, table
+from benchmarks.gpu.report import markdown, table_of
 
 SHARE_OF_TESTS = 0.5
 """Share of the time that the tests may take."""
@@ -49,6 +51,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--no-tests", action="store_true", help="do not run the tests")
     parser.add_argument("--tests", metavar="EXPRESSION", help="run only the tests that match (pytest's -k)")
     parser.add_argument("--workers", type=int, default=8, help="processes of the tests (default: 8)")
+    parser.add_argument(
+        "--predict", metavar="MACHINE",
+        help="estimate every row for a machine of `titan estimate`, and measure nothing; a later run with the same --out "
+             "prints measured / predicted",
+    )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="print the configurations and exit")
     options = parser.parse_args()
     if not options.list and options.out is None:
@@ -69,6 +76,9 @@ def main() -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    of_all = plan(options.device, options.toy, options.layers, options.seq_len, options.batch)
+    if options.predict:
+        return predict(cases, of_all, options.predict, options.out)
     try:
         machine = describe(options.device)
     except NoGPU as error:
@@ -84,9 +94,9 @@ def main() -> int:
         "tests": None,
         "rows": [],
         "left_out": {},
+        "predictions": predicted(of_all, options.out),
+        "plan": vars(of_all),
     }
-    of_all = plan(options.device, options.toy, options.layers, options.seq_len, options.batch)
-    report["plan"] = vars(of_all)
     if not options.no_tests:
         limit = SHARE_OF_TESTS * 60 * options.minutes
         tests = run_tests(options.out, options.device, limit, options.workers, options.tests)
@@ -94,7 +104,7 @@ def main() -> int:
         _print_tests(tests)
         _write(report, options.out, started)
     _measure(cases, of_all, report, options, started, end)
-    print("\n".join(["", *table(report["rows"])]))
+    print("\n".join(["", *table_of(report)]))
     failed = report["tests"] is not None and (report["tests"]["failed"] or report["tests"]["problem"])
     return 1 if failed or any(row["failure"] for row in report["rows"]) else 0
 
@@ -138,7 +148,7 @@ def _shown(result: dict[str, Any] | None, failure: str) -> str:
 
 def _print_tests(tests: GpuTests) -> None:
     counts = f"{tests.passed} passed, {len(tests.failed)} failed, {len(tests.skipped)} skipped"
-    print(f"tests: {tests.problem or counts} ({tests.seconds:.0f} s)", flush=True)
+    print(f"tests: {'; '.join(filter(None, [counts, tests.problem]))} ({tests.seconds:.0f} s)", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--installed", type=Path, required=True, help="the machine's packages: pip list --format=freeze")
     parser.add_argument("--python", default="3.12", help="version of the machine's Python (default: 3.12)")
+    parser.add_argument("--most-mib", type=float, default=60, help="fail if all wheels are larger together (default: 60)")
     parser.add_argument("--dry-run", action="store_true", help="print what the machine lacks, and build nothing")
     options = parser.parse_args()
     chosen = missing(requirements(), read_installed(options.installed), options.python)
@@ -108,8 +110,13 @@ def main() -> None:
     download(chosen, options.python, out)
     COMMIT_FILE.write_text(commit() + "\n", encoding="utf-8")
     wheels = list(out.glob("*.whl"))
-    size = sum(file.stat().st_size for file in wheels) / 2**20
+    sizes = {file.name: file.stat().st_size / 2**20 for file in wheels}
+    size = sum(sizes.values())
     print(f"{len(wheels)} wheels, {size:.1f} MiB, in {out.relative_to(ROOT)}/")
+    if size > options.most_mib:
+        largest = sorted(sizes.items(), key=itemgetter(1), reverse=True)[:5]
+        shown = ", ".join(f"{name} {mib:.1f}" for name, mib in largest)
+        raise SystemExit(f"more than --most-mib {options.most_mib:g}; the largest: {shown}")
 
 
 if __name__ == "__main__":

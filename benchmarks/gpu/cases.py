@@ -36,6 +36,12 @@ CASES = (
     Case("titan, compiled, full recomputation", "titan", {**COMPILED, AC: "full"}),
     Case("bare loop, eager", "bare", {"compilation": "none"}),
     Case("titan, compiled, document masks", "titan", {**COMPILED, "data.document_mask": "true"}),
+    Case(
+        "titan, compiled, documents by varlen",
+        "titan",
+        {**COMPILED, "data.document_mask": "true", "data.document_attention": "varlen"},
+        needs_gpu=True,
+    ),
     Case("titan, compiled, float8 rowwise", "titan", {**FLOAT8, "float8.recipe_name": "rowwise"}),
     Case("titan, compiled, loss in chunks of 1024 tokens", "titan", {**COMPILED, "objective.chunk_tokens": "1024"}),
     Case("titan, compiled, loss of all tokens at once", "titan", {**COMPILED, "objective.chunk_tokens": "1000000000"}),

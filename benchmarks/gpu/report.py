@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.gpu.cases import BASELINE
@@ -17,21 +18,33 @@ _COLUMNS = (
     "host ms",
     "first step s",
 )
+_PREDICTED = ("step / predicted", "peak / predicted")
 
 
 def markdown(report: dict[str, Any]) -> str:
     """Return the whole report."""
-    return "\n".join([*_head(report), "", *_tests(report["tests"]), "", *table(report["rows"]), "", *_notes(report)]) + "\n"
+    return "\n".join([*_head(report), "", *_tests(report["tests"]), "", *table_of(report), "", *_notes(report)]) + "\n"
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the table of configurations. A failed one has its reason in place of figures."""
-    lines = [f"| {' | '.join(_COLUMNS)} |", f"|{' --- |' * len(_COLUMNS)}"]
+def table_of(report: dict[str, Any]) -> list[str]:
+    """Return the table of a report."""
+    predictions = report.get("predictions")
+    return table(report["rows"], predictions and predictions["rows"])
+
+
+def table(rows: list[dict[str, Any]], predicted: Mapping[str, Any] | None = None) -> list[str]:
+    """Return the table of configurations. A failed one has its reason in place of figures.
+
+    Args:
+        predicted: by configuration (:mod:`benchmarks.gpu.predict`); adds columns with measured / predicted.
+    """
+    columns = _COLUMNS if predicted is None else (*_COLUMNS, *_PREDICTED)
+    lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
     base = next((row["result"]["tokens_per_second"] for row in rows if row["name"] == BASELINE and row["result"]), None)
     for row in rows:
         result = row["result"]
         if result is None:
-            lines.append(f"| {row['name']} | {row['failure'].replace('|', '/')} |{' |' * (len(_COLUMNS) - 2)}")
+            lines.append(f"| {row['name']} | {row['failure'].replace('|', '/')} |{' |' * (len(columns) - 2)}")
             continue
         speed = result["tokens_per_second"]
         cells = [
@@ -45,6 +58,10 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             f"{1000 * result['host_seconds']:.1f}",
             f"{result['first_step_seconds']:.1f}",
         ]
+        if predicted is not None:
+            of_row = predicted.get(row["name"])
+            for key in ("step_seconds", "peak_gib"):
+                cells.append(_or_dash(of_row and result[key] / of_row[key], "{:.3f}"))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -75,11 +92,10 @@ def _head(report: dict[str, Any]) -> list[str]:
 def _tests(tests: dict[str, Any] | None) -> list[str]:
     if tests is None:
         return ["Tests were not run."]
-    if tests["problem"]:
-        return [f"Tests (`pytest -m gpu`, {tests['seconds']:.0f} s): {tests['problem']}."]
     failed, skipped = tests["failed"], tests["skipped"]
     counts = f"{tests['passed']} passed, {len(failed)} failed, {len(skipped)} skipped"
     lines = [f"Tests (`pytest -m gpu`, {tests['seconds']:.0f} s): {counts}."]
+    lines += [f"* {tests['problem']}"] if tests["problem"] else []
     lines += [f"* failed: `{name}`: {message}" for name, message in failed.items()]
     lines += [f"* skipped: `{name}`: {message}" for name, message in skipped.items()]
     return lines
@@ -98,5 +114,7 @@ def _notes(report: dict[str, Any]) -> list[str]:
         "`first step s` counts from the start of the process. The first compiled configuration of each kind (bare loop,",
         "titan, torchtitan) finds nothing compiled.",
     ]
+    if predictions := report.get("predictions"):
+        lines.append(f"Predicted for `{predictions['device']}` by commit {predictions['commit']}, {predictions['date']}.")
     lines += [f"* not run: {name}: {why}" for name, why in report["left_out"].items()]
     return lines

@@ -36,12 +36,26 @@ LOOKAHEAD, WORLD, GUARD = "core/loop/lookahead.py", "core/api/parallel/world.py"
 ADAM, SCHEDULE, GROUPS = "core/optim/adam.py", "core/optim/lr_schedule.py", "core/api/training/optimizer.py"
 ATTENTION, PART = "core/api/model/attention.py", "core/api/parallel/model_part.py"
 VARIANTS = "tests/core/test_attention_options.py"
+PACKED, VARLEN = "core/api/model/packed_attention.py", "tests/core/test_packed_attention.py"
 FREEZE, FREEZE_TESTS = "core/model/freeze.py", "tests/integration/test_freeze.py"
 MASK, BLOCKS = "core/api/model/attention_mask.py", "tests/core/test_attention_mask.py"
 
 MOVED, EXPERTS = "nn/experts.py", "tests/nn/test_experts.py"
 
+REPLICAS, PARTED = "core/loop/replicas.py", "tests/core/test_own_sums.py"
+
 MUTANTS = (
+    Mutant("a-factor-next-to-1-is-rounding", "core/model/mesh_trial.py", "_ROUNDING = 2e-4", "_ROUNDING = 1e-3", (PARTED,)),
+    Mutant("lossy-sums-cannot-be-declared", "core/model/mesh_trial.py", "rounding + sum(one.mesh.tolerance", "rounding + sum(0.0", (PARTED,)),
+    Mutant("any-tolerance-accepted", "core/plugins/component_checks.py", "0 <= value < 1", "0 <= value", ("tests/core/test_plugin_registration.py",)),
+    Mutant("a-lost-state-is-accepted", "core/model/cached_decoding.py", "if not trial.same(logits, trial.logits[:, piece]):", "if False:", ("tests/core/test_cached_decoding.py",)),
+    Mutant("cached-logits-of-the-first-positions-alone", "core/model/cached_decoding.py", "itertools.pairwise(cuts)", "itertools.pairwise(cuts[:2])", ("tests/core/test_cached_decoding.py",)),
+    Mutant("replicas-compared-once", REPLICAS, "STEPS = (1, 2, 10, 100)", "STEPS = (1,)", (PARTED,)),
+    Mutant("replicas-compared-in-the-first-start-alone", REPLICAS, "report.step - self._run.step in STEPS", "report.step in STEPS", ("tests/ckpt/test_parted_replicas.py",)),
+    Mutant("replicas-saved-unseen", REPLICAS, "        if step != self._checked:\n", "        if False:\n", (PARTED,)),
+    Mutant("replicas-of-other-shards-compared", REPLICAS, "indices = self._equal(over, keys).nonzero()", "indices = torch.ones_like(keys).nonzero()", (PARTED, "tests/parallel/test_equivalence.py")),
+    Mutant("replicas-that-differ-by-little-are-equal", "core/toolkit/checksum.py", "piece.sum(dtype=torch.int64)", "(piece >> 8).sum(dtype=torch.int64)", (PARTED,)),
+    Mutant("replicas-differ-on-one-rank-alone", REPLICAS, "dist.ReduceOp.MAX", "dist.ReduceOp.SUM", (PARTED,)),
     Mutant("spent-inner-causes-count-twice", SPENT_PY, "        self._since = now\n        before", "        before", (SPENT,)),
     Mutant("spent-causes-never-end", SPENT_PY, "            self.change(before)", "            pass", (SPENT,)),
     Mutant("spent-waits-behind-a-device", SPENT_PY, "        if excess > 0:", "        if excess < 0:", (SPENT,)),
@@ -101,8 +115,8 @@ MUTANTS = (
     Mutant("values-of-the-next-token", "core/data/batches.py", "numpy.ascontiguousarray(values[:, :-1])", "numpy.ascontiguousarray(values[:, 1:])", ("tests/core/test_extras.py",)),
     Mutant("computed-values-not-compared", "core/model/random_values.py", "if not self._sampled:", "if False:", ("tests/core/test_random_values.py",)),
     Mutant("one-random-number-for-all-calls", "core/model/random_values.py", "calls += 1", "pass", ("tests/core/test_random_values.py",)),
-    Mutant("documents-of-one-rank", "core/api/training/batch.py", "return sums if self.sequence_group is None else", "return sums if True else", ("tests/parallel/test_document_objectives.py",)),
-    Mutant("gradient-of-one-ranks-documents", "core/api/training/batch.py", "dist.all_reduce(total, group=ctx.group)", "pass", ("tests/parallel/test_document_objectives.py",)),
+    Mutant("documents-of-one-rank", "core/api/training/batch.py", "return sums if self.sequence_group is None else", "return sums if True else", ("tests/integration/test_example_suites.py::TestDPO::test_mesh",)),
+    Mutant("gradient-of-one-ranks-documents", "core/api/training/batch.py", "dist.all_reduce(total, group=ctx.group)", "pass", ("tests/integration/test_example_suites.py::TestDPO::test_mesh",)),
     Mutant("frozen-chunks-joined-anyhow", "core/loop/reference_model.py", "if done == positions:", "if done:", ("tests/core/test_reference_model.py",)),
     Mutant("copy-not-made-before-update", TRAIN, "self.checkpoints.before_update()", "pass", ("tests/ckpt/test_saving.py",)),
     Mutant("stop-at-step-ignored", TRAIN, "self.training.steps if stop is None else min(self.training.steps, stop)", "self.training.steps", ("tests/ckpt/test_saving.py",)),
@@ -110,7 +124,7 @@ MUTANTS = (
     Mutant("loss-of-the-last-microbatch", STEP, "return torch.stack(losses).sum()", "return losses[-1]", (ORACLE,)),
     Mutant("evaluation-of-the-mean", STEP, "for microbatch in inputs.microbatches()]).sum()", "for microbatch in inputs.microbatches()]).mean()", (PARTS + "::test_microbatches_add_up_to_the_mean_over_the_global_batch",)),
     Mutant("loss-in-low-precision", VOCABULARY, "maximum = logits.amax(-1).float()", "maximum = logits.amax(-1)", (PARTS + "::test_the_loss_is_a_sum_in_fp32_over_what_is_a_target",)),
-    Mutant("later-tokens-seen", "core/model/dependences.py", "            if place is not None:\n                why = f\"{place} depends on later", "            if False:\n                why = f\"{place} depends on later", ("tests/parallel/test_layout_damage.py",)),
+    Mutant("later-tokens-seen", "core/model/dependences.py", "            if place is not None:\n                of_first", "            if False:\n                of_first", ("tests/parallel/test_layout_damage.py",)),
     Mutant("draws-are-the-same", "core/model/draws.py", "share = draws.ends(result) if draws.other else", "share = ", ("tests/parallel/test_layout_damage.py",)),
     Mutant("unknown-draws-accepted", "core/model/dependences.py", "if draws.unknown:", "if False:", ("tests/parallel/test_layout_damage.py",)),
     Mutant("any-argument-draws", "core/model/dependences.py", "unmade or (unmade is None and", "True or (unmade is None and", ("tests/core/test_randomness.py",)),
@@ -143,7 +157,7 @@ MUTANTS = (
     Mutant("statistics-of-all-tensor-parallel-ranks", "core/api/parallel/microbatch.py", "if divided or self._first:", "if True:", (STATISTIC,)),
     Mutant("statistics-of-one-share-of-positions", "core/api/parallel/microbatch.py", "if divided or self._first:", "if self._first:", (STATISTIC,)),
     Mutant("statistics-of-shape-inference", "core/api/model/statistic.py", " or is_shape_inference()", "", (STATISTIC,)),
-    Mutant("statistics-of-repeated-steps", "core/model/preserved.py", "AuxiliaryLosses(inputs.auxiliary.scale), metrics=None, statistics=None)", "AuxiliaryLosses(inputs.auxiliary.scale), metrics=None)", (STATISTIC,)),
+    Mutant("statistics-of-repeated-steps", "core/model/preserved.py", "auxiliary=auxiliary, metrics=None, statistics=None)", "auxiliary=auxiliary, metrics=None)", (STATISTIC,)),
     Mutant("statistics-in-floating-point", "core/api/parallel/microbatch.py", "torch.zeros(sum(sizes), dtype=torch.int64", "torch.zeros(sum(sizes), dtype=torch.float64", (STATISTIC,)),
     Mutant("statistics-of-one-rank", "core/loop/losses.py", "            self._world.sum(counted.counts)\n", "            pass\n", (STATISTIC,)),
     Mutant("statistics-without-a-gradient", "core/api/model/statistic.py", "    if not carrier.requires_grad:\n", "    if False:\n", (STATISTIC,)),
@@ -168,8 +182,8 @@ MUTANTS = (
     Mutant("other-plugin-versions-accepted", "core/api/plugins/assembled_job.py", "plugin[\"version\"] for plugin in self.plugin_versions()", "\"\" for plugin in self.plugin_versions()", (RANKS + "::test_ranks_with_different_plugin_versions_are_refused", RANKS + "::test_a_jobs_identity_depends_on_every_plugin_version")),
     Mutant("other-configs-accepted", "core/loop/world.py", "if digest != digests[0]]", "if digest is None]", (RANKS + "::test_ranks_with_different_plugin_versions_are_refused",)),
     Mutant("data-rank-by-the-wrong-stride", WORLD, "index = index * self.plan.degrees[dim.name] + self.coordinate(dim.name)", "index = index + self.coordinate(dim.name)", (RANKS + "::test_coordinates_of_ranks_that_see_the_same_data",)),
-    Mutant("maximum-is-a-sum", WORLD, "dist.ReduceOp.MAX", "dist.ReduceOp.SUM", (RANKS + "::test_the_collectives_of_a_world",)),
-    Mutant("copies-share-their-sums", WORLD, "dist.all_reduce(tensor, group=self.replica_group)", "dist.all_reduce(tensor)", (RANKS + "::test_the_collectives_of_a_world",)),
+    Mutant("maximum-is-a-sum", WORLD, "torch.maximum, dist.ReduceOp.MAX", "torch.add, dist.ReduceOp.SUM", (RANKS + "::test_the_collectives_of_a_world",)),
+    Mutant("copies-share-their-sums", WORLD, "dist.ReduceOp.SUM, self.replica_group)", "dist.ReduceOp.SUM)", (RANKS + "::test_the_collectives_of_a_world",)),
     Mutant("a-good-step-forgives-nothing", GUARD, "            self._skipped = 0\n            return\n", "            return\n", (FINITE + "::test_too_many_successive_bad_steps_end_the_run_across_restarts",)),
     Mutant("infinite-norms-are-fine", "core/api/observe/deferred_reports.py", " and math.isfinite(step.grad_norm.item())", "", (FINITE + "::test_a_step_that_is_not_finite_is_skipped_reported_or_ends_the_run",)),
     Mutant("eleven-bad-steps", GUARD, "if self._skipped == MOST_SKIPPED:", "if self._skipped > MOST_SKIPPED:", (FINITE + "::test_too_many_successive_bad_steps_end_the_run_across_restarts",)),
@@ -221,7 +235,12 @@ MUTANTS = (
     Mutant("cache-keeps-one-less", "core/api/model/decoding.py", "positions > ends - slots", "positions > ends - slots + 1", (VARIANTS,),
            equivalent="the query after the last position no longer sees the first of so many"),
     Mutant("cap-is-a-clamp", "core/api/model/dense_attention.py", "softcap * torch.tanh(scores / softcap)", "scores.clamp(-softcap, softcap)", (VARIANTS,)),
-    Mutant("mask-made-again", "core/api/parallel/microbatch.py", "if self.masks:", "if False:", (BLOCKS,)),
+    Mutant("mask-made-again", "core/api/parallel/microbatch.py", "if self.masks or self.packed is not None:", "if False:", (BLOCKS,)),
+    Mutant("packed-window-one-too-long", PACKED, "else window - 1, 0)", "else window, 0)", (VARLEN,)),
+    Mutant("packed-documents-of-the-first-sequence", PACKED, "(ends + starts[:, None])", "ends", (VARLEN,)),
+    Mutant("packed-without-empty-documents", "core/data/batches.py", "numpy.full((rows, _power_of_two(max(map(len, ends)), 8)), length", "numpy.full((rows, max(map(len, ends))), length", (VARLEN,)),
+    Mutant("packed-document-longer-than-said", "core/data/batches.py", "min(length, _power_of_two(longest, 256))", "min(length, 128)", (VARLEN,)),
+    Mutant("packed-attention-of-fp32", PACKED, " and q.dtype in _TYPES", "", (VARLEN,)),
     Mutant("whole-sequences-not-causal", ATTENTION, "is_causal=True, scale", "is_causal=False, scale", (ORACLE,)),
     Mutant("first-batch-transform-alone", PART, "            batch = _batch(transform(batch), transform)\n", "            return transform(batch)\n", (MODEL,)),
     Mutant("positions-dropped", PART, '"positions": batch.positions, ', "", (MODEL,)),
@@ -251,7 +270,7 @@ MUTANTS = (
     # -- frozen parameters
     Mutant("nothing-frozen", FREEZE, "parameter.requires_grad_(False)", "pass", (FREEZE_TESTS + "::test_training_is_that_of_a_loop_in_torch",)),
     Mutant("frozen-by-a-pattern-without-a-match", FREEZE, "if not any(matches(name, [pattern]) for name in names):", "if False:", (FREEZE_TESTS + "::test_a_mistake_is_one_clear_error",)),
-    Mutant("everything-frozen", FREEZE, "if frozen and all(", "if False and all(", (FREEZE_TESTS + "::test_a_mistake_is_one_clear_error",)),
+    Mutant("everything-frozen", FREEZE, "if frozen and not trained and", "if False and", (FREEZE_TESTS + "::test_a_mistake_is_one_clear_error",)),
     Mutant("later-stages-freeze-unchecked", FREEZE, "for stage in job.stages:", "for stage in job.stages[:1]:", (FREEZE_TESTS + "::test_a_mistake_in_a_later_stage_is_found_before_the_first_step",)),
     Mutant("models-without-anything-to-train", FREEZE, "if not any(parameter.requires_grad for parameter in model.parameters()):", "if False:", (OPTIM,)),
     Mutant("frozen-modules-count-nothing", FREEZE, "module.register_forward_hook(_require_grad)", "pass", ("tests/integration/test_statistics.py::test_modules_before_the_first_trained_parameter_count",)),

@@ -23,7 +23,15 @@ CHECK, CHECKED = "core/toolkit/stream_check.py", "tests/core/test_stream_check.p
 PERMUTED, ORDERS = "core/api/data/permutation.py", "core/api/data/orders.py"
 SHUFFLED, BUFFERED, MIXTURE = "core/api/data/shuffled.py", "core/data/buffered_shuffle.py", "core/data/shards.py"
 
+FIRST, AGREED = "core/data/first_documents.py", "tests/core/test_first_documents.py"
+
 MUTANTS = (
+    Mutant("ranks-read-other-documents", FIRST, "            if len(found) > 1:\n", "            if len(found) > 9:\n", (AGREED,)),
+    Mutant("each-data-rank-reads-its-own-shards-alone", FIRST, "(world.data_rank, world.data_rank + 1)", "(world.data_rank, world.data_rank)", (AGREED,)),
+    Mutant("other-numbers-of-documents-unseen", FIRST, "= source.num_documents, first.record(", "= None, first.record(", (AGREED,)),
+    Mutant("sources-are-not-resumed", FIRST, "        if self._next(other) != second:\n", "        if False:\n", (AGREED,)),
+    Mutant("a-position-need-not-survive-json", FIRST, "json.loads(json.dumps(position))", "position", (AGREED,)),
+    Mutant("one-shard-for-all-accepted", FIRST, "        if other is shard:\n", "        if False:\n", (AGREED,)),
     Mutant("other-shuffle-buffers-accepted", "core/data/streams.py", '        "data.shuffle_buffer": spec.shuffle_buffer,\n', "", (IDENTITY,)),
     Mutant("first-fit", BEST_FIT, "at = bisect_left(free, (sizes[number], -1))", "at = next((at for at, (left, _) in enumerate(sorted(free, key=lambda one: one[1])) if left >= sizes[number]), len(free))", (PACKING,)),
     Mutant("blocks-begin-at-their-last-document", BEST_FIT, "            if not block.documents:\n", "            if True:\n", (PACKING,)),

@@ -15,6 +15,7 @@ MFU, NUMERICS, STRAGGLERS, ANALYSIS, CAPACITY, TRACE, VERIFY = (
     "tests/debug/test_trace_summary.py",
     "tests/debug/test_verify.py",
 )
+VERDICT, DEVICES = "debug/devices/verdict.py", "tests/debug/test_device_check.py"
 MATCHING, SPIKE, CURVES = "debug/flight/matching.py", "debug/numerics/loss_spike.py", "debug/verify/curves.py"
 
 MUTANTS = (
@@ -40,10 +41,14 @@ MUTANTS = (
     Mutant("silent-ranks-are-behind", MATCHING, "rank not in channel.by_rank or rank in channel.forgotten", "rank in channel.forgotten", (ANALYSIS,)),
     Mutant("touching-intervals-count-twice", "debug/profiling/trace_summary.py", "return begun > ended", "return begun >= ended", (TRACE,)),
     Mutant("difference-is-symmetric", "debug/profiling/trace_summary.py", "in_one & ~in_other", "in_one ^ in_other", (TRACE,)),
+    Mutant("outvoted-by-repetitions", VERDICT, "most = max(map(len, groups_of))", "most = max(map(len, kinds))", (DEVICES,)),
+    Mutant("changing-ranks-are-outvoted", VERDICT, "blamed = changing or outvoted or tied", "blamed = outvoted or tied", (DEVICES,)),
+    Mutant("all-ranks-of-a-group-blamed", VERDICT, " if one.place == earliest]", "]", (DEVICES,)),
+    Mutant("experts-make-no-groups", "debug/devices/groups.py", "for view in plan.views:", "for view in ():", (DEVICES,)),
     Mutant("rms-is-the-variance", "debug/numerics/statistics.py", "math.sqrt(self.square_sum / self.count)", "self.square_sum / self.count", (VERIFY, "tests/debug/test_statistics_on_demand.py")),
     Mutant("totals-hide-nan", "debug/numerics/statistics.py", "math.fsum(sums) if all(map(math.isfinite, sums)) else math.nan", "math.fsum(one for one in sums if math.isfinite(one))", (VERIFY, "tests/debug/test_statistics_on_demand.py")),
     Mutant("missing-steps-agree", CURVES, "if not _relative(expected, actual) <= tolerance:", "if _relative(expected, actual) > tolerance:", (VERIFY,)),
     Mutant("rounding-of-zero-gradients-departs", CURVES, "size = max(expected.rms, floor, 1e-30)", "size = max(expected.rms, 1e-30)", (VERIFY,)),
-    Mutant("gradients-in-forward-order", CURVES, "for name in reversed({**ours.gradients, **theirs.gradients}):", "for name in {**ours.gradients, **theirs.gradients}:", (VERIFY,)),
+    Mutant("gradients-in-forward-order", CURVES, "for name in reversed({**ours, **theirs}):", "for name in {**ours, **theirs}:", (VERIFY,)),
     Mutant("recorder-forgets-accumulation", "debug/flight/collect.py", "passes = batch.microbatches * ", "passes = ", (CAPACITY,)),
 )  # fmt: skip

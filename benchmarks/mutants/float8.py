@@ -14,6 +14,7 @@ NUMERICS, RANKS, PLUGIN, TRAINING = (
 )
 EXPERTS, PRODUCTS = "tests/float8/test_experts.py", "tests/float8/test_grouped.py"
 GROUPED, GROUPED_FLOAT8, GROUPED_MX = "float8/grouped.py", "float8/float8.py", "float8/grouped_mx.py"
+NVFP4, FOUR_BITS = "float8/nvfp4.py", "tests/float8/test_nvfp4.py"
 FLOAT8, MX, SCALES = "float8/float8.py", "float8/mx.py", "float8/tensor_parallel.py"
 
 MUTANTS = (
@@ -37,11 +38,19 @@ MUTANTS = (
     Mutant("scales-recomputed", FLOAT8, "    part.saved_operators += _LARGEST\n", "", (PLUGIN, TRAINING)),
     Mutant("flops-of-two-matmuls", FLOAT8, "1 - _HIGH_PRECISION_SHARE[section.recipe_name]", "_HIGH_PRECISION_SHARE[section.recipe_name]", (PLUGIN, NUMERICS)),
     Mutant("blocks-cut-by-ranks", MX, "BLOCK * degree))", "BLOCK))", (PLUGIN, TRAINING)),
-    Mutant("floor-for-rceil", MX, 'ScaleCalculationMode.FLOOR if section.recipe_name == "mxfp8_floor" else ScaleCalculationMode.RCEIL', "ScaleCalculationMode.FLOOR", (NUMERICS,)),
-    Mutant("weight-gradients-in-low-precision", MX, 'converted.weight_gradient_in_high_precision = section.recipe_name.endswith("wgrad_with_hp")', "converted.weight_gradient_in_high_precision = False", (NUMERICS,)),
+    Mutant("floor-for-rceil", MX, "ScaleCalculationMode.FLOOR if floor else ScaleCalculationMode.RCEIL", "ScaleCalculationMode.FLOOR", (NUMERICS,)),
+    Mutant("weight-gradients-in-low-precision", "float8/layers.py", 'converted.weight_gradient_in_high_precision = section.recipe_name.endswith("wgrad_with_hp")', "converted.weight_gradient_in_high_precision = False", (NUMERICS,)),
     Mutant("any-gpu-has-float8", "float8/hardware.py", "capability < needed:", "capability > needed:", (PLUGIN, "tests/float8")),
     Mutant("some-columns-suffice", "float8/tensor_parallel.py", "all(name in converted for name in columns)", "any(name in converted for name in columns)", (PLUGIN,)),
     Mutant("float8-tried-unasked-beside-mx", "float8/config.py", "{} if context.config.section(MXSection).enable else", "{} if not context.config.section(MXSection).enable else", (PLUGIN,)),
+    Mutant("nvfp4-scale-of-any-size", NVFP4, "whole = _next_power_of_two(per_tensor_amax_to_scale(largest.amax()).clamp(min=_LEAST))", "whole = per_tensor_amax_to_scale(largest.amax()).clamp(min=_LEAST)", (FOUR_BITS,)),
+    Mutant("nvfp4-scale-rounded-down", NVFP4, "number.view(torch.int32) + 0x7FFFFF", "number.view(torch.int32)", (FOUR_BITS,)),
+    Mutant("nvfp4-rounds-down-stochastically", NVFP4, "(bits.float() + 0.5) * 2.0**-15", "0.0 * bits", (FOUR_BITS,)),
+    Mutant("nvfp4-steps-of-the-smallest-numbers", NVFP4, "torch.where(size < 4.0, 1.0, 2.0)", "1.0", (FOUR_BITS,)),
+    Mutant("nvfp4-square-blocks-of-rows", NVFP4, "amax((1, 3))", "amax((1, 3)).amax(1, keepdim=True).expand(-1, blocks.shape[2])", (FOUR_BITS,)),
+    Mutant("nvfp4-transform-of-one-factor", NVFP4, "rows = quantize(spread(hidden", "rows = quantize((lambda one: _filled(one).flatten(0, 1).mT)(hidden", (FOUR_BITS,)),
+    Mutant("nvfp4-kernel-gets-plain-scales", NVFP4, "to_blocked(scales).view(self.scales.dtype)", "scales.flatten().view(self.scales.dtype)", (FOUR_BITS,)),
+    Mutant("nvfp4-blocks-cut-by-rings", "float8/checks.py", "seq_len) % (32 * ranks)", "seq_len) % 16", (FOUR_BITS,)),
     Mutant("experts-weight-gradient-of-rounded-rows", GROUPED, "grouped_weight_gradient(gradient, rows, counts) if", "grouped_weight_gradient(gradient, rows.to(torch.float8_e4m3fn).to(rows.dtype), counts) if", (PRODUCTS,)),
     Mutant("experts-filled-to-multiples-of-8", GROUPED, "multiple * multiple\n        ends", "8 * 8\n        ends", (PRODUCTS,)),
     Mutant("experts-places-without-fillers", GROUPED, "places_end - filled - ends + counts", "places_end - filled", (PRODUCTS,)),

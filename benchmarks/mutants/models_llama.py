@@ -12,6 +12,7 @@ LLAMA, FORMATS, ROPE, TOKENIZER = (
     "tests/models_llama/test_rope.py",
     "tests/models_llama/test_tokenizer.py",
 )
+SUITES = "tests/integration/test_inherited_suites.py"
 CONFIG, WHOLE = "models-llama/config.py", "models-llama/model.py"
 LAYOUT, BLOCK, TABLE, HF, HF_CONFIG = (
     f"nn/{name}.py" for name in ("decoder_layout", "decoder", "rotary", "hf_decoder", "hf_config")
@@ -20,8 +21,8 @@ LAYOUT, BLOCK, TABLE, HF, HF_CONFIG = (
 MUTANTS = (
     Mutant("gate-and-up-swapped", BLOCK, "F.silu(self.w1(x)) * self.w3(x)", "F.silu(self.w3(x)) * self.w1(x)", (LLAMA, FORMATS)),
     Mutant("norm-of-the-wrong-input", BLOCK, "return h + self.feed_forward(self.ffn_norm(h))", "return h + self.feed_forward(self.ffn_norm(x))", (LLAMA, FORMATS)),
-    Mutant("values-rotated", BLOCK, "self.rotate(k, rope), v, documents", "self.rotate(k, rope), self.rotate(v, rope), documents", (LLAMA, FORMATS)),
-    Mutant("documents-not-masked", BLOCK, "self.rotate(k, rope), v, documents)", "self.rotate(k, rope), v)", (LLAMA,)),
+    Mutant("values-rotated", BLOCK, "q, k = self.rotate(q, rope), self.rotate(k, rope)", "q, k, v = self.rotate(q, rope), self.rotate(k, rope), self.rotate(v, rope)", (LLAMA, FORMATS)),
+    Mutant("documents-not-masked", BLOCK, "in (q, k, v)), documents)", "in (q, k, v)))", (SUITES + "::TestLlama::test_check",)),
     Mutant("positions-ignored", WHOLE, "self.rope[: h.shape[1]] if positions is None else self.rope[positions]", "self.rope[: h.shape[1]]", (LLAMA,)),
     Mutant("norm-with-the-default-eps", WHOLE, "self.norm = nn.RMSNorm(args.dim, eps=args.norm_eps)", "self.norm = nn.RMSNorm(args.dim)", (LLAMA, FORMATS)),
     Mutant("wavelengths-of-a-radian", WHOLE, "wavelengths = 2 * math.pi / frequencies", "wavelengths = 1 / frequencies", (ROPE,)),

@@ -24,7 +24,7 @@ _ACROSS = {
     ),
     "nn": ("tests/models_llama", "tests/models_qwen3"),
     "parallel": ("tests/integration/test_oracle.py", "tests/integration/test_switches.py"),
-    "optim": ("tests/integration/test_optimizers.py",),
+    "optim": ("tests/integration/test_inherited_suites.py",),
 }  # fmt: skip
 WIDER = {name: (f"tests/{name.replace('-', '_')}", *_ACROSS.get(name, ())) for name in PACKAGES}
 """The tests to run if a mutant survives its own tests, by package."""

@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant("phases-jump-unasked", PHASES_CONFIG, "if not phase.jump and phase.start_factor != before:", "if False:", PHASES_TESTS),
     Mutant("phases-open-in-the-middle", PHASES_CONFIG, "if phase.open_ended and not last:", "if False:", PHASES_TESTS),
     Mutant("schedule-unchecked", "core/job/assemble.py", "for one in (objective, lr_schedule) if", "for one in (objective,) if", ("tests/core/test_build_context.py", *PHASES_TESTS)),
-    Mutant("schedule-keys-unnoted", "core/job/assemble.py", "value != default", "False", PHASES_TESTS),
+    Mutant("schedule-keys-unnoted", "core/job/checks.py", "value != default", "False", PHASES_TESTS),
     Mutant("mup-one-rate", MUP_RULES, "WidthRule(ratio**0.5 if 0 in widths else ratio, ratio)", "WidthRule(ratio**0.5 if 0 in widths else ratio)", MUP_TESTS),
     Mutant("mup-output-like-hidden", MUP_RULES, "ratio**0.5 if 0 in widths else ratio", "ratio**0.5", MUP_TESTS),
     Mutant("mup-embedding-like-output", MUP_RULES, "or not widths or matches(", "or not widths or False and matches(", MUP_TESTS),

@@ -9,7 +9,7 @@ from benchmarks.mutants.mutant import Mutant
 MESH = "tests/integration/test_oracle.py::test_a_run_on_a_mesh_is_that_of_plain_torch"
 PLAN = "tests/parallel/test_pipeline_plan.py"
 RECOMPUTED = "tests/parallel/test_activation_checkpoint.py"
-TIED = "tests/parallel/test_equivalence.py::test_tied_embeddings"
+TIED = "tests/parallel/test_equivalence.py::TestTied"
 NORMS = "tests/parallel/test_layout_division.py"
 PARTS = "tests/parallel/test_attention.py"
 
@@ -39,7 +39,7 @@ MUTANTS = (
     Mutant("fsdp-averages", "parallel/fsdp.py", "    _sum_gradients(part.module)\n", "", (MESH + "[FSDP]",)),
     Mutant("pipeline-scales-gradients", "parallel/pipeline.py", '"scale_grads": False', '"scale_grads": True', (MESH + "[PP]",)),
     Mutant("stages-return-views", "parallel/torch_private.py", "output.clone() if isinstance(output, Tensor) and output._base is not None else output", "output", ("tests/parallel/test_stage_outputs.py",)),
-    Mutant("loss-of-documents-on-every-rank", "parallel/context_parallel.py", " / self._ranks", "", ("tests/parallel/test_document_objectives.py",)),
+    Mutant("loss-of-documents-on-every-rank", "parallel/context_parallel.py", " / self._ranks", "", ("tests/integration/test_example_suites.py::TestDPO::test_mesh",)),
     Mutant("pipeline-loss-not-divided", "parallel/pipeline.py", "microbatch.batch) / self._target_weight", "microbatch.batch)", (MESH + "[PP]",)),
     Mutant("tied-gradients-of-the-first-stage", "parallel/pipeline.py", "        self._ties.add_gradients()\n", "", (TIED,)),
     Mutant("tied-gradients-counted-twice", "parallel/tied_stages.py", "target.add_(source) if add", "target.add_(source, alpha=2) if add", (TIED,)),

@@ -49,7 +49,8 @@ def test_documentation_stands_above_the_comments_of_each_key(in_tmp: Path) -> No
         # A recipe
 
         [model]
-        # Model family (see `titan plugins`). Default: the installed one, if there is only one. [str]
+        # Model family (see `titan plugins`). Default: the installed one, if it is the only one that is not for tests.
+        # [str]
         name = "tiny"
         # Size of the model, by name. Empty: model.args describes the whole model. [str, default "debug"]
         flavor = "debug"

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.gloo_pool import GlooPool
 from titan_experts.dispatch import AllToAll, Dispatch, Padded
 from titan_nn.experts import inverse, move_rows
+from titan_testing.gloo_pool import GlooPool
 
 EXPERTS, DIM = 4, 3
 

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness.jobs import make_job, run_job
 from harness.model_trials import require
 from harness.small_gpt import DIM, LAYOUT, SmallGPT, definition
 from titan_core.api import Batch, ModelDefinition, Replicate, Router, UserError, current_microbatch, hookimpl
 from titan_nn.experts import ExpertChoice
+from titan_testing.jobs import make_job, run_job
 
 EXPERTS, PER_TOKEN, WEIGHT = 4, 2, 0.5
 ROUTED = replace(
@@ -88,7 +88,7 @@ def job(in_tmp: object, monkeypatch: pytest.MonkeyPatch) -> Job:
     """Return a function that makes a job that trains a model."""
 
     def made(model: ModelDefinition, weight: float = WEIGHT, balance: str = "none") -> Any:
-        monkeypatch.setattr("harness.tiny.define", lambda args: model)
+        monkeypatch.setattr("titan_testing.tiny.define", lambda args: model)
         return make_job("tiny", {**SETTINGS, "experts.z_loss_weight": weight, "experts.balance": balance}, 1)
 
     return made

@@ -6,11 +6,11 @@ import socket
 
 import pytest
 
-from harness.jobs import make_job
 from harness.replicas import SHARED
 from titan_core.api import Health, HealthContext, UserError
 from titan_ft import check as check_module
 from titan_ft.check import LIGHTHOUSE, check_health
+from titan_testing.jobs import make_job
 
 ON: dict[str, object] = {**SHARED, "fault_tolerance.enable": "true"}
 

@@ -14,9 +14,6 @@ import pytest
 import torch
 from torch.distributed import AllreduceOptions
 
-from harness import PATIENCE
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, make_job, run_job, run_recipe
 from harness.replicas import SHARED, Leave, Script, join_group, lighthouse, run_group, stores, wait_for
 from harness.small_gpt import small
 from titan_core.api import RunStopped, UserError, hookimpl
@@ -24,6 +21,9 @@ from titan_ft import groups as groups_module, step as step_module
 from titan_ft.groups import MOST_COPIES
 from titan_ft.state_transport import StateTransport
 from titan_ft.torchft_api import process_group
+from titan_testing import PATIENCE
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord, make_job, run_job, run_recipe
 
 COUNTED = small(blocks=4, counts=True)
 

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 
-from harness import PATIENCE
 from titan_ft.state_transport import StateTransport
 from titan_ft.torchft_api import write_state
+from titan_testing import PATIENCE
 
 LOCAL = "127.0.0.1"
 LONG = timedelta(seconds=PATIENCE)

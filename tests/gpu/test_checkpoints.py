@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.jobs import RunRecord, whole
 from harness.on_device import BF16, train_on
 from titan_core.api import hookimpl
+from titan_testing.jobs import RunRecord, whole
 
 pytestmark = pytest.mark.gpu
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.tiny_model import tiny
+from harness.tiny_part import tiny
 from titan_inference.generation import Generator
 from titan_inference.sampling import Sampler, SamplingOptions
 

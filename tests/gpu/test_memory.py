@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.jobs import make_job, whole
 from harness.objectives import first_step
 from harness.on_device import BF16, SMALL, relative_error, train_on
 from titan_core.api import Batch, ModelPart
@@ -19,6 +18,7 @@ from titan_core.loop.world import join_world
 from titan_core.model.build import build_parts
 from titan_core.toolkit.device import memory
 from titan_core.toolkit.json_lines import read_lines
+from titan_testing.jobs import make_job, whole
 
 pytestmark = pytest.mark.gpu
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.jobs import RunRecord, run_job
 from harness.masks import DIVIDED, DROPPING
 from harness.on_device import relative_error
 from harness.small_gpt import job_of, small
 from titan_core.api import Batch, Dropout, InitialValue, Microbatch, Normal, TruncatedNormal, Uniform
 from titan_core.api.parallel.microbatch import microbatch_scope
 from titan_core.model.random_values import fill, philox
+from titan_testing.jobs import RunRecord, run_job
 
 pytestmark = pytest.mark.gpu
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord
-from harness.meshes import CP, DR, PP, SCHEDULE, TP, require_equal
 from harness.on_device import train_on
 from harness.shared_gpu import lacking, train_sharing
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord
+from titan_testing.meshes import CP, DR, PP, SCHEDULE, TP, require_equal
 
 pytestmark = pytest.mark.gpu
 

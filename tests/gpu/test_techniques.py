@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from harness.jobs import RunRecord
 from harness.on_device import BF16, relative_error, train_on
+from titan_testing.jobs import RunRecord
 
 pytestmark = pytest.mark.gpu
 
@@ -73,6 +73,18 @@ def test_compiled_code_trains_as_eager_code(
         assert relative_error(compiled.gradients[name], tensor) < gradient_tolerance, f"gradient {name}"
 
 
+@pytest.mark.parametrize("overrides", [{}, {AC: "selective"}, {"compile.enable": "true"}], ids=str)
+def test_variable_length_attention_trains_as_a_mask(
+    device: torch.device, in_tmp: Path, overrides: dict[str, object]
+) -> None:
+    masked = {**BF16, "data.document_mask": "true"}
+    more = {**overrides, **(compiled_for(device) if "compile.enable" in overrides else {})}
+    found, expected = train_on(device, {**masked, **more, "data.document_attention": "varlen"}), train_on(device, masked)
+    assert found.losses == pytest.approx(expected.losses, rel=4e-3)
+    for name, tensor in expected.gradients.items():
+        assert relative_error(found.gradients[name], tensor) < 3e-2, f"gradient {name}"
+
+
 def test_a_memory_budget_trains_as_eager_code(cuda: torch.device, in_tmp: Path) -> None:
     budget = {**COMPILE, AC: "memory_budget", "activation_checkpoint.memory_budget": 0.5}
     assert train_on(cuda, budget).losses == pytest.approx(train_on(cuda).losses, rel=1e-5)
@@ -129,9 +141,9 @@ def test_float8_learns_as_bf16_does(device: torch.device, in_tmp: Path, recipe: 
 def test_float8_layers_compute_what_torchao_computes(device: torch.device, recipe: str) -> None:
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    from harness.jobs import make_job
     from titan_float8.config import Float8Section
     from titan_float8.float8 import linear_config
+    from titan_testing.jobs import make_job
 
     emulate = bool(require_float8(device))
     section = make_job("tiny", {"float8.enable": "true", "float8.recipe_name": recipe}).config.section(Float8Section)

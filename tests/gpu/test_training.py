@@ -12,9 +12,9 @@ from torch import Tensor
 
 from benchmarks.gpu.bare_loop import BareLoop
 from harness import oracle
-from harness.jobs import RunRecord, make_job
 from harness.on_device import BF16, SMALL, relative_error, train_on
 from titan_core.api import hookimpl
+from titan_testing.jobs import RunRecord, make_job
 
 pytestmark = pytest.mark.gpu
 

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from harness.jobs import make_job
 from harness.on_device import SMALL
 from titan_core.loop.world import join_world
+from titan_testing.jobs import make_job
 
 pytestmark = pytest.mark.gpu
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.tiny_model import CPU, tiny
+from harness.tiny_part import CPU, tiny
 from titan_core.api import ModelPart
 from titan_inference.generation import PREFILL_TOKENS, Generator
 from titan_inference.sampling import Sampler, SamplingOptions

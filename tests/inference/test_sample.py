@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from harness.jobs import TINY, make_job, run_recipe
 from titan_core.api import Checkpoint, Ref, Run, RunEnd, UserError, hookimpl
 from titan_core.api.observe.events import Sample
 from titan_inference.plugin import titan_next_commands
 from titan_inference.sample import obstacle_to_sampling
+from titan_testing.jobs import TINY, make_job, run_recipe
 
 SAMPLED: dict[str, object] = {**TINY, "sample.enable": "true", "sample.max_new_tokens": 5, "sample.temperature": 0.0}
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from harness.tiny_model import CPU, tiny
+from harness.tiny_part import CPU, tiny
 from titan_core.data.byte_tokenizer import ByteTokenizer
 from titan_inference.answers import Scorer
 from titan_inference.perplexity import CountingTokenizer, Perplexity

@@ -13,13 +13,13 @@ import tomli
 
 from ci.house import source_files
 from ci.workspace import packages
-from harness.jobs import make_job
 from titan_completion.schema import json_schema
 from titan_core.api import Command, Recipe
 from titan_core.cli.main import main
 from titan_core.config.render import describe_keys
 from titan_core.plugins.registry import Components
 from titan_core.toolkit.fields import field_docs
+from titan_testing.jobs import make_job
 
 REGISTRY = Components.from_installed()
 

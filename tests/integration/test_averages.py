@@ -10,9 +10,6 @@ import torch
 from torch import Tensor
 
 from harness.fake_cuda import FakeCuda
-from harness.gloo_pool import GlooPool
-from harness.jobs import TINY, RunRecord, run_recipe, whole
-from harness.meshes import CP, DR, PP, TP
 from harness.quick import rows
 from harness.resuming import run_in
 from titan_ckpt.format.catalogue import pick
@@ -20,6 +17,9 @@ from titan_ckpt.format.chunks import read_whole
 from titan_core.api import UserError, hookimpl
 from titan_core.cli.main import main
 from titan_simulate.engine.result import Owner
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import TINY, RunRecord, run_recipe, whole
+from titan_testing.meshes import CP, DR, PP, TP
 
 MESHES: dict[str, tuple[int, dict[str, object]]] = {
     "FSDP 2": (2, {}),

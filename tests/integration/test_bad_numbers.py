@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import run_recipe
-from harness.meshes import PP, SCHEDULE, TP
 from harness.planting import SETTINGS, SPIKES, Plant, Spike, findings, planted
 from harness.quick import rows
 from titan_core.loop.finite_guard import MOST_SKIPPED, NonFiniteError
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import run_recipe
+from titan_testing.meshes import PP, SCHEDULE, TP
 
 COMPILED = {"compile.enable": "true", "compile.backend": "eager", "compile.fullgraph": "false"}
 MESHES: dict[str, tuple[int, dict[str, object]]] = {

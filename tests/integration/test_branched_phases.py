@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.jobs import run_recipe
 from harness.resuming import run_in
 from titan_core.cli.main import main
+from titan_testing.jobs import run_recipe
 
 WARMUP = '{shape = "linear", steps = 2, start_factor = 0.5, end_factor = 1.0}'
 PLATEAU = f'[{WARMUP}, {{shape = "constant"}}]'

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.hand_read import documents_of
-from harness.jobs import run_recipe
 from harness.staged import run_staged, write_recipe
 from titan_core.cli.main import main
+from titan_testing.jobs import run_recipe
 
 AT = 6
 """A step within the second stage, with other sequences, another batch and another RoPE base than the first one."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness.jobs import make_job, run_recipe
+from harness.ring import ring_job
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.resume.comparing import require_same_training
 from titan_ckpt.resume.config_changes import config_changes, decisive_keys
@@ -22,6 +22,7 @@ from titan_core.api import Problem, RefusedChange, UserError, matches
 from titan_core.api.checkpoint.store import refused_changes
 from titan_core.api.config.secrets import redact
 from titan_core.plugins.registry import Components
+from titan_testing.jobs import make_job, run_recipe
 
 MODEL = "{dim = 32, n_layers = 1, n_heads = 2, n_kv_heads = 1, ffn_dim = 48%s}"
 TINY: dict[str, object] = {
@@ -182,6 +183,15 @@ def test_keys_of_a_missing_plugin_matter_if_they_decided_what_was_trained(about:
     before = {**config.as_dict(), "gone": {"enable": True, "size": 3}}
     assert config_changes(before, [], config) == []
     assert [str(one) for one in config_changes(before, ["gone.enable"], config)] == ["gone.enable: true -> null"]
+
+
+@pytest.mark.parametrize("diverges", [False, True])
+def test_the_size_of_a_third_partys_dimension_may_change(diverges: bool) -> None:
+    """Its section declares nothing; replicas that diverge are trained otherwise."""
+    one, two = (ring_job("batch", diverges, ("ring",), overrides={"ring.degree": degree}) for degree in (1, 2))
+    changes = config_changes(one.config.as_dict(), [], two.config, two.mesh.degree_keys)
+    assert [(change.key, change.decisive) for change in changes] == [("ring.degree", diverges)]
+    assert ("ring.degree" in decisive_keys(two.config, two.mesh.degree_keys)) == diverges
 
 
 def test_secrets_are_compared_redacted(about: dict[str, Any]) -> None:

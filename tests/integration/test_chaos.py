@@ -20,7 +20,7 @@ from benchmarks.chaos.session import Session, Trained
 from benchmarks.chaos.site.titan_chaos import FOLDER, TRAIL
 from benchmarks.chaos.trail import attempts_in, differences, lost_steps, trajectory
 from benchmarks.chaos.watch import Watch
-from harness import PATIENCE
+from titan_testing import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 BATCH = 2

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
 
 import pytest
+from sphinx.pycode import ModuleAnalyzer
 
 import titan_core.api
 from ci import contract
+from ci.reference import LIBRARIES
 from titan_core.api import _lazy
 
 RECORD = """version 2.3
@@ -34,6 +40,31 @@ hooks
 def test_the_record_of_the_contract_is_current() -> None:
     stale = "the contract has changed: raise API_VERSION if plugins can notice, then run `uv run python -m ci.contract`"
     assert contract.FILE.read_text(encoding="utf-8") == contract.render(), stale
+
+
+def test_every_class_of_the_reference_describes_its_members() -> None:
+    modules = [
+        import_module(f"{one}.{file.name}") for one in LIBRARIES for file in iter_modules(import_module(one).__path__)
+    ]
+    found = [getattr(titan_core.api, name) for name in contract.importable_names()]
+    found += [value for module in modules for name, value in vars(module).items() if not name.startswith("_")]
+    classes = {one for one in found if isinstance(one, type) and one.__module__.startswith(("titan_core.api", *LIBRARIES))}
+    assert sorted(name for one in classes for name in _undescribed(one)) == []
+
+
+def _undescribed(cls: type) -> Iterator[str]:
+    """Yield the public members without a docstring in a class or, if it overrides them, in its bases."""
+    described = {"kind", "model_config"}  # the reference leaves them out
+    for base in cls.__mro__:
+        if base.__module__.startswith("titan_"):
+            named = ModuleAnalyzer.for_module(base.__module__).find_attr_docs()
+            described |= {name for owner, name in named if owner == base.__qualname__}
+    for name in {*vars(cls), *vars(cls).get("__annotations__", {})}:
+        public = not name.startswith("_") or name in ("__call__", "__contains__", "__getitem__", "__iter__")
+        value = vars(cls).get(name)
+        documented = inspect.getdoc(value) if inspect.isroutine(value) or isinstance(value, property) else name in described
+        if public and not documented:
+            yield f"{cls.__qualname__}.{name}"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import PATIENCE
+from titan_testing import PATIENCE
 
 HOSTILE = "import os\nos.open(os.path.dirname(os.path.abspath(__file__)) + '/imported-' + __name__, os.O_CREAT)\n"
 SOURCES = Path(__file__).parents[2] / "packages"

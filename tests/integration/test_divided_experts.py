@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from harness import small_gpt
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, make_job, run_job
 from harness.small_gpt import DIM, LAYOUT, SmallGPT
 from titan_core.api import Experts, Normal, Shard
 from titan_nn.experts import GroupedLinear, combine, permute_to_experts
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord, make_job, run_job
 
 TP = "parallelism.tensor_parallel_degree"
 EXPERTS, SIDE = 2, 64

@@ -13,16 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness import oracle, tiny_model
-from harness.gloo_pool import GlooPool
+from harness import oracle
 from harness.hand_read import byte_ids, printed, rows_by_hand, text_at
-from harness.jobs import run_recipe
 from harness.quick import rows
 from harness.recorded_runs import LENGTH, SETTINGS, error_of, write_data
 from harness.staged import run_staged, write_recipe
 from titan_core.api import Dropout
 from titan_core.cli.main import main
 from titan_core.model.next_token import NextToken
+from titan_testing import tiny_model
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import run_recipe
 
 SAVED: dict[str, object] = {
     **SETTINGS,

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, run_recipe, whole
-from harness.meshes import PP, TP
-from harness.tiny import NOISY
-from titan_core.api import hookimpl
+from harness.noisy import NOISY
+from titan_core.api import UserError, hookimpl
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import TINY, RunRecord, run_recipe, whole
+from titan_testing.meshes import DR, PP, TP
 
 
 class State:
@@ -210,3 +211,48 @@ def test_a_buffer_that_differs_between_ranks_is_refused_after_the_first_step(
     ):
         gloo.run(2, run_in, str(tmp_path), saved)
     assert not list((tmp_path / "run").glob("checkpoint/step-*/checkpoint.json"))
+
+
+class Residuals:
+    """Keeps a tensor for each rank of data parallelism's shards. Ranks of different replicas have equal ones, or not."""
+
+    def __init__(self, differ: bool) -> None:
+        self.differ = differ
+        self.tensors: dict[str, Tensor] = {}
+
+    @hookimpl
+    def titan_train_start(self, run: Any) -> None:
+        mesh = run.world.mesh["dp_shard"]
+        value = run.world.rank if self.differ else mesh.get_local_rank()
+        local = torch.full((3,), float(value))
+        self.tensors["residuals.sum"] = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+
+    @hookimpl
+    def titan_state_tensors(self) -> dict[str, Tensor]:
+        return self.tensors
+
+
+def train_with_residuals(folder: str, differ: bool) -> str:
+    os.chdir(folder)
+    saved: dict[str, object] = {
+        "checkpoint.enable": "true",
+        "job.dump_folder": "run",
+        DR: 2,
+        "training.steps": 1,
+        "training.global_batch_size": 8,
+    }
+    try:
+        return run_recipe("tiny", {**TINY, **saved}, observers=[Residuals(differ)]).reason
+    except UserError as error:
+        return str(error)
+
+
+@pytest.mark.full
+def test_state_whose_mesh_lacks_a_dimension_that_it_differs_along_is_refused(gloo: GlooPool, tmp_path: Path) -> None:
+    """A checkpoint would keep the shards of one replica."""
+    error, *_ = gloo.run(4, train_with_residuals, str(tmp_path), True)
+    assert (
+        "observers.residuals.sum from [0]: differs between ranks 0 and 2, but a checkpoint contains only one copy" in error
+    )
+    assert "sharded over all dimensions along which ranks differ" in error
+    assert gloo.run(4, train_with_residuals, str(tmp_path), False) == ["all steps are done"] * 4

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.distributions import python_path, write_distribution
 from harness.machines import (
     Machine,
     children_of,
@@ -82,6 +83,49 @@ def test_a_machine_is_killed_and_comes_back(tmp_path: Path) -> None:
     assert "titan: 127.0.0.3 joined; restarting: 2 -> 4 ranks (dp_shard=4), no gradient accumulation, global" in printed
     assert "titan: error" not in printed
     require_same_training(folder, tmp_path / "alone", environment, 8)
+
+
+FAULTY = """
+import os
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from titan_core.api import hookimpl
+
+api = (1, 0)
+
+class Flips(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mm.default:
+            found.view(torch.int32 if found.element_size() == 4 else torch.int16).view(-1)[0] ^= 64
+        return found
+
+@hookimpl
+def titan_step_start(step):
+    if step == 5 and "FAULTY" in os.environ:
+        Flips().__enter__()
+"""
+
+
+@pytest.mark.long
+def test_a_machine_with_a_faulty_device_is_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    site = python_path(write_distribution(tmp_path / "site", "faulty", FAULTY))
+    environment = {"PYTHONPATH": site, "GLOO_SOCKET_IFNAME": "lo"}
+    options = [*elastic(f"127.0.0.2:{free_port('127.0.0.2')}"), "--nproc-per-node", "1", "--max-restarts", "3"]
+    options += ["--training.steps", "12", "--numerics.replay_freq", "2"]
+    machines = [Machine(folder, "127.0.0.2", options, environment)]
+    with ended(machines):
+        wait_until(lambda: machines[0].says("waiting for machines"), machines)  # it hosts the rendezvous
+        machines.append(Machine(folder, "127.0.0.3", options, {**environment, "FAULTY": "1"}))
+        assert [machine.wait() for machine in machines] == [0, 76]
+    assert [start["world_size"] for start in starts(folder)] == [2, 1]
+    assert metrics(folder)[-1]["step"] == 12
+    good, bad = (machine.errors.read_text() for machine in machines)
+    assert "stopped: step 6: rank 1 (" in bad and "not restarted, because a restart would compute on the same device" in bad
+    assert "titan: 127.0.0.3 left; restarting: 2 -> 1 ranks" in good
+    assert "cannot be repeated on other ranks" in good
 
 
 def command(line: str) -> None:

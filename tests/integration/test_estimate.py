@@ -13,8 +13,8 @@ import pytest
 
 from harness.fake_cuda import FakeCuda
 from harness.hf_families import settings as settings_of
-from harness.jobs import make_job
 from harness.quick import rows
+from titan_testing.jobs import make_job
 
 pytest.importorskip("titan_simulate")
 
@@ -85,6 +85,15 @@ def test_the_parts_of_an_estimate_agree(fake_cuda: FakeCuda) -> None:
     assert found.tokens_per_second_per_gpu == pytest.approx(4 * 512 / found.step_seconds)
     assert found.fits and 0.0 < found.mfu < 1.0
     assert found.assumptions["matmul.bf16.peak_tflops"] == 989.4
+
+
+@pytest.mark.full
+def test_offloaded_weights_are_on_the_host(fake_cuda: FakeCuda) -> None:
+    kept, offloaded = (
+        fake_cuda.call(estimated, {**JOB, "training.enable_cpu_offload": offload}, 2) for offload in ("false", "true")
+    )
+    assert kept.host_gib < offloaded.host_gib
+    assert offloaded.allocated_gib < kept.allocated_gib
 
 
 def test_a_window_shortens_attention(fake_cuda: FakeCuda) -> None:

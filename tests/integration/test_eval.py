@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from ci.workspace import packages
-from harness.gloo_pool import GlooPool
-from harness.jobs import run_recipe
 from titan_core.cli.main import main
 from titan_core.toolkit import status
 from titan_core.toolkit.status import phase
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import run_recipe
 
 TP = ["--parallelism.tensor_parallel_degree", "2"]
 ARGS = "{dim = 64, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 96, vocab_size = 258, max_seq_len = 256}"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord
 from harness.quick import rows
 from harness.third_party import train_with
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.meshes import require_equal
 
 EP, TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("expert", "tensor", "pipeline", "context"))
 REPLICATE, AC, LOCAL = (
@@ -43,14 +43,6 @@ MESHES: dict[str, tuple[int, dict[str, object]]] = {
 QUICK = ("8 microbatches", "EP 2")
 
 
-def balanced(record: RunRecord, one: RunRecord) -> None:
-    assert record.losses == pytest.approx(one.losses, rel=1e-6)
-    assert record.grad_norms == pytest.approx(one.grad_norms, rel=1e-5)
-    assert record.statistics == one.statistics
-    for step, expected in zip(record.auxiliary, one.auxiliary, strict=True):
-        assert step == pytest.approx(expected, rel=1e-6)
-
-
 @pytest.mark.parametrize("kind", [pytest.param("sequence", marks=pytest.mark.full), "global"])
 @pytest.mark.parametrize("mesh", rows(MESHES, QUICK, tuple(MESHES)))
 def test_a_loss_is_the_same_on_every_mesh(gloo: GlooPool, experts: str, tmp_path: Path, mesh: str, kind: str) -> None:
@@ -63,8 +55,8 @@ def test_a_loss_is_the_same_on_every_mesh(gloo: GlooPool, experts: str, tmp_path
     }
     ((one, _),) = gloo.run(1, train_with, experts, str(tmp_path), "moe", {**alone, LOCAL: 2})
     assert one.auxiliary[0]["expert_balance"] == pytest.approx(0.5 * len(one.statistics[0]["experts_rows"]), rel=0.2)
-    for record, _ in gloo.run(ranks, train_with, experts, str(tmp_path), "moe", settings):
-        balanced(record, one)
+    found = gloo.run(ranks, train_with, experts, str(tmp_path), "moe", settings)
+    require_equal([record for record, _ in found], one, 1e-6)
 
 
 @pytest.mark.full

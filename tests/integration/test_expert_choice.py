@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import run_recipe
-from harness.meshes import FAST
 from titan_core.api import hookimpl
 from titan_nn.experts import ExpertChoice
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import run_recipe
+from titan_testing.meshes import FAST
 
 ARGS = (
     "{dim = 64, n_layers = 3, n_heads = 4, n_kv_heads = 2, ffn_dim = 96, n_experts = 16, experts_per_token = 4,"

@@ -14,10 +14,10 @@ import torch
 from packaging.version import Version
 
 from harness.fake_cuda import FakeCuda
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, run_recipe
-from harness.meshes import FAST, require_equal, run_in
 from harness.quick import rows
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord, run_recipe
+from titan_testing.meshes import FAST, require_equal, run_in
 
 RECIPE = "qwen3_moe_tiny"
 FLOAT8: dict[str, object] = {

@@ -12,10 +12,10 @@ from typing import ClassVar
 
 import pytest
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, run_recipe
 from harness.quick import rows
 from harness.third_party import train_with
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord, run_recipe
 
 EP, TP, PP, CP = (f"parallelism.{name}_parallel_degree" for name in ("expert", "tensor", "pipeline", "context"))
 REPLICATE, AC = "parallelism.data_parallel_replicate_degree", "activation_checkpoint.mode"

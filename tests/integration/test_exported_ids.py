@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers
 
-from harness.jobs import run_recipe
 from harness.quick import rows
 from harness.rope_spellings import SIZES
 from titan_ckpt.foreign.hf_export import export_config, export_generation_config
@@ -23,6 +22,7 @@ from titan_models_hf.library import configuration
 from titan_models_hf.plugin import titan_models
 from titan_models_llama.config import FLAVORS
 from titan_models_llama.plugin import titan_models as llama_models
+from titan_testing.jobs import run_recipe
 
 SMALL = {key: value for key, value in SIZES.items() if key != "pad_token_id"}
 NOT_NULL = {

@@ -21,9 +21,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness import PATIENCE
-from harness.jobs import run_recipe
 from titan_core.api import hookimpl
+from titan_testing import PATIENCE
+from titan_testing.jobs import run_recipe
 
 ARGS = (
     "{dim = 64, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 96, vocab_size = 288, max_seq_len = 256, "

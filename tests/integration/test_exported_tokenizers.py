@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from harness.jobs import run_recipe
 from titan_core.api import Ref, TokenizerContext
 from titan_core.api.data.tokenizer import TokenizerSpec
 from titan_core.cli.main import main
+from titan_testing.jobs import run_recipe
 
 TEXTS = ("", "Hello  world, it's 12345\n\n\tdef f(x):\r\n", "naïve café — Übergröße", "Привет 你好 🙂🚀👩‍👩‍👧", "\x00\x7f ")
 MERGES = ("he", "ll", "hell", "hello", " w", "or", " wor", "ld", " world", "12", "123", "ï", "🙂", "def", "  ")

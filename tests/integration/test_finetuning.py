@@ -16,13 +16,13 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from harness.chat_model import CHATS, MARKED, TEMPLATE, finetuning, save_model, write_chats
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, make_job, run_recipe
-from harness.meshes import CP, PP, TP
 from titan_core.api import Batch
 from titan_core.cli.main import main
 from titan_core.data.loader import data_loader
 from titan_core.data.streams import OpenedData
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord, make_job, run_recipe
+from titan_testing.meshes import CP, PP, TP
 
 HEAD, EMBEDDING = "output.weight", "tok_embeddings.weight"
 

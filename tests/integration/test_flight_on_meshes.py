@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from harness.flights import FLIGHT, PATIENT, analysed, asks
-from harness.gloo_pool import GlooPool
-from harness.jobs import TINY, make_job
 from titan_core.api import hookimpl
 from titan_debug.flight.collect import collectives_per_step
 from titan_debug.flight.dump import read_dumps
 from titan_debug.request import send_request
 from titan_debug.torch_private import flight_recorder_entries
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import TINY, make_job
 
 
 @pytest.mark.full

@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.fuzz.hf_folders import CONFIG, FILES, INDEX, TOKENIZER, make_folder
-from harness.jobs import run_recipe
 from titan_ckpt.foreign.checks import declared_tensors, require_equal_copies, require_weights
 from titan_ckpt.foreign.exporting import to_hf
 from titan_ckpt.format.folder import Folder
@@ -27,6 +26,7 @@ from titan_core.cli.main import main
 from titan_core.plugins.registry import Components
 from titan_models_llama.config import LlamaArgs
 from titan_models_llama.formats import hf_args, hf_tensors
+from titan_testing.jobs import run_recipe
 
 RUN: dict[str, object] = {
     "training.seq_len": 16,
@@ -184,9 +184,9 @@ def one_too_few(args: LlamaArgs) -> list[ForeignTensor]:
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        (twice_by_name, "the plugin declares weight twice"),
-        (twice_by_parameter, "the plugin declares norm.weight twice"),
-        (one_too_few, "its plugin declares no Hugging Face tensor for model.output.weight"),
+        (twice_by_name, "'safetensors': the plugin declares weight twice"),
+        (twice_by_parameter, "'safetensors': the plugin declares norm.weight twice"),
+        (one_too_few, "format 'safetensors' declares no tensor for model.output.weight"),
     ],
 )
 def test_a_format_that_would_lose_tensors_is_refused(
@@ -195,12 +195,14 @@ def test_a_format_that_would_lose_tensors_is_refused(
     assert main(["checkpoint", "convert", "theirs", "ours"]) == 0
     registry = Components.from_installed()
     model = registry.get(Model, "llama3")
-    declared: Any = SimpleNamespace(call_list=lambda kind, args: tensors(args))
+    declared: Any = SimpleNamespace(call_list=lambda kind, args: tensors(args), origin=model.define.origin)
     form = dataclasses.replace(model.formats[0], tensors=declared)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Components, "get", lambda self, kind, name: dataclasses.replace(model, formats=(form,)))
         (tmp_path / "back").mkdir()
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(
+            UserError, match=rf"plugin 'llama' \(titan-models-llama .*{message}.*(fix|add it to) its WeightFormat"
+        ):
             to_hf("ours", tmp_path / "back", registry, None, None)
 
 

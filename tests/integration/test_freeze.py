@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, make_job, run_recipe
-from harness.meshes import CP, DR, FAST, HEADS, PP, SCHEDULE, TP, run_in
 from harness.quick import rows
 from harness.staged import RECIPE, run_staged, write_recipe
-from harness.tiny_model import angles
 from titan_core.api import UserError, hookimpl, matches
 from titan_core.data.loader import data_loader
 from titan_core.data.streams import OpenedData
 from titan_core.model.build import build_whole
 from titan_core.model.stand_in import first_alike
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord, make_job, run_recipe
+from titan_testing.meshes import CP, DR, FAST, HEADS, PP, SCHEDULE, TP, run_in
+from titan_testing.tiny_model import angles
 
 FREEZE = "training.freeze"
 BEGIN = ["tok_embeddings.*", "layers.[012].*"]

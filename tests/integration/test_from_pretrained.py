@@ -18,7 +18,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from harness.chat_model import save_model
 from harness.fake_cuda import FakeCuda
-from harness.jobs import make_job, run_recipe
 from titan_ckpt import stored_model
 from titan_core.api import UserError
 from titan_core.api.config.sections import ModelSection
@@ -27,6 +26,7 @@ from titan_core.config.render import to_toml
 from titan_core.job.assemble import model_args
 from titan_models_llama.config import FLAVORS
 from titan_models_llama.formats import hf_args, hf_config
+from titan_testing.jobs import make_job, run_recipe
 
 RECIPE = """
 [model]

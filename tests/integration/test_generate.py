@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import run_recipe
 from titan_core.cli.main import main
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import run_recipe
 
 TP = ["--parallelism.tensor_parallel_degree", "2"]
 SCALING = "{factor = 8.0, low_freq_factor = 1.0, high_freq_factor = 4.0, original_max_seq_len = 32}"

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from harness import PATIENCE
 from harness.distributions import python_path, write_distribution
 from harness.machines import is_running, metrics, starts
 from titan_core.cli.main import main
 from titan_core.toolkit.json_lines import read_lines
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_report.goodput import time_by_cause
+from titan_testing import PATIENCE
 
 JOB = [
     "--nproc-per-node", "2", "--max-restarts", "1",

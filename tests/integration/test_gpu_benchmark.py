@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.gpu import gpu_tests
 from benchmarks.gpu.carry import missing, read_installed, requirements
 from benchmarks.gpu.cases import BASELINE, CASES, Case, chosen, plan
 from benchmarks.gpu.child import job_of, measure
-from benchmarks.gpu.gpu_tests import PATHS
+from benchmarks.gpu.gpu_tests import PATHS, run_tests
 from benchmarks.gpu.meter import Measurement, Meter
+from benchmarks.gpu.predict import predicted
 from benchmarks.gpu.processes import reason, run_limited
 from benchmarks.gpu.report import table
 from harness.fake_cuda import FakeCuda
@@ -45,6 +47,8 @@ def test_the_benchmark_runs_at_toy_size_without_a_gpu(tmp_path: Path) -> None:
         assert 0.05 < result["peak_gib"] < 50 and result["host_seconds"] > 0
         # Both train on bytes; the loss begins near that of 272 equally likely tokens.
         assert 4.5 < result["losses"][0] < 7.5 and result["losses"][1] != result["losses"][0]
+    (line,) = (tmp_path / "tests.jsonl").read_text().splitlines()
+    assert json.loads(line)["outcome"] == "passed"
     text = (tmp_path / "report.md").read_text()
     assert "| titan, eager | " in text and "The model is a toy" in text
     assert report["machine"]["packages"]["torch"] in text and report["machine"]["commit"] in text
@@ -129,6 +133,47 @@ def test_the_table_compares_with_the_bare_loop() -> None:
     assert lines[3].startswith("| titan, compiled | 42,000 | 1.050 |")
     assert lines[4].startswith("| titan, eager | out / of memory |")
     assert len({line.count("|") for line in lines}) == 1
+
+
+def test_the_table_compares_with_predictions() -> None:
+    predictions = {"titan, compiled": {"step_seconds": 0.25, "peak_gib": 32.0, "fits": True}}
+    head, _, first, second = table([row(BASELINE, 40_000), row("titan, compiled", 42_000)], predictions)
+    assert head.endswith("| step / predicted | peak / predicted |")
+    assert first.endswith("| - | - |") and second.endswith("| 0.800 | 1.250 |")
+
+
+@pytest.mark.full
+def test_a_row_is_predicted_and_found_again(tmp_path: Path) -> None:
+    found = benchmark("--toy", "--out", str(tmp_path), "--predict", "h100", "--only", "titan, eager", "bare loop, eager")
+    assert found.returncode == 0 and found.stdout.startswith("titan, eager: "), found.stderr
+    read = predicted(plan("cuda", toy=True, layers=0, seq_len=0, batch=1), tmp_path)
+    assert read is not None and read["rows"].keys() == {"titan, eager"} and read["rows"]["titan, eager"]["fits"]
+    assert predicted(plan("cuda", toy=False, layers=8, seq_len=64, batch=1), tmp_path) is None
+    wrong = benchmark("--toy", "--out", str(tmp_path), "--predict", "no-such-machine", "--only", "titan, eager")
+    assert wrong.returncode == 1 and "no-such-machine" in wrong.stdout
+
+
+def test_tests_that_are_stopped_leave_their_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tests = tmp_path / "test_some.py"
+    tests.write_text("""
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+def test_passes(): pass
+def test_fails(): raise ValueError("wrong\\nmore")
+def test_skips(): pytest.skip("no NCCL")
+def test_stops():
+    import os, signal
+    os.kill(os.getpid(), signal.SIGKILL)
+""")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\naddopts = -p no:randomly\n")
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # this test's own worker
+    monkeypatch.setattr(gpu_tests, "PATHS", (str(tests), f"--rootdir={tmp_path}", f"-c{tmp_path}/pytest.ini"))
+    found = run_tests(tmp_path, "cpu", 60, 0, None)
+    assert (found.passed, found.failed) == (1, {"test_some.py::test_fails": "ValueError: wrong"})
+    assert list(found.skipped) == ["test_some.py::test_skips"] and "no NCCL" in found.skipped["test_some.py::test_skips"]
+    assert found.problem.startswith("pytest ended with status -9")
 
 
 def test_steps_and_probes_are_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:

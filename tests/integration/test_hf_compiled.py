@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from harness.gloo_pool import GlooPool
 from harness.hf_families import settings
-from harness.jobs import run_recipe
 from titan_core.api import hookimpl
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import run_recipe
 
 KINDS = {
     "llama": 1, "qwen3": 1, "phi3": 1, "mistral": 1,

@@ -10,7 +10,6 @@ import torch
 import transformers
 
 from harness import model_trials, small_gpt
-from harness.gloo_pool import GlooPool
 from harness.hf_families import (
     MESHES,
     gradient_difference,
@@ -20,13 +19,14 @@ from harness.hf_families import (
     train,
     train_and_reference,
 )
-from harness.jobs import run_recipe
 from harness.oracle import write_documents
 from harness.quick import rows
 from harness.rope_spellings import SIZES
 from titan_core.api import UserError
 from titan_models_hf.config import HFArgs
 from titan_models_hf.layout import define
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import run_recipe
 
 QUICK = [
     "mixtral, one, documents", "qwen3, cp2, documents", "gemma2, pp2", "deepseek_v3, tp2", "qwen3_next, cp2, documents",

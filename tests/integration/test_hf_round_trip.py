@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from harness.gloo_pool import GlooPool
 from harness.hf_families import library_model
-from harness.jobs import run_recipe
 from titan_core.cli.main import main
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import run_recipe
 
 QUICK = ["gemma3", "gpt_oss"]  # windows; experts, sinks
 FULL = ["deepseek_v3", "qwen3_next"]  # latent attention, recurrences

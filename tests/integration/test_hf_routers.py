@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from harness.expert_biases import Biases, biases_of
-from harness.gloo_pool import GlooPool
 from harness.hf_families import (
     MESHES,
     gradient_difference,
@@ -23,9 +22,10 @@ from harness.hf_families import (
     train,
     train_and_reference,
 )
-from harness.jobs import RunRecord
 from harness.quick import rows
 from titan_core.cli.main import main
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord
 
 WEIGHT = 0.1
 FAMILIES = ("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3", "glm4_moe", "olmoe", "qwen3_next")
@@ -87,8 +87,8 @@ def test_biases_balance_experts_with_the_same_rows_on_every_mesh(tmp_path: Path,
 
 def first_biases(folder: str, overrides: dict[str, object]) -> dict[str, Tensor]:
     """Return the biases with which a run of a recipe begins."""
-    from harness.jobs import run_recipe
     from titan_core.api import hookimpl
+    from titan_testing.jobs import run_recipe
 
     os.chdir(folder)
     found: dict[str, Tensor] = {}

@@ -105,7 +105,7 @@ DOORS = r"""
 import copy, hashlib, shutil, tempfile
 from pathlib import Path
 from harness.chat_model import finetuning
-from harness.jobs import TINY, run_recipe
+from titan_testing.jobs import TINY, run_recipe
 from titan_core.api import RunStopped, TokenizerContext, UserError
 from titan_core.cli.main import main
 from titan_data.records import RecordTemplate

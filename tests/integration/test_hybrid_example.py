@@ -1,4 +1,4 @@
-"""A third-party model that is neither all ``nn.Linear`` nor all attention. Its runs on meshes: ``test_third_party.py``."""
+"""A third-party model that is neither all ``nn.Linear`` nor all attention. On meshes: ``test_example_suites.py``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.jobs import make_job
-from harness.meshes import CP, TP
 from titan_core.api import UserError
 from titan_core.model.random_values import fill
+from titan_testing.jobs import make_job
+from titan_testing.meshes import CP, TP
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord
-from harness.meshes import TP
 from harness.third_party import TINY_LLAMA, train_with
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord
+from titan_testing.meshes import TP
 
 pytestmark = pytest.mark.full
 ISLANDS: dict[str, object] = {**TINY_LLAMA, "local_sgd.islands": 2, "local_sgd.sync_every": 3}

@@ -21,8 +21,8 @@ from titan_core.plugins.installing import how_to_install
 from titan_core.plugins.providers import index
 from titan_core.plugins.registry import Components
 
-INSTALLED = tuple(one for one in discover().plugins if one.distribution != "titan-harness")
-"""The plugins of a user's installation, without the harness."""
+INSTALLED = tuple(one for one in discover().plugins if one.distribution not in ("titan-harness", "titan-testing"))
+"""The plugins of a user's installation, without those of tests and of authors."""
 MINE = """
 from titan_core.api import hookimpl
 from titan_core.toolkit.launching import Launcher
@@ -165,7 +165,7 @@ def test_a_config_without_a_model_uses_the_only_installed_one(in_tmp: Path, caps
     assert main(["config", "show", "my.toml"]) == 0
     assert 'name = "llama3"' in capsys.readouterr().out
     assert main(["config", "check", "my.toml", "--model.name="]) == 2
-    assert "no model is selected, and none or several are installed; available: llama3" in capsys.readouterr().err
+    assert "no model is selected, and none or several are installed; available: llama3, tiny" in capsys.readouterr().err
 
 
 USES_CUDA = ("_lazy_init", "init", "set_device", "get_device_properties", "get_device_capability", "get_device_name")

@@ -17,9 +17,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from harness import PATIENCE, gloo_pool, leftovers
-from harness.gloo_pool import GlooPool
+from harness import leftovers
 from harness.leftovers import Leftovers, settings_undone
+from titan_testing import PATIENCE, gloo_pool
+from titan_testing.gloo_pool import GlooPool
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from harness.fake_cuda import FakeCuda
-from harness.jobs import make_job
 from titan_core.api import UserError
+from titan_testing.jobs import make_job
 
 pytest.importorskip("titan_simulate")
 
@@ -36,7 +36,7 @@ ONLY_NAMES = {"name", "attention.kernel"}
 """Keys that no figure follows from."""
 OF_FLASH = {f"attention.flash.{key}" for key in ("forward_tflops", "backward_tflops", "causal")}
 """Of document masks and of published runs (tests/simulate/test_roofline.py)."""
-BOUNDS = {f"matmul.{kind}.peak_tflops" for kind in ("fp32", "tf32", "fp16", "fp8", "mxfp8")}
+BOUNDS = {f"matmul.{kind}.peak_tflops" for kind in ("fp32", "tf32", "fp16", "fp8", "mxfp8", "nvfp4")}
 """Bounds of the achievable rate; the one of bf16 is the reference of MFU."""
 OF_A_CPU = {"attention.half_positions", "memory.functions_g_s", "memory.fresh_mib", "memory.fresh_gb_s"}
 
@@ -94,7 +94,7 @@ def ignored_keys() -> list[str]:
         return {key: value for key, value in found.items() if key not in ("device", "assumptions")}
 
     cases = [(device, name, "") for name in JOBS] + [(cpu, "fp32", "")]
-    cases += [(computing, name, kind) for name, kind in (("eager", "fp16"), ("eager", "mxfp8"), ("float8", ""))]
+    cases += [(computing, "eager", kind) for kind in ("fp16", "mxfp8", "nvfp4")] + [(computing, "float8", "")]
     before = [figures(*case) for case in cases]
     assert not any("error" in one for one in before), before
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.jobs import TINY
 from titan_core.cli.main import main
+from titan_testing.jobs import TINY
 
 LOOKING = (["config", "check"], ["job", "show"], ["data", "inspect"])
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from harness import PATIENCE
 from harness.http_server import serving
-from harness.jobs import TINY, run_recipe
 from harness.mlflow_rules import Rules, series
 from titan_core.toolkit.json_lines import read_lines
 from titan_report.loggers import mlflow
+from titan_testing import PATIENCE
+from titan_testing.jobs import TINY, run_recipe
 
 RUN: dict[str, object] = {
     **TINY, "job.dump_folder": "run", "metrics.enable_mlflow": "true", "metrics.log_freq": 1, "job.description": "x" * 900,

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import TINY, make_job, run_recipe
 from titan_core.cli.main import main
 from titan_core.model.build import build_whole
 from titan_core.model.counted_flops import size_of
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_report.summary import summary
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import TINY, make_job, run_recipe
 
 PARAMETERS, EMBEDDING = 37_024, 288 * 32
 """Of the model of ``TINY``: far fewer than its flavor ``debug`` has."""

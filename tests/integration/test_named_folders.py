@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.jobs import make_job
 from titan_core.api import UserError
 from titan_core.runlog.run_directory import RunDirectory
+from titan_testing.jobs import make_job
 
 
 def test_folders_that_the_config_names_belong_to_the_run(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ci.workspace import ROOT
 
 PLUGIN_CODE = "names come from plugins: what a component registers, which discovery has loaded"
+EXPORTED = "a class of transformers, for files that the plugin under test has just written"
 OWN_NAMES = "the names are constants of the same package"
 DTYPE = "the name is checked against a list of types before"
 FIELD = "the name is a field of a dataclass or of a section class, which Titan iterates over"
@@ -36,6 +37,7 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
         1,
         "imports none",
     ),
+    ("titan-debug/src/titan_debug/certificate/certify.py", "find_spec"): (1, "installed plugins, and imports none"),
     ("titan-core/src/titan_core/api/model/dropout.py", "find_spec"): (1, OWN_NAMES),
     ("titan-debug/src/titan_debug/doctor/software.py", "find_spec"): (1, OWN_NAMES),
     ("titan-inference/src/titan_inference/evaluate.py", "find_spec"): (1, OWN_NAMES),
@@ -50,7 +52,18 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ),
     ("titan-core/src/titan_core/plugins/lifecycle.py", "getattr"): (2, OWN_NAMES),
     ("titan-core/src/titan_core/plugins/unchanged.py", "getattr"): (1, CONTRACT),
+    ("titan-testing/src/titan_testing/checks/registration.py", "getattr"): (1, OWN_NAMES),
+    ("titan-testing/src/titan_testing/checks/formats.py", "find_spec"): (1, OWN_NAMES),
+    ("titan-testing/src/titan_testing/checks/formats.py", "getattr"): (1, EXPORTED),
+    ("titan-testing/src/titan_testing/checks/formats.py", "library.from_pretrained"): (1, EXPORTED),
+    ("titan-testing/src/titan_testing/meshes.py", "getattr"): (1, OWN_NAMES),
+    ("titan-testing/src/titan_testing/tiny.py", "getattr"): (1, OWN_NAMES),
+    ("titan-testing/src/titan_testing/cli/new.py", "Template"): (3, "string.Template, which replaces names"),
+    ("titan-testing/src/titan_testing/gloo_pool.py", "pickle.loads"): (1, "a pipe between a process and its parent"),
     # Processes
+    ("titan-testing/src/titan_testing/checks/registration.py", "subprocess.run"): (1, CHILD),
+    ("titan-testing/src/titan_testing/gloo_pool.py", "subprocess.run"): (1, CHILD),
+    ("titan-testing/src/titan_testing/suites/run.py", "subprocess.run"): (1, CHILD),
     ("titan-core/src/titan_core/toolkit/runs/child_runs.py", "subprocess.Popen"): (1, CHILD),
     ("titan-cluster/src/titan_cluster/rendering.py", "subprocess.run"): (1, CHILD),
     ("titan-launch/src/titan_launch/ranks/attempt.py", "subprocess.Popen"): (1, CHILD),
@@ -60,8 +73,8 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-debug/src/titan_debug/numerics/loss_spike.py", "subprocess.run"): (1, CHILD),
     ("titan-simulate/src/titan_simulate/engine/stub_libraries.py", "subprocess.run"): (1, CHILD),
     # Pickles
-    ("titan-core/src/titan_core/api/parallel/world.py", "pickle.loads"): (
-        1,
+    ("titan-core/src/titan_core/api/parallel/tree.py", "pickle.loads"): (
+        2,
         "from ranks of the job (docs/security.md)",
     ),
     ("titan-simulate/src/titan_simulate/engine/forks.py", "pickle.loads"): (2, PIPE),
@@ -84,7 +97,6 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
             ("foreign/exporting", 1),
             ("foreign/load", 1),
             ("resume/optimizer_restore", 1),
-            ("format/reader", 1),
             ("contents/tensors", 1),
         )
     },
@@ -101,7 +113,7 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-core/src/titan_core/api/parallel/model_part.py", "setattr"): (1, "parameters of a model, by their names"),
     ("titan-core/src/titan_core/api/config/run_folder.py", "getattr"): (1, FIELD),
     ("titan-core/src/titan_core/config/problems.py", "getattr"): (2, OWN_NAMES),
-    ("titan-core/src/titan_core/job/assemble.py", "getattr"): (1, OWN_NAMES),
+    ("titan-core/src/titan_core/job/checks.py", "getattr"): (1, OWN_NAMES),
     ("titan-core/src/titan_core/job/data_plan.py", "getattr"): (1, OWN_NAMES),
     ("titan-core/src/titan_core/model/layout_check.py", "getattr"): (3, OWN_NAMES),
     ("titan-core/src/titan_core/model/materialise.py", "setattr"): (1, "buffers of a model, by their names"),
@@ -113,7 +125,7 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-debug/src/titan_debug/torch_private.py", "getattr"): (1, OWN_NAMES),
     ("titan-ft/src/titan_ft/torchft_api.py", "getattr"): (1, "a wrapper that passes on what its callers name"),
     ("titan-inference/src/titan_inference/evaluate.py", "getattr"): (1, OWN_NAMES),
-    ("titan-core/src/titan_core/cli/model_show.py", "getattr"): (2, FIELD),
+    ("titan-core/src/titan_core/cli/model_show.py", "getattr"): (3, FIELD),
     ("titan-launch/src/titan_launch/meeting/handler.py", "getattr"): (1, OWN_NAMES),
     ("titan-models-hf/src/titan_models_hf/derive.py", "getattr"): (1, OWN_NAMES),
     ("titan-models-hf/src/titan_models_hf/experts.py", "getattr"): (2, OWN_NAMES),

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from harness import oracle, quick
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, run_recipe
-from harness.meshes import CP, DR, PP, SCHEDULE, TP
 from titan_core.api import hookimpl
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord, run_recipe
+from titan_testing.meshes import CP, DR, PP, SCHEDULE, TP
 
 HEADS, STEPS, SEQ_LEN, SEQUENCES, SHARDS = 4, 12, 16, 4, 2
 LR, EPS = 4e-3, 1e-3

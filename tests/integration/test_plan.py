@@ -16,7 +16,6 @@ from typing import Any, cast
 import pytest
 
 from harness.fake_cuda import why_not
-from harness.jobs import make_job
 from harness.third_party import install
 from titan_core.api import Config, UserError
 from titan_core.api.config.resolved import Override
@@ -33,6 +32,7 @@ from titan_simulate.plan.candidates import Candidate, Space
 from titan_simulate.plan.model_sizes import ModelSizes, sizes_of
 from titan_simulate.plan.search import INTERRUPTED, TIME_LIMIT, Plan, Search, describe
 from titan_simulate.plan.shapes import shapes_of
+from titan_testing.jobs import make_job
 
 SMALL = {"training.global_batch_size": 32, "training.seq_len": 64}
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.distributed import distributed_c10d
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import TINY, run_recipe
-from harness.meshes import CP, DR, PP, TP
 from harness.quick import rows
 from titan_core.api import hookimpl
 from titan_core.loop.gc_settings import free_job
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import TINY, run_recipe
+from titan_testing.meshes import CP, DR, PP, TP
 
 RUN: dict[str, object] = {
     **TINY,

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from harness import PATIENCE
 from harness.distributions import python_path, write_distribution
 from harness.machines import is_running
 from titan_core.toolkit.folder_lock import FolderLock
 from titan_core.toolkit.json_lines import read_lines
+from titan_testing import PATIENCE
 
 SMALL = [
     "--model.args", "{dim = 32, n_layers = 2, n_heads = 2, n_kv_heads = 1, ffn_dim = 64}", "--training.seq_len", "32",

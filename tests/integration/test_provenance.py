@@ -20,9 +20,7 @@ from benchmarks.chaos.session import SEQUENCES
 from benchmarks.chaos.trail import trajectory
 from harness import resuming
 from harness.fake_hub import folders_for_the_hub
-from harness.gloo_pool import GlooPool
 from harness.hand_read import byte_ids, documents_of, inputs_of, printed, rows_by_hand, text_at
-from harness.jobs import run_recipe
 from harness.recorded_jobs import Recorded
 from harness.recorded_runs import LENGTH, MIXTURE, SETTINGS, error_of, text, write_data
 from titan_core.api import hookimpl
@@ -32,6 +30,8 @@ from titan_core.plugins.registry import Components
 from titan_data.provenance.documents import UsedDocument, documents_of_step
 from titan_data.provenance.recorded_run import RecordedRun, open_run
 from titan_data.provenance.steps import steps_of_document
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import run_recipe
 
 
 class Stopped(Exception):

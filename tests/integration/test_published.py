@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness.fake_cuda import FakeCuda
-from harness.jobs import make_job
+from titan_testing.jobs import make_job
 
 pytest.importorskip("titan_simulate")
 

@@ -12,11 +12,11 @@ import pytest
 
 from harness.fake_hub import FakeHub, running, use
 from harness.fake_hub_uploads import Commit, Fault
-from harness.jobs import make_job, run_recipe
 from titan_ckpt.foreign import hub_push
 from titan_ckpt.foreign.hub_push import HubRepository
 from titan_core.api import UserError
 from titan_core.cli.main import main
+from titan_testing.jobs import make_job, run_recipe
 
 NAME, TOKEN = "me/my-model", "hf_s3cr3ttoken"
 SETTINGS: dict[str, object] = {

@@ -18,12 +18,12 @@ import pytest
 import torch
 
 import titan_core
-from harness.jobs import TINY, make_job
 from titan_core.api import Recipe, StepReport, UserError, hookimpl
 from titan_core.api.config.sections import TrainingSection
 from titan_core.config.overrides import value_of
 from titan_core.plugins.registry import Components
 from titan_core.toolkit import status
+from titan_testing.jobs import TINY, make_job
 
 PAGE = (Path(__file__).parents[2] / "docs/python.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -57,7 +57,9 @@ def test_the_snippets_of_the_page_run(
         monkeypatch.setitem(sys.modules, "pandas", PandasStandIn)
     names: dict[str, Any] = {}
     for snippet in SNIPPETS:
-        if snippet is not SCRIPT:
+        if snippet.startswith("# "):
+            Path(snippet.partition("\n")[0].removeprefix("# ")).write_text(snippet)
+        else:
             exec(compile(snippet, "docs/python.md", "exec"), names)
     printed = capsys.readouterr().out
     assert re.search(r"loss \d\.\d{3} after step 3, saved in outputs/llama3_debug/checkpoint/step-3$", printed, re.MULTILINE)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from harness.expert_biases import Biases, NotedBiases
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, run_recipe
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord, run_recipe
 
 pytest.importorskip("titan_ft")
 from harness.replicas import SHARED, Script, join_group, lighthouse, run_group

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord
-from harness.meshes import CP, DR, PP, SCHEDULE, TP
 from harness.odd_optimizers import train_in
 from harness.quick import rows
 from harness.resuming import run_in
 from harness.small_gpt import small, train_model
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord
+from titan_testing.meshes import CP, DR, PP, SCHEDULE, TP
 
 MESHES: dict[str, tuple[int, dict[str, object]]] = {
     "one device": (1, {}),

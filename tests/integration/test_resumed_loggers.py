@@ -14,10 +14,10 @@ import pytest
 import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from harness.jobs import TINY, make_job, run_recipe
 from harness.wandb_file import history, records, run_of
 from titan_core.cli.main import main
 from titan_core.toolkit.json_lines import read_lines
+from titan_testing.jobs import TINY, make_job, run_recipe
 
 RUN: dict[str, object] = {
     **TINY,

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord
-from harness.meshes import TP
 from harness.quick import rows
 from harness.staged import RECIPE, run_staged, write_recipe
 from titan_core.api import UserError
 from titan_core.cli.main import main
 from titan_core.toolkit.runs.run_log import RunLog
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord
+from titan_testing.meshes import TP
 
 RUN = Path("outputs/staged")
 SETTINGS: dict[str, object] = {"checkpoint.interval": 4, "checkpoint.keep_latest_k": 0, "training.steps": 12}

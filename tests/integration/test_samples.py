@@ -1,6 +1,6 @@
 """Samples of the live model on every kind of mesh: those of one device, or one line that says why there are none.
 
-That sampling changes nothing of training is tested with all other observers, in test_observers.py.
+That sampling changes nothing of training is tested with all other observers, in test_inherited_suites.py.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import run_recipe
-from harness.meshes import CP, DR, PP, TP
 from titan_core.api import hookimpl
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import run_recipe
+from titan_testing.meshes import CP, DR, PP, TP
 
 SETTINGS: dict[str, object] = {
     "model.args": "{dim = 48, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 96}",

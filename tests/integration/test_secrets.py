@@ -12,8 +12,6 @@ import pytest
 import tomli
 import torch.distributed as dist
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import TINY, make_job, run_recipe
 from titan_completion.schema import json_schema
 from titan_core.api import Model, UserError
 from titan_core.api.config.resolved import Override
@@ -24,6 +22,8 @@ from titan_core.config.render import to_toml
 from titan_core.loop.world import require_same_job
 from titan_core.plugins.discovery import discover
 from titan_core.plugins.registry import Components
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import TINY, make_job, run_recipe
 
 SECRETS = {
     "job.description": "https://user:s3cret-a@host/data?token=s3cret-b&part=2#access_token=s3cret-f, X-Api-Key: s3cret-g, "

@@ -185,6 +185,19 @@ def test_mxfp8_runs_on_a_blackwell_or_names_the_packages_that_do_not_fit(fake_cu
         fake_cuda.train("llama3_debug", {**LLAMA, "mx.enable": "true"}, 2, strict=False, device="NVIDIA B200")
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("settings", [{}, TP2, {"mx.recipe_name": "nvfp4_wgrad_with_hp"}], ids=str)
+def test_nvfp4_multiplies_4_bits_on_a_blackwell(fake_cuda: FakeCuda, settings: dict[str, object]) -> None:
+    """Without waiting for the device, and with as many operations as in bf16, beside those of the Hadamard matrix."""
+    plain = {**LLAMA, "training.mixed_precision_param": "bfloat16"}
+    low = {"mx.enable": "true", "mx.recipe_name": "nvfp4", **settings}
+    found = fake_cuda.train("llama3_debug", {**plain, **low}, 2, device="NVIDIA B200")
+    expected = fake_cuda.train("llama3_debug", {**plain, **settings}, 2, device="NVIDIA B200")
+    for mine, theirs in zip(found.steps[-1].phases, expected.steps[-1].phases, strict=True):
+        more = 1.0 if mine.name != "backward" or "mx.recipe_name" in settings else 1.2
+        assert theirs.flops <= mine.flops <= more * theirs.flops, mine.name
+
+
 def simulated(*arguments: str) -> str:
     """Return what ``titan simulate`` prints, called in this process."""
     with redirect_stdout(StringIO()) as out:

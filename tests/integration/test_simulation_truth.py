@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.fake_cuda import FakeCuda
-from harness.gloo_pool import GlooPool
 from harness.measured_memory import Measured, measured_rank, simulated_rank
 from harness.third_party import install
+from titan_testing.gloo_pool import GlooPool
 
 simulated = pytest.importorskip("titan_simulate.engine.result")
 Owner = simulated.Owner

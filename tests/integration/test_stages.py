@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, make_job
-from harness.meshes import CP, DR, PP, TP
 from harness.quick import rows
 from harness.staged import RECIPE, run_staged, write_recipe
 from titan_core.api import UserError, hookimpl
 from titan_core.job.stages import job_of_stage
 from titan_core.toolkit.runs.run_log import RunLog
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord, make_job
+from titan_testing.meshes import CP, DR, PP, TP
 
 MESHES: dict[str, tuple[int, dict[str, object]]] = {
     "FSDP 2": (2, {}),

@@ -88,6 +88,35 @@ def test_commands_import_few_modules(command: list[str]) -> None:
     assert 100 < len(imported) < 450
 
 
+BARE_STEP = """
+import torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+model(torch.randn(2, 2)).sum().backward()
+optimizer.step()
+"""
+TITAN_STEP = """
+from titan_core.__main__ import main
+options = {"training.steps": 1, "training.seq_len": 64, "checkpoint.enable": "false"}
+sys.argv = ["titan", "train", "llama3_debug", *(f"--{key}={value}" for key, value in options.items())]
+assert main() == 0
+"""
+
+
+def test_a_job_of_one_device_imports_no_more_of_torch_than_a_bare_loop(tmp_path: Path) -> None:
+    """A bare loop's optimizer imports ``torch._dynamo`` and with it ``torch.distributed.tensor``; no job can do without."""
+    imported = []
+    for program in (BARE_STEP, TITAN_STEP):
+        program = f"import sys\n{program}\nprint()\nprint(*sys.modules)"
+        result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+        imported.append(result.stdout.splitlines()[-1].split())
+    bare, ours = ({name for name in names if name.split(".")[0] in ("torch", "triton", "sympy")} for names in imported)
+    assert "torch" in bare and ours <= bare
+    roots = {name.partition(".")[0] for name in imported[1]}
+    assert {"titan_core", "torch"} <= roots
+    assert not roots & {"datasets", "pandas", "pyarrow", "tiktoken", "tokenizers", "transformers", "torchao", "wandb"}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("command", QUICK, ids=" ".join)
 def test_commands_take_at_most_half_a_second(command: list[str]) -> None:

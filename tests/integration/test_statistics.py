@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from torch import Tensor, tensor
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord
-from harness.meshes import CP, DR, PP, SCHEDULE, TP
 from harness.small_gpt import small, train_model
 from titan_core.api import PendingUpdate, Run, hookimpl
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord
+from titan_testing.meshes import CP, DR, PP, SCHEDULE, TP
 
 MODE = "activation_checkpoint.mode"
 NO_SP = "parallelism.disable_sequence_parallel"

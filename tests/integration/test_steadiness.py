@@ -1,4 +1,4 @@
-"""What a job does beside training leaves the next step as fast as the one before."""
+"""What a job does beside training leaves the next step as fast as the one before, and nothing grows with its length."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from typing import Any
 
 import pytest
 
-from harness import PATIENCE
+from benchmarks.steadiness import TINY, Held, Samples, growth_of
 from harness.quick import rows
+from titan_core.api import StepReport, hookimpl
+from titan_testing import PATIENCE
+from titan_testing.jobs import run_recipe
 
 SCRIPT = '''
 import json, os, sys, threading
 
 import torch
 
-from harness.jobs import make_job
+from titan_testing.jobs import make_job
 from titan_core.api import hookimpl
 from titan_core.loop.training import train
 
@@ -89,3 +92,64 @@ def test_a_job_with_checkpoints_keeps_one_team(mode: str, in_tmp: Path) -> None:
     assert set().union(*found["numbers"].values()) == {1}, found
     assert ("checkpoint" in found["numbers"]) == (mode == "async")
     assert found["new"] <= 0
+
+
+class Leaks:
+    """Keeps the loss of each step, and a file."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    @hookimpl
+    def titan_step_end(self, report: StepReport) -> None:
+        self.kept += [report.loss.clone(), open("run/events.jsonl")]  # noqa: SIM115
+
+    @hookimpl
+    def titan_train_end(self) -> None:
+        for file in self.kept[1::2]:
+            file.close()
+
+
+def grows_in(steps: int, *observers: object) -> set[str]:
+    """Train, and return which counts of what the process holds are larger in the second half."""
+    often = dict.fromkeys(("checkpoint.interval", "validation.freq", "sample.freq"), steps // 20)
+    # A save in the background may hold a file or a copy at any time.
+    settings = {**TINY, **often, "checkpoint.async_mode": "disabled", "training.steps": steps, "job.dump_folder": "run"}
+    samples = Samples(steps // 10)
+    run_recipe("llama3_debug", settings, observers=[*observers, samples])
+    assert len(samples.held) == 10
+    # Times, and bytes that the allocators keep, tell only in a longer run.
+    counted = {"tensors", "tensor_kib", "descriptors", "threads", "files"}
+    return {line.partition(":")[0] for line in growth_of(samples.held)} & counted
+
+
+ON_LINUX = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts the files that Linux lists in /proc")
+
+
+@ON_LINUX
+@pytest.mark.full
+def test_a_long_run_holds_no_more_than_a_short_one(in_tmp: Path) -> None:
+    """The short form of ``python -m benchmarks.steadiness --long 100000``."""
+    assert grows_in(200) == set()
+
+
+@ON_LINUX
+@pytest.mark.full
+def test_what_a_run_keeps_of_each_step_is_found(in_tmp: Path) -> None:
+    assert grows_in(100, Leaks()) == {"tensors", "tensor_kib", "descriptors"}
+
+
+SAME: dict[str, Any] = {
+    "steps_per_second": 9.0, "cpu_ms": 8.0, "rss_mib": 700.0, "malloc_mib": 150.0, "tensors": 66, "tensor_kib": 132.0,
+    "objects": 1500, "blocks": 10**6, "descriptors": 19, "threads": 11, "files": 9,
+}  # fmt: skip
+
+
+def test_growth_is_told_from_noise() -> None:
+    def growing(**last: float) -> list[str]:
+        held = [Held(step=1000 * number, **{**SAME, **(last if number > 10 else {})}) for number in range(1, 21)]
+        return [line.partition(":")[0] for line in growth_of(held)]
+
+    assert growing() == growing(cpu_ms=8.3, rss_mib=700.2, malloc_mib=150.1, objects=1501) == []
+    for name, value in {"cpu_ms": 8.5, "rss_mib": 701, "malloc_mib": 151, "objects": 3000, "threads": 12}.items():
+        assert growing(**{name: value}) == [name]

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from harness.chat_model import save_model
-from harness.jobs import run_recipe
 from titan_ckpt.foreign.hub_push import _files
 from titan_core.api import UserError
 from titan_core.cli.main import main
+from titan_testing.jobs import run_recipe
 
 RUN: dict[str, object] = {
     "model.from_pretrained": "theirs", "model.flavor": "", "model.tokenizer": "hf", "model.tokenizer_path": "theirs",

@@ -9,8 +9,8 @@ import pytest
 
 from harness import resuming
 from harness.fake_hub import folders_for_the_hub
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord
 
 
 @folders_for_the_hub()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.workspace import ROOT, Package, packages, with_dependencies
+from ci.workspace import KIT, ROOT, Package, packages, with_dependencies
 from harness.suites import disabled_in
 
 OPTIONAL = ROOT / "tests/harness/fake_cuda.py"
@@ -74,7 +74,7 @@ def reached(files: list[Path]) -> dict[str, Path]:
 
 @pytest.mark.parametrize("package", packages().values(), ids=lambda one: one.name)
 def test_a_suite_imports_no_other_package(package: Package) -> None:
-    installed = {one.name for one in with_dependencies(package.name)}
+    installed = {one.name for name in (package.name, KIT) for one in with_dependencies(name)}
     others = {one.module for one in packages().values() if one.name not in installed}
     files = [*package.suite.rglob("*.py"), ROOT / "tests/conftest.py"]
     assert len(files) > 1, f"{package.name} has no tests in {package.suite}"
@@ -88,5 +88,6 @@ def test_a_suite_sees_only_its_own_plugins() -> None:
     everything = {plugin for one in packages().values() for plugin in one.plugins}
     for package in packages().values():
         seen = everything - set(disabled_in(package.suite / "test_x.py"))
-        assert seen == {plugin for one in with_dependencies(package.name) for plugin in one.plugins} >= {"core"}
+        wanted = (one for name in (package.name, KIT) for one in with_dependencies(name))
+        assert seen == {plugin for one in wanted for plugin in one.plugins} >= {"core"}
     assert everything.isdisjoint(disabled_in(ROOT / "tests/integration/test_x.py"))

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from allpairspy import AllPairs
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, make_job
-from harness.meshes import CP, DR, PP, SCHEDULE, TINY, TP, require_equal, run_in
 from titan_core.api import UserError
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord, make_job
+from titan_testing.meshes import CP, DR, PP, SCHEDULE, TINY, TP, require_equal, run_in
 
 SEED = 0
 STRIDE = 16

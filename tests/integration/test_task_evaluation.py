@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, run_recipe
-from harness.meshes import CP, DR, PP, TP
 from harness.quick import rows
 from titan_core.api import UserError
 from titan_core.cli.main import main
 from titan_core.toolkit.runs.run_log import RunLog
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import RunRecord, run_recipe
+from titan_testing.meshes import CP, DR, PP, TP
 
 pytestmark = pytest.mark.full  # lm-eval takes seconds to import and to index its tasks
 SETTINGS: dict[str, object] = {

@@ -6,59 +6,16 @@ import functools
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import RunRecord, make_job
-from harness.third_party import TINY_LLAMA, train_with
 from titan_core.api import Batch, Microbatch, UserError
 from titan_core.api.parallel.microbatch import AuxiliaryLosses, microbatch_scope
-
-
-@pytest.fixture(scope="module")
-def zones(site_of: Callable[[str], str]) -> str:
-    return site_of("titan-zones")
-
-
-SHORT: dict[str, object] = {**TINY_LLAMA, "training.steps": 3}
-
-
-@pytest.fixture(scope="module")
-def without_zones(gloo: GlooPool, zones: str, tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
-    """Train on one device."""
-    ((record, _),) = gloo.run(1, train_with, zones, str(tmp_path_factory.mktemp("one")), "llama3_debug", SHORT)
-    return record
-
-
-@pytest.mark.parametrize(
-    ("ranks", "degrees"),
-    [
-        (2, {}),
-        pytest.param(4, {"data_parallel_shard": 2}, marks=pytest.mark.full),
-        pytest.param(4, {"data_parallel_replicate": 2}, marks=pytest.mark.full),
-        pytest.param(4, {"context_parallel": 2}, marks=pytest.mark.full),
-        pytest.param(4, {"pipeline_parallel": 2}, marks=pytest.mark.full),
-        pytest.param(4, {"tensor_parallel": 2}, marks=pytest.mark.full),
-    ],
-    ids=str,
-)
-def test_a_dimension_that_divides_the_batch_trains_as_one_device(
-    gloo: GlooPool, zones: str, without_zones: RunRecord, tmp_path: Path, ranks: int, degrees: dict[str, int]
-) -> None:
-    mesh = {f"parallelism.{name}_degree": degree for name, degree in degrees.items()}
-    many = gloo.run(ranks, train_with, zones, str(tmp_path), "llama3_debug", {**SHORT, "zones.count": 2, **mesh})
-    for record, _ in many:
-        assert record.losses == pytest.approx(without_zones.losses, rel=1e-6)
-        assert record.grad_norms == pytest.approx(without_zones.grad_norms, rel=1e-5)
-        assert len(record.rank_losses[0]) == 2 * degrees.get(
-            "data_parallel_shard", degrees.get("data_parallel_replicate", 1)
-        )
-
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import make_job
 
 EP, TP = (f"parallelism.{name}_parallel_degree" for name in ("expert", "tensor"))
 NO_SP = "parallelism.disable_sequence_parallel"

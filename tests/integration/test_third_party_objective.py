@@ -1,5 +1,5 @@
 """Objectives of the examples: their losses are those of the papers, and what they lack is named. Their runs on meshes are in
-``test_third_party.py``."""
+``test_example_suites.py``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.jobs import make_job, run_recipe
 from harness.third_party import TINY_LLAMA
 from titan_core.api import Batch, Extra, UserError, Vocabulary
 from titan_core.api.training.batch import IGNORE
+from titan_testing.jobs import make_job, run_recipe
 
 Use = Callable[[str], None]
 

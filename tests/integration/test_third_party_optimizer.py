@@ -1,13 +1,11 @@
-"""A third-party optimizer with its own section: Muon for hidden matrices, AdamW for the rest. Its runs on meshes are in
-``test_optimizers.py``."""
+"""A third-party optimizer with its own section: Muon for hidden matrices, AdamW for the rest. Its runs and updates are in
+``test_example_suites.py``."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from harness.fake_cuda import FakeCuda
-from harness.gloo_pool import GlooPool
-from harness.jobs import run_recipe
-from titan_core.api import OptimizerSection, hookimpl
+from titan_core.api import OptimizerSection
+from titan_testing.gloo_pool import GlooPool
 
 TINY: dict[str, object] = {
     "model.args": "{dim = 32, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 48}",
@@ -100,63 +97,3 @@ def test_no_step_waits_for_the_device(fake_cuda: FakeCuda, site: str) -> None:
     settings = {key: value for key, value in TINY.items() if key != "job.device"}
     found = fake_cuda.train("tiny", {**settings, "metrics.log_freq": 100}, site=site)
     assert [wait for step in found.steps[1:3] for wait in step.waits] == []
-
-
-@pytest.mark.parametrize("nesterov", [True, False])
-@pytest.mark.parametrize("scale", ["original", "match_rms_adamw"])
-def test_steps_match_torchs_muon_and_adamw(
-    site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nesterov: bool, scale: Any
-) -> None:
-    """A whole run matches plain torch, including learning rates of parameter groups, the schedule and weight decay."""
-    monkeypatch.syspath_prepend(site)
-    settings = {
-        "gathered_muon.nesterov": json.dumps(nesterov),
-        "gathered_muon.scale": scale,
-        "gathered_muon.dtype": "bfloat16",
-        "gathered_muon.momentum": 0.9,
-    }
-    monkeypatch.chdir(tmp_path)
-    plain = Recomputed(nesterov, scale)
-    run_recipe("llama3_debug", {**TINY, **settings, "training.max_norm": 0.0}, observers=[plain])
-    assert plain.compared == 4
-
-
-class Recomputed:
-    """Applies torch's own optimizers to copies of the parameters, with the gradients of the run."""
-
-    def __init__(self, nesterov: bool, scale: str) -> None:
-        self.nesterov, self.scale, self.compared = nesterov, scale, 0
-
-    @hookimpl
-    def titan_train_start(self, run: Any) -> None:
-        self.parameters = dict(run.parts[0].module.named_parameters())
-        self.copies = {name: nn.Parameter(one.detach().clone()) for name, one in self.parameters.items()}
-        hidden = [one for name, one in self.copies.items() if name.startswith("layers.") and one.dim() == 2]
-        ends = [self.copies["tok_embeddings.weight"], self.copies["output.weight"]]
-        vectors = [one for one in self.copies.values() if one.dim() == 1]
-        assert len(hidden) + len(ends) + len(vectors) == len(self.copies)
-        self.muon = torch.optim.Muon(
-            hidden, lr=0.02, weight_decay=0.1, momentum=0.9, nesterov=self.nesterov, adjust_lr_fn=self.scale
-        )
-        self.adamw = torch.optim.AdamW(
-            [{"params": ends, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
-            lr=8e-4, betas=(0.9, 0.95), eps=1e-8, fused=True,
-        )  # fmt: skip
-
-    @hookimpl
-    def titan_before_update(self, update: Any) -> None:
-        for name, parameter in self.parameters.items():
-            assert parameter.grad is not None
-            self.copies[name].grad = parameter.grad.detach().clone()
-
-    @hookimpl
-    def titan_step_end(self, report: Any) -> None:
-        factor = report.lr / 8e-4  # the logged rate is that of parameters other than hidden matrices
-        assert factor == pytest.approx([0.5, 1.0, 1.0, 0.55][report.step - 1])
-        for optimizer, rate in ((self.muon, 0.02), (self.adamw, 8e-4)):
-            for group in optimizer.param_groups:
-                group["lr"] = rate * factor
-            optimizer.step()
-        for name, parameter in self.parameters.items():
-            torch.testing.assert_close(parameter.detach(), self.copies[name].detach(), rtol=1e-5, atol=1e-6)
-        self.compared += 1

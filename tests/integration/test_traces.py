@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.fake_cuda import FakeCuda
-from harness.jobs import make_job
+from titan_testing.jobs import make_job
 
 pytest.importorskip("titan_simulate")
 
@@ -95,6 +95,7 @@ def test_what_experts_compute_waits_for_their_rows(fake_cuda: FakeCuda, of_torch
 def types_of_matmuls() -> list[str]:
     """Return the types of matmuls of all formats, in which CUDA devices compute."""
     import torch
+    import torch.nn.functional as F
 
     from titan_simulate.engine.fake_device import FakeDevice
     from titan_simulate.engine.host_waits import HostWaits
@@ -117,9 +118,15 @@ def types_of_matmuls() -> list[str]:
         blocks = [torch.empty(128 * 4, dtype=torch.float8_e8m0fnu, device="cuda") for _ in range(2)]
         torch._scaled_mm(a, b.t(), *blocks, out_dtype=torch.bfloat16)
         torch._scaled_mm(a, b.t(), scale_a=blocks[0], scale_b=blocks[1], out_dtype=torch.bfloat16)
+        a, b = (torch.empty(128, 64, dtype=torch.uint8, device="cuda").view(torch.float4_e2m1fn_x2) for _ in range(2))
+        scales = [[torch.empty(128 * 8, dtype=torch.float8_e4m3fn, device="cuda"), one] for one in whole]
+        kinds = [F.ScalingType.BlockWise1x16, F.ScalingType.TensorWise]
+        order = [F.SwizzleType.SWIZZLE_32_4_4, F.SwizzleType.NO_SWIZZLE]
+        F.scaled_mm(a, b.t(), scales[0], kinds, scales[1], kinds, order, order)
+    assert (trace.work[-1].sizes, trace.work[-1].flops) == ((1, 128, 128, 128), 2 * 128**3)
     return [work.type for work in trace.work if work.kind == "matmul"]
 
 
 def test_the_format_of_its_factors_and_scales_decides_the_rate_of_a_matmul(fake_cuda: FakeCuda) -> None:
     types = fake_cuda.call(types_of_matmuls)
-    assert types == ["bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "mxfp8"]
+    assert types == ["bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "mxfp8", "nvfp4"]

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from harness import PATIENCE
 from titan_core.api import DatasetContext, Recipe
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
 from titan_core.data.byte_tokenizer import ByteTokenizer
 from titan_core.data.stdlib import open_stdlib
 from titan_core.plugins.registry import Components
+from titan_testing import PATIENCE
 
 SMALL = [
     "--training.steps", "20", "--metrics.log_freq", "1", "--training.seq_len", "64", "--job.device", "cpu",

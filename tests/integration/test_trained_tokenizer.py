@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from harness.contexts import tokenizer_at
-from harness.jobs import TINY, run_recipe
 from titan_core.api import Tokenizer, TokenizerContext, UserError
 from titan_core.cli.main import main
 from titan_core.plugins.registry import Components
 from titan_data.tokenizers.hugging_face import build as build_hf
+from titan_testing.jobs import TINY, run_recipe
 
 DOCS = Path(__file__).parents[2] / "docs"
 CODE = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))

@@ -14,8 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import make_job, run_recipe
 from harness.packed import write_packed
 from titan_ckpt.foreign.arrangement import read, shape_in
 from titan_ckpt.foreign.files import SafetensorsFiles
@@ -26,6 +24,8 @@ from titan_core.cli.main import main
 from titan_core.loop import training
 from titan_models_llama.config import LlamaArgs, RopeScaling
 from titan_models_llama.formats import hf_tensors, meta_tensors
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import make_job, run_recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -21,7 +21,7 @@ from titan_core.api import UserError
 from titan_core.api.config.resolved import Override
 from titan_core.cli.invocation import Invocation
 from titan_core.plugins.registry import Components
-from titan_core.toolkit.errors import EXIT_LOST_PEER
+from titan_core.toolkit.errors import EXIT_BAD_DEVICE, EXIT_LOST_PEER
 from titan_launch.meeting import machines as meeting
 from titan_launch.meeting.machines import Place
 from titan_launch.meeting.meeting_point import handler
@@ -251,6 +251,29 @@ def test_a_failure_of_its_own_counts(in_tmp: Path) -> None:
     agent = agent_of(in_tmp, script, restarts=0, alone=machines(1, 2, A)(), sizes=sizes())
     agent.run()
     assert agent.failure == Failure(1, ("error: ValueError: no",))
+
+
+def test_a_machine_whose_device_computes_wrong_numbers_leaves_the_others(in_tmp: Path) -> None:
+    """It restarts nothing, but does not end the job either."""
+    options = machines(1, 2, A)
+    script = (
+        ENDS
+        + """if rank == 1:
+    leave(problems=["stopped: rank 1 computes wrong numbers"], status=76, time=1.0)
+    sys.exit(76)
+leave(problems=["stopped: rank 1 computes wrong numbers"], status=69, follows=True, time=0.5)
+sys.exit(69)"""
+    )
+    agent = agent_of(in_tmp, script, restarts=3, alone=options(), sizes=sizes())
+    peer = Peer(options(B), 2)
+    joining = peer.join()
+    assert agent.run() == EXIT_BAD_DEVICE
+    joining.join()
+    why = "not restarted, because a restart would compute on the same device"
+    assert agent.failure == Failure(76, (f"stopped: rank 1 computes wrong numbers; {why}",))
+    assert not peer.handler.is_closed()
+    assert {node.addr for node in peer.handler.members} == {B}
+    peer.close()
 
 
 @pytest.mark.full

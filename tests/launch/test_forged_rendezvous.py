@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, but not exported to type checkers
 
-from harness import PATIENCE
 from harness.agents import KEY, Peer, agent_of
 from harness.stranger import Stranger
 from titan_core.api import UserError
@@ -20,6 +19,7 @@ from titan_launch.meeting import handler as handlers
 from titan_launch.meeting.handler import Handler
 from titan_launch.meeting.meeting_point import handler
 from titan_launch.meeting.rendezvous import Rendezvous
+from titan_testing import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("environment", "handlers")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from harness.jobs import TINY, run_recipe
 from titan_core.api import hookimpl
+from titan_testing.jobs import TINY, run_recipe
 
 
 class Cycle:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from harness.jobs import make_job
 from titan_core.api import UserError
 from titan_launch.ranks import numa
+from titan_testing.jobs import make_job
 
 EVERY_CORE = set(range(8))
 THREADS = ["11", "12", "13"]

@@ -19,6 +19,7 @@ from titan_launch.restart.policy import RestartLimits, RestartPolicy, patience
         (errors.EXIT_DATA_ENDED, False),
         (errors.EXIT_LOST_PEER, True),
         (errors.EXIT_HARDWARE, True),
+        (errors.EXIT_BAD_DEVICE, False),
         (errors.EXIT_PREEMPTED, True),
         (errors.EXIT_INTERRUPTED, False),
         (128 + signal.SIGKILL, True),

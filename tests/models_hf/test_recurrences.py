@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from harness.gloo_pool import GlooPool
 from titan_core.api import Decoding, SequenceShare
 from titan_models_hf.recurrent import convolution, linear_recurrence
 from titan_models_hf.recurrent.convolution import CausalConvolution
 from titan_models_hf.recurrent.linear_recurrence import LinearRecurrence, recurrence
+from titan_testing.gloo_pool import GlooPool
 
 BATCH, HEADS, KEY, VALUE = 2, 3, 6, 4
 

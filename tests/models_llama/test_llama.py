@@ -26,14 +26,6 @@ def test_published_sizes(flavor: str) -> None:
     assert FLAVORS[flavor].num_params == PUBLISHED[flavor]
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_num_params_counts_the_models_parameters(tied: bool) -> None:
-    args = FLAVORS["debug"].model_copy(update={"tie_embeddings": tied})
-    with torch.device("meta"):
-        model = Llama(args)
-    assert sum(parameter.numel() for parameter in model.parameters()) == args.num_params
-
-
 def test_flops_are_counted_as_in_the_palm_paper() -> None:
     args = FLAVORS["8B"]
     multiplied = args.num_params - args.vocab_size * args.dim
@@ -107,17 +99,6 @@ def test_explicit_positions() -> None:
         assert not torch.allclose(model(tokens), spread, atol=1e-3)
         model.rope = model.rope[::3]
         torch.testing.assert_close(model(tokens), spread)
-
-
-def test_packed_documents_do_not_see_each_other() -> None:
-    args = FLAVORS["debug"].model_copy(update={"n_layers": 2})
-    model = Llama(args)
-    materialise(part(model, args), torch.device("cpu"), seed=0)
-    tokens = torch.randint(0, 258, (1, 16))
-    documents = torch.tensor([[0] * 5 + [1] * 11])
-    with torch.no_grad():
-        alone = torch.cat([model(tokens[:, :5]), model(tokens[:, 5:])], dim=1)
-        torch.testing.assert_close(model(tokens, documents=documents), alone, rtol=1e-4, atol=1e-4)
 
 
 def test_initial_values() -> None:

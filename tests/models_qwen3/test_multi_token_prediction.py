@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.jobs import make_job, run_recipe
 from titan_core.api import Batch, Microbatch, ModelLayout, ModelPart, UserError, Vocabulary
 from titan_core.api.parallel.microbatch import MetricSums
 from titan_core.model.layout_check import check_layout
@@ -23,6 +22,7 @@ from titan_models_qwen3.model import Qwen3
 from titan_models_qwen3.moe_config import FLAVORS as MOE_FLAVORS, Qwen3MoEArgs
 from titan_models_qwen3.moe_model import Qwen3MoE
 from titan_models_qwen3.mtp import MultiTokenPrediction, with_later_tokens
+from titan_testing.jobs import make_job, run_recipe
 
 SIZES: dict[str, Any] = {
     "dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 12, "ffn_dim": 48, "vocab_size": 50,

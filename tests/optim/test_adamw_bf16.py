@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import run_recipe
 from titan_core.api.model.random_streams import element_bits, feature_words, of_module, token_words
 from titan_optim import adamw_bf16
 from titan_optim.adamw_bf16 import AdamWBF16, rounded
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import run_recipe
 
 SHAPES: dict[str, tuple[int, ...]] = {"matrix": (7, 12), "stack": (4, 3, 6), "vector": (5,), "scalar": ()}
 BETAS, EPS, LR, DECAY = (0.9, 0.999), 1e-8, 1e-2, 0.1

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.tiny_model import CPU, tiny
+from harness.tiny_part import CPU, tiny
 from titan_core.api import ModelPart, StepReport, ValidationReport
 from titan_optim import averages_on_host
 from titan_optim.averages import AveragedWeights

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness.jobs import make_job, run_job
 from titan_core.api import OptimizerCosts, hookimpl
 from titan_optim.costs import iteration_flops
 from titan_optim.muon import orthogonalized
+from titan_testing.jobs import make_job, run_job
 
 
 class State:

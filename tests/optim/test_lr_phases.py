@@ -12,13 +12,13 @@ import torch
 from pydantic import ValidationError
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, PolynomialLR, SequentialLR
 
-from harness.jobs import TINY, make_job, run_job
 from titan_core.api import UserError
 from titan_core.api.config.sections import LRSchedulerSection
 from titan_core.loop.build import build_lr_scheduler
 from titan_core.optim.lr_schedule import wsd_factor
 from titan_optim.lr_phases import factor_at, job_facts, spans_of
 from titan_optim.lr_phases_config import LRPhase, LRPhasesSection
+from titan_testing.jobs import TINY, make_job, run_job
 
 WARMUP = {"shape": "linear", "steps": 4, "start_factor": 0.0, "end_factor": 1.0}
 PEAK = 0.25

@@ -14,12 +14,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from harness.gloo_pool import GlooPool
-from harness.jobs import TINY, make_job, run_recipe
 from titan_core.api import OptimizerSection, ParameterRole, TrainedParameter, UserError
 from titan_optim.config import FusedSpec, MuonSection
 from titan_optim.matrices import Matrices, matrices_of
 from titan_optim.muon import SkippableMuon, orthogonalized, orthogonalized_parts
+from titan_testing.gloo_pool import GlooPool
+from titan_testing.jobs import TINY, make_job, run_recipe
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "square": (8, 8), "tall": (13, 6), "wide": (6, 17), "small": (2, 3), "experts": (4, 6, 10), "bias": (5,),

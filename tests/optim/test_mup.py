@@ -12,12 +12,12 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from harness.jobs import TINY, RunRecord, make_job, run_recipe
 from titan_core.api import Computed, Constant, Ref, UserError, hookimpl
 from titan_core.cli.main import main
 from titan_optim import mup_check_command
 from titan_optim.mup_check_command import Changes, picture
 from titan_optim.mup_rules import WidthRule, WidthRules
+from titan_testing.jobs import TINY, RunRecord, make_job, run_recipe
 
 WIDE = "{dim = 64, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 96%s}"
 BASE = "{dim = 16, n_heads = 1, n_kv_heads = 1, ffn_dim = 32}"

@@ -10,9 +10,9 @@ import pytest
 import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from harness.jobs import TINY, make_job, run_recipe
 from titan_core.api import UserError
 from titan_core.toolkit.json_lines import read_lines
+from titan_testing.jobs import TINY, make_job, run_recipe
 
 RUN: dict[str, object] = {**TINY, "job.dump_folder": "run"}
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from harness.http_server import Answer, serving
-from harness.jobs import TINY, make_job, run_recipe
 from harness.mlflow_rules import Rules, series
 from titan_core.api import StepReport, UserError, hookimpl
 from titan_core.loop.training import train
 from titan_report.loggers import mlflow, outbox
+from titan_testing.jobs import TINY, make_job, run_recipe
 
 RUN: dict[str, object] = {
     **TINY, "job.dump_folder": "run", "metrics.enable_mlflow": "true", "metrics.log_freq": 1, "job.description": "x" * 900,

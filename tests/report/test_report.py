@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.browser import Visit, chromium, visit
-from harness.jobs import TINY, run_recipe
 from harness.made_runs import CLOSING, end, eventful_loss, start, write_eventful, write_lines, write_run
 from titan_core.cli.main import main
 from titan_core.toolkit.runs.run_log import RunLog
 from titan_report.charts import POINTS, line_charts
 from titan_report.page import page, positions, write_report
 from titan_report.shown import Table
+from titan_testing.jobs import TINY, run_recipe
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -19,8 +19,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness import PATIENCE
-from harness.jobs import run_recipe
 from harness.made_runs import BEGAN, end, record, start, validation, write_lines, write_run
 from titan_core.cli.main import main
 from titan_core.toolkit.json_lines import read_lines
@@ -30,6 +28,8 @@ from titan_core.toolkit.runs.tail import Tail
 from titan_report.attempts import Attempt, pace_of, state_of
 from titan_report.dashboard import frame, plot
 from titan_report.followed_run import FollowedRun
+from titan_testing import PATIENCE
+from titan_testing.jobs import run_recipe
 
 HERE = {"host": socket.gethostname(), "pid_namespace": pid_namespace()}
 NOBODY = 2**22 + 1

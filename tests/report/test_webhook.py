@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from harness.http_server import serving
-from harness.jobs import TINY, make_job, run_recipe
 from titan_core.api import Finding, StepReport, UserError, hookimpl
 from titan_core.loop.training import train
 from titan_report.loggers import outbox, webhook
+from titan_testing.jobs import TINY, make_job, run_recipe
 
 RUN: dict[str, object] = {**TINY, "job.dump_folder": "run", "metrics.enable_webhook": "true"}
 PATH = "/services/T0/s3cret-path"

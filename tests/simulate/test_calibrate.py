@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from harness.fake_cuda import FakeCuda
-from harness.gloo_pool import GlooPool
 from harness.refusals import refused
+from titan_testing.gloo_pool import GlooPool
 
 pytest.importorskip("titan_simulate")
 from titan_core.api import UserError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 from tempfile import TemporaryFile
 
@@ -12,6 +13,7 @@ import pytest
 
 from harness.fake_cuda import FakeCuda
 from titan_core.cli.main import main
+from titan_core.toolkit.processes import python
 
 pytest.importorskip("titan_simulate")
 
@@ -52,6 +54,18 @@ def test_simulate_prints_the_same_and_more_on_request(fake_cuda: FakeCuda) -> No
     status, out, _ = fake_cuda.call(titan, "simulate", "--json")
     found = json.loads(out)
     assert status == 0 and found["world_size"] == 1 and [one["step"] for one in found["steps"]] == [1, 2]
+
+
+def test_without_a_simulated_gpu_a_dry_run_tries_the_step_on_the_cpu() -> None:
+    """As with a CPU build of torch."""
+    lines = ("import sys", "from titan_core.cli.main import main", "from titan_simulate.engine import stub_libraries")
+    code = "\n".join([*lines, "stub_libraries.reason = lambda: 'built without CUDA'", "sys.exit(main(sys.argv[1:]))"])
+    command = python("-c", code, "train", "tiny", *TINY, "--dry-run", "--world-size", "1")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "note: no GPU can be simulated (built without CUDA); the step is tried as a job on CPUs" in done.stdout
+    assert "rank 0 of 1 (one device): one step works" in done.stdout
+    assert done.stdout.endswith("  not checked: memory, device syncs, and the code that only GPUs run\n")
 
 
 def test_what_cannot_work_is_the_error_that_training_would_be(fake_cuda: FakeCuda) -> None:

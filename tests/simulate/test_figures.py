@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.fake_cuda import FakeCuda
-from harness.jobs import make_job
 from titan_core.api import UserError
+from titan_testing.jobs import make_job
 
 if TYPE_CHECKING:
     from titan_simulate.engine.result import SimulatedRank

@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from harness import PATIENCE
 from harness.fake_cuda import FakeCuda
+from titan_testing import PATIENCE
 
 pytest.importorskip("titan_simulate")
 

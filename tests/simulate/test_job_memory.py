@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from harness.fake_cuda import FakeCuda
-from harness.jobs import make_job
+from titan_testing.jobs import make_job
 
 pytest.importorskip("titan_simulate")
 from titan_core.api.config.sections import TrainingSection
