@@ -38,7 +38,7 @@ ENDINGS = {
     "return": ("", 0),
     "error": ("raise ValueError('no')", 1),
     "exit": ("sys.exit(3)", 3),
-    "interrupt": ("os.kill(os.getpid(), signal.SIGINT); time.sleep(60)", -signal.SIGINT),
+    "interrupt": ("signal.raise_signal(signal.SIGINT)", -signal.SIGINT),
     "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL); time.sleep(60)", -signal.SIGKILL),
 }
 

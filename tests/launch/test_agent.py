@@ -95,7 +95,7 @@ def test_an_interrupt_reaches_every_rank_and_the_agent_waits(tmp_path: Path, cap
         while not os.path.exists(__file__ + "1"):
             time.sleep(0.01)
         os.kill(os.getppid(), signal.SIGINT)
-    time.sleep(600)
+    stay()
     """
     agent = agent_of(tmp_path, script, restarts=3)
     assert agent.run() == EXIT_INTERRUPTED
@@ -113,7 +113,7 @@ def test_a_second_interrupt_ends_the_job_at_once_without_a_restart(tmp_path: Pat
         os.kill(os.getppid(), signal.SIGINT)
     signal.signal(signal.SIGINT, first)
     os.kill(os.getppid(), signal.SIGINT)
-    time.sleep(600)
+    stay()
     """
     agent = agent_of(tmp_path, script, ranks=1, restarts=3)
     assert agent.run() == EXIT_INTERRUPTED
@@ -125,7 +125,7 @@ def test_an_interrupt_says_what_the_ranks_do(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], trains: bool, line: str
 ) -> None:
     """Ranks that train complete their step; those that generate or evaluate end at once."""
-    agent = agent_of(tmp_path, "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)", ranks=1, trains=trains)
+    agent = agent_of(tmp_path, "os.kill(os.getppid(), signal.SIGINT)\nstay()", ranks=1, trains=trains)
     assert agent.run() == EXIT_INTERRUPTED
     assert line in capfd.readouterr().err
 
@@ -148,7 +148,7 @@ def test_a_rank_that_fails_after_an_interrupt_is_reported_and_not_restarted(tmp_
         sys.exit(2)
     signal.signal(signal.SIGINT, stop)
     os.kill(os.getppid(), signal.SIGINT)
-    time.sleep(600)
+    stay()
     """
     agent = agent_of(tmp_path, script, ranks=1, restarts=3)
     assert agent.run() == 2
@@ -168,7 +168,7 @@ def test_the_loss_of_the_rendezvous_is_that_of_a_peer(tmp_path: Path, capfd: pyt
     """Not a mistake of the user, after which no supervisor would start the machine again."""
     stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
     options = Rendezvous(f"127.0.0.1:{stores[0].port}", "lost", (1, 1), 60, key=KEY)
-    agent = agent_of(tmp_path, "open(__file__ + '.began', 'w').close()\ntime.sleep(600)", ranks=1, alone=options)
+    agent = agent_of(tmp_path, "open(__file__ + '.began', 'w').close()\nstay()", ranks=1, alone=options)
 
     def lose() -> None:
         while not (tmp_path / "rank.py.began").exists():

@@ -122,7 +122,7 @@ def test_ranks_restart_on_the_machines_that_are_left(
     monkeypatch.setattr(meeting, "LAST_CALL_SECONDS", 0.5)  # when they meet again
     options = machines(1, 2, A, last_call=None)
     cost = 'open(__file__ + ".restart", "w").write(os.environ["TITAN_RESTART"])'
-    script = f"{ENDS}if world == '4': time.sleep(600)\n{cost}"
+    script = f"{ENDS}if world == '4': stay()\n{cost}"
     agent = agent_of(in_tmp, script, alone=options(), sizes=sizes())
     peer = Peer(options(B), 2)
     joining = peer.join()

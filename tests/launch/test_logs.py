@@ -166,7 +166,7 @@ ENDINGS = {
     "kill": "os.kill(os.getpid(), signal.SIGKILL)",
     "abort": "os.abort()",
     "exit": "sys.exit(1)",
-    "interrupt": "os.kill(os.getppid(), signal.SIGINT); time.sleep(600)",
+    "interrupt": "os.kill(os.getppid(), signal.SIGINT); stay()",
 }
 
 

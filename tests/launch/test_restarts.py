@@ -70,7 +70,7 @@ def test_a_rank_that_waits_for_a_killed_one_does_not_delay_the_restart(
     progress(4, 8, 7)
     if rank == 0:
         leave(problems=["RuntimeError: Connection closed by peer"], follows=True, status=69, time=time.time())
-        time.sleep(600)
+        stay()
     others_left()
     os.kill(os.getpid(), signal.SIGKILL)
     """
@@ -196,7 +196,7 @@ def test_a_failure_is_not_held_up_by_a_rank_that_has_completed(tmp_path: Path, m
     open(__file__ + str(rank) + ".part", "w").write(str(os.getpid()))
     os.replace(__file__ + str(rank) + ".part", __file__ + str(rank))
     if rank == 2:
-        time.sleep(600)
+        stay()
     """
     agent = agent_of(tmp_path, script, ranks=3)
     agent.run()

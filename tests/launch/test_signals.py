@@ -66,7 +66,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_ranks_save_whatever_signal_ends_the_launcher(
     tmp_path: Path, number: signal.Signals, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    script = f"{SAVES}os.kill(os.getppid(), {int(number)})\ntime.sleep(600)"
+    script = f"{SAVES}os.kill(os.getppid(), {int(number)})\nstay()"
     agent = agent_of(tmp_path, script, ranks=1, restarts=3)
     assert agent.run() == 128 + number
     assert [outcome.checkpoint for outcome in agent._outcomes()] == ["step-15"]
@@ -106,7 +106,7 @@ def test_a_scheduler_that_repeats_sigterm_does_not_shorten_a_save(tmp_path: Path
         sys.exit(75)
     signal.signal(signal.SIGTERM, save)
     os.kill(os.getppid(), signal.SIGTERM)
-    time.sleep(600)
+    stay()
     """
     agent = agent_of(tmp_path, script, ranks=1)
     assert agent.run() == 128 + signal.SIGTERM
@@ -118,7 +118,7 @@ def test_an_interrupt_after_the_loss_of_the_rendezvous_ends_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent_with: Callable[[Path, str], Agent]
 ) -> None:
     """The processes that the ranks were have been reaped, and their numbers may be those of others."""
-    agent = agent_with(tmp_path, "time.sleep(600)")
+    agent = agent_with(tmp_path, "stay()")
     monkeypatch.setattr(agent.machines, "others_wait", Mock(side_effect=RendezvousLost))
     monkeypatch.setattr(agent.machines, "reconnect", lambda: signal.raise_signal(signal.SIGINT))
     with agent.signals, pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the handlers are those of one job
@@ -130,7 +130,7 @@ def test_an_interrupt_after_the_loss_of_the_rendezvous_ends_the_job(
 def test_an_interrupt_before_the_loss_of_the_rendezvous_ends_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent = elastic_agent_of(tmp_path, "time.sleep(600)")
+    agent = elastic_agent_of(tmp_path, "stay()")
 
     def loses() -> bool:
         signal.raise_signal(signal.SIGINT)
@@ -154,7 +154,7 @@ def test_ranks_that_are_interrupted_while_they_stop_are_not_started_again(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, save)
     open(__file__ + ".began", "w").close()
-    time.sleep(600)
+    stay()
     """
     agent = agent_with(tmp_path, script)
 
@@ -213,7 +213,7 @@ def test_a_signal_waits_until_the_ranks_have_started(ending: Signals) -> None:
 def test_ranks_have_the_time_that_the_user_gives(
     tmp_path: Path, seconds: list[int], agent_with: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent = agent_with(tmp_path, "if os.path.exists(__file__ + '.again'): sys.exit()\ntime.sleep(600)", grace=77)
+    agent = agent_with(tmp_path, "if os.path.exists(__file__ + '.again'): sys.exit()\nstay()", grace=77)
 
     def joins() -> bool:
         (tmp_path / "rank.py.again").touch()
@@ -225,14 +225,14 @@ def test_ranks_have_the_time_that_the_user_gives(
 
 
 def test_ranks_have_that_time_when_the_launcher_ends(tmp_path: Path, seconds: list[int]) -> None:
-    script = "os.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(600)"
+    script = "os.kill(os.getppid(), signal.SIGTERM)\nstay()"
     assert agent_of(tmp_path, script, ranks=1, grace=77).run() == 128 + signal.SIGTERM
     assert seconds == [77]
 
 
 def test_ranks_have_that_time_when_another_has_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart_policy, "GRACE_SECONDS", 600.0)
-    agent = agent_of(tmp_path, "if rank == 0: sys.exit(75)\ntime.sleep(600)", grace=0)
+    agent = agent_of(tmp_path, "if rank == 0: sys.exit(75)\nstay()", grace=0)
     assert agent.run() == 75
 
 
