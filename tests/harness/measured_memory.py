@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,11 +13,12 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.autograd.profiler import profile
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.profiler import ProfilerActivity, profile
 
 from harness.fake_cuda import train_simulated
 from titan_core.api import hookimpl
+from titan_core.loop.lookahead import Lookahead
 from titan_testing.jobs import run_recipe
 
 if TYPE_CHECKING:
@@ -53,8 +55,8 @@ class MemoryMeter:
     @hookimpl(trylast=True)
     def titan_step_start(self, step: int) -> None:
         if step >= 2:
-            self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-            self._profile.start()
+            self._profile = profile(profile_memory=True)
+            self._profile.__enter__()
 
     @hookimpl(tryfirst=True)
     def titan_gradients_complete(self, step: int) -> None:
@@ -62,12 +64,13 @@ class MemoryMeter:
             self.found["parameters"] = allocated(self._parameters)
             self.found["gradients"] = allocated(one.grad for one in self._parameters if one.grad is not None)
         if step >= 2:
-            self._profile.stop()
+            self._profile.__exit__(None, None, None)
+            results: Any = self._profile.kineto_results
+            events = [(one.start_ns(), one.nbytes()) for one in results.events() if one.name() == "[memory]"]
+            del results, self._profile  # now, by its count of references, and not by the collector within a later step
             level = most = 0
-            profiler: Any = self._profile.profiler
-            events = [one for one in profiler.kineto_results.events() if one.name() == "[memory]"]
-            for event in sorted(events, key=lambda one: one.start_ns()):
-                level += event.nbytes()
+            for _, size in sorted(events, key=lambda one: one[0]):
+                level += size
                 most = max(most, level)
             self.found["step"] = min(most, self.found.get("step", most))
 
@@ -86,7 +89,7 @@ def measured_rank(site: str, recipe: str, overrides: dict[str, object], folder: 
 
     handle = register_optimizer_step_post_hook(after)
     try:
-        with _same_kernels(), patch.object(sys, "path", [site, *sys.path]):
+        with _same_kernels(), _begun_unobserved(), patch.object(sys, "path", [site, *sys.path]):
             run_recipe(recipe, {"training.steps": STEPS, "job.device": "cpu", **overrides}, observers=[meter])
     finally:
         handle.remove()
@@ -114,4 +117,21 @@ def _same_kernels() -> Iterator[None]:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
     with patch.object(torch.nn.functional, "rms_norm", rms_norm):
+        yield
+
+
+@contextmanager
+def _begun_unobserved() -> Iterator[None]:
+    """Start the collective of the next step in a thread of its own, which no profiler observes.
+
+    A profiler that counts memory and ends while a collective runs writes to memory that it has freed (torch 2.11 to 2.15).
+    """
+    begin = Lookahead.begin
+
+    def begin_unobserved(*arguments: Any) -> None:
+        thread = threading.Thread(target=begin, args=arguments)
+        thread.start()
+        thread.join()
+
+    with patch.object(Lookahead, "begin", begin_unobserved):
         yield
