@@ -17,7 +17,7 @@ from titan_core.cli.main import main
 from titan_debug.devices.device_check import multiplies_exactly
 from titan_debug.devices.groups import Ring, rings
 from titan_debug.devices.verdict import FOLDER, Comparison, Difference, Suspects, suspects_in
-from titan_debug.numerics.statistics_recorder import POLL_SECONDS
+from titan_debug.request import STEP_POLL_SECONDS
 from titan_testing import PATIENCE
 from titan_testing.gloo_pool import GlooPool
 from titan_testing.jobs import TINY, make_job, run_recipe
@@ -138,7 +138,7 @@ class Patient:
         while step == 3 and not Path("run", FOLDER, "requested").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         if step == 3:
-            time.sleep(POLL_SECONDS)
+            time.sleep(STEP_POLL_SECONDS)
 
 
 def trained(folder: str, device: str) -> list[float]:

@@ -15,7 +15,7 @@ from titan_core.api import hookimpl
 from titan_core.cli.main import main
 from titan_core.toolkit.json_lines import read_lines
 from titan_core.toolkit.processes import pid_namespace
-from titan_debug.numerics import statistics_recorder as recorder
+from titan_debug import request
 from titan_debug.numerics.statistics import AddedStatistics, read_statistics
 from titan_debug.request import send_request
 from titan_testing import PATIENCE
@@ -153,7 +153,7 @@ def test_statistics_that_could_not_be_written_are_written_with_the_next_request(
 
     (in_tmp / "run").mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorder, "POLL_SECONDS", 0.0)
+        patch.setattr(request, "STEP_POLL_SECONDS", 0.0)
 
         class Blocks:
             @hookimpl

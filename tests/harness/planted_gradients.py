@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.odd_gpts import FUSED, OWN, between, fused, own_parameters
+from harness.odd_gpts import OWN, between, own_parameters
 from harness.own_mixers import twice, with_mean, with_means
 from harness.small_gpt import DIM, LAYOUT, MLP, Attention, SmallGPT, changed, with_parts
+from harness.unusual_gpts import FUSED, fused
 from titan_core.api import Column, ModelLayout, Replicate, Row, Shard
 from titan_core.api.model.layout_rules import Rule
 

@@ -15,8 +15,8 @@ from packaging.version import Version
 
 from harness import small_gpt
 from harness.fake_cuda import FakeCuda
-from harness.odd_gpts import JOINT, joint_norms
 from harness.quick import quick_rows
+from harness.unusual_gpts import JOINT, joint_norms
 from titan_core.api import UserError
 from titan_core.cli.main import main
 

@@ -11,20 +11,9 @@ import pytest
 from torch import Tensor, nn
 
 from harness import small_gpt
-from harness.odd_gpts import (
-    APART,
-    JOINT,
-    OWN,
-    UNFUSED,
-    WHOLE,
-    PositionsApart,
-    fused,
-    joint_norms,
-    own_parameters,
-    scaled_and_capped,
-    unfused,
-)  # fmt: skip
+from harness.odd_gpts import APART, OWN, PositionsApart, own_parameters
 from harness.small_gpt import DIM, LAYOUT, SmallGPT
+from harness.unusual_gpts import JOINT, UNFUSED, WHOLE, fused, joint_norms, scaled_and_capped, unfused
 from titan_core.api import Constant, ModelLayout, Normal
 from titan_testing.gloo_pool import GlooPool
 from titan_testing.jobs import RunRecord

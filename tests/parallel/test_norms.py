@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.odd_gpts import RoundingNorm
+from harness.unusual_gpts import RoundingNorm
 from titan_core.api import UserError
 from titan_parallel.norms import Norm, norm_of
 

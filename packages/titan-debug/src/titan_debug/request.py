@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from titan_core.api import UserError
+from titan_core.api import Run, UserError
 from titan_core.toolkit.atomic_write import atomic_write
 from titan_core.toolkit.files import read_bytes
 from titan_core.toolkit.plain_json import plain_json
@@ -17,6 +17,8 @@ from titan_core.toolkit.runs.run_log import RunLog, processes_are_gone
 
 REQUEST_FILE = "requested"
 POLL_SECONDS = 0.2
+STEP_POLL_SECONDS = 1.0
+"""Shortest interval between two polls for a request at a step."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,28 @@ class Requests:
         if version(self._file) == self._seen:
             send_request(self._file.parent, why, rank)
             self._seen = version(self._file)
+
+
+class StepRequest:
+    """A request to serve at one step on all ranks. Rank 0 polls for it."""
+
+    def __init__(self, run: Run, folder: Path) -> None:
+        self._shared = run.shared_request()
+        self._requests = Requests(folder) if run.world.rank == 0 else None
+        self._polled = 0.0
+
+    def poll(self) -> None:
+        """Look for a request, unless this rank has looked within a second. For the start of a step, which then serves it."""
+        now = time.monotonic()
+        if self._requests is None or now < self._polled + STEP_POLL_SECONDS:
+            return
+        self._polled = now
+        if self._requests.new() is not None:
+            self._shared.submit()
+
+    def take(self) -> bool:
+        """Return once whether the request must be served now. All ranks must call it together."""
+        return self._shared.take()
 
 
 def version(file: Path) -> tuple[int, int] | None:

@@ -3,7 +3,6 @@ Passes on interrupts, and reports each failure in one line. Imports no torch."""
 
 from __future__ import annotations
 
-import enum
 import functools
 import logging
 import shutil
@@ -32,14 +31,14 @@ from titan_core.toolkit.output import require_output
 from titan_core.toolkit.processes import process_began
 from titan_core.toolkit.status import phase
 from titan_core.toolkit.text import ranks
-from titan_launch.meeting.machines import JobEnded, Machines, Place, blamed, changes
-from titan_launch.meeting.rendezvous import RendezvousClosed, RendezvousError, RendezvousLost, root_cause
+from titan_launch.meeting.machines import JobEnded, Machines, Place, changes
+from titan_launch.meeting.rendezvous import RendezvousError, RendezvousLost
 from titan_launch.meeting.sizes import overrides
-from titan_launch.ranks.attempt import Attempt
+from titan_launch.ranks.attempt import Attempt, Ended
 from titan_launch.ranks.logs import RankLogs
 from titan_launch.ranks.progress import StepLimits
 from titan_launch.restart import policy
-from titan_launch.restart.failure import Evidence, Failure, failure_of
+from titan_launch.restart.failure import Evidence, Failure, failure_elsewhere, failure_of, loss_of_machines
 from titan_launch.restart.policy import Decision, RestartPolicy
 from titan_launch.restart.recovery import Restart
 from titan_launch.terminal.console import Console
@@ -49,21 +48,6 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
 """How often the agent looks at the ranks."""
-
-
-class Ended(enum.Enum):
-    """How an attempt ended on this machine."""
-
-    COMPLETE = enum.auto()
-    INTERRUPTED = enum.auto()
-    FAILED = enum.auto()
-    """For good."""
-    RETRIED = enum.auto()
-    """It failed, and another one follows."""
-    FOLLOWED = enum.auto()
-    """The ranks ended only because of another machine. Whether that counts as a failure is known once the machines meet."""
-    OVERTAKEN = enum.auto()
-    """Machines have joined or left."""
 
 
 _FINAL = {Ended.COMPLETE, Ended.INTERRUPTED, Ended.FAILED}
@@ -134,11 +118,13 @@ class Agent:
                 closes = False
                 self.machines.leave()  # the others continue without its device
         except JobEnded as error:
-            closes, self.failure = False, self._failure_of_others(error)
+            closes, retried = False, self._last is Ended.RETRIED
+            self.failure = failure_elsewhere(error.record, self.failure, retried)
         except RendezvousError as error:
             if self.attempt is None:
                 raise
-            closes, self.failure = False, self._loss(error)
+            closes = False
+            self.failure = loss_of_machines(error, self.failure, self.machines.options.endpoint)
         except UserError as error:
             status, line = EXIT_USER_ERROR, str(error)
             raise
@@ -387,32 +373,6 @@ class Agent:
     def _outcomes(self) -> Collection[Outcome]:
         """Return what the ranks recorded in the last attempt."""
         return () if self.attempt is None else self.attempt.outcomes.values()
-
-    def _failure_of_others(self, end: JobEnded) -> Failure | None:
-        """Return why the job has ended on the machine that closed it; it is lost if none has said that it is complete."""
-        if end.record is None:
-            line = "error: the job has ended on the other machines, and none says why"
-            return self.failure or Failure(EXIT_LOST_PEER, (line,))
-        if not end.record["status"]:
-            return None
-        if self._last is Ended.RETRIED:
-            return self.failure
-        return Failure(end.record["status"], (f"error: {blamed(end.record)}",))
-
-    def _loss(self, error: RendezvousError) -> Failure:
-        """Return why this machine has lost the others after its ranks were started. The options were right: the machine
-        where all meet has ended, the others do not come back, or the job is over."""
-        if isinstance(error, RendezvousClosed) and self.failure is not None:
-            line = f"{self.failure.lines[-1]}; not restarted, because the job has ended on another machine"
-            return Failure(self.failure.status, (line,))
-        if isinstance(error, RendezvousClosed):
-            why = "the job has ended on another machine, whose output says why"
-        elif isinstance(error.__cause__, UserError):  # the rendezvous of an elastic job has not returned
-            why = str(error.__cause__)
-        else:
-            why = f"--rdzv-endpoint {self.machines.options.endpoint}: the rendezvous is lost ({root_cause(error)})"
-            why += "; start titan again here, and on the machine that hosts it"
-        return Failure(EXIT_LOST_PEER, (f"error: {why}",))
 
     def _report_the_end(self) -> int:
         """Print how the job has ended; return its exit status."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -32,7 +31,6 @@ from titan_core.api import (
     ModelPart,
     PendingUpdate,
     Run,
-    SharedRequest,
     UserError,
     hookimpl,
 )
@@ -44,8 +42,7 @@ from titan_debug.config import NumericsSection
 from titan_debug.devices.groups import rings, why_no_replay
 from titan_debug.devices.verdict import ALIKE, BAD, FOLDER, REFUSED, Comparison, Difference, Place, suspects_in
 from titan_debug.numerics.replay import observed_outputs, place_in_model
-from titan_debug.numerics.statistics_recorder import POLL_SECONDS
-from titan_debug.request import Requests
+from titan_debug.request import StepRequest
 
 log = logging.getLogger(__name__)
 
@@ -61,28 +58,21 @@ class DeviceCheck:
     def __init__(self, context: JobContext[NumericsSection]) -> None:
         self._context, self._freq = context, context.section.replay_freq
         self._run: Run | None = None
-        self._requests: Requests | None = None  # polled by rank 0
-        self._shared_request: SharedRequest | None = None
-        self._polled, self._passed, self._refused = 0.0, "", False
+        self._request: StepRequest | None = None
+        self._passed, self._refused = "", False
 
     @hookimpl(wrapper=True)
     def titan_train_start(self, run: Run) -> Generator[None, object, object]:
         """Start to accept requests before other observers announce the run, so that no request is missed."""
         if current_simulation() is None:
-            self._run, self._shared_request = run, run.shared_request()
-            if run.world.rank == 0:
-                self._requests = Requests(Path(run.dump_folder) / FOLDER)
+            self._run, self._request = run, StepRequest(run, Path(run.dump_folder) / FOLDER)
         return (yield)
 
     @hookimpl
     def titan_step_start(self, step: int) -> None:
         """Poll for a request, which the current step then serves."""
-        now = time.monotonic()
-        if self._requests is None or self._shared_request is None or now < self._polled + POLL_SECONDS:
-            return
-        self._polled = now
-        if self._requests.new() is not None:
-            self._shared_request.submit()
+        if self._request is not None:
+            self._request.poll()
 
     @hookimpl(tryfirst=True)
     def titan_before_update(self, update: PendingUpdate) -> None:
@@ -91,9 +81,9 @@ class DeviceCheck:
         Raises:
             BadDevice: a device computes wrong numbers. Raised on every rank.
         """
-        if self._run is None or self._shared_request is None:
+        if self._run is None or self._request is None:
             return
-        requested = self._shared_request.take()
+        requested = self._request.take()
         if not requested and (not self._freq or update.step % self._freq):
             return
         if why := why_no_replay(self._context):

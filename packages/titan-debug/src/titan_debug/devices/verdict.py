@@ -13,8 +13,8 @@ ALIKE, BAD, REFUSED = "devices alike", "bad device", "no device check"
 """Kinds of findings."""
 
 Place = tuple[int, int, int, int]
-"""Where results first differ, in the order in which an error spreads: outputs from the first layer on, then gradients from
-the last layer on."""
+"""The position of a result in the order in which an error spreads: outputs from the first layer on, then gradients from the
+last layer on."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
@@ -10,15 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from titan_core.api import Finding, JobContext, PendingUpdate, Run, SharedRequest, hookimpl
+from titan_core.api import Finding, JobContext, PendingUpdate, Run, hookimpl
 from titan_core.toolkit.json_lines import LineFile
 from titan_debug.config import NumericsSection
 from titan_debug.numerics.replay import named_gradients, place_in_model, replay
 from titan_debug.numerics.statistics import RANK_FILE
-from titan_debug.request import Requests
-
-POLL_SECONDS = 1.0
-"""Shortest interval between two polls for a request."""
+from titan_debug.request import StepRequest
 
 
 class StatisticsRecorder:
@@ -30,34 +26,26 @@ class StatisticsRecorder:
         self._freq, self._folder = section.statistics_freq, section.save_statistics_folder
         self._run: Run | None = None
         self._file: LineFile | None = None
-        self._requests: Requests | None = None  # polled by rank 0, which shares requests with the other ranks
-        self._shared_request: SharedRequest | None = None
-        self._polled = 0.0
+        self._request: StepRequest | None = None
 
     @hookimpl(wrapper=True)
     def titan_train_start(self, run: Run) -> Generator[None, object, object]:
         """Start to accept requests before other observers announce the run, so that no request is missed."""
-        self._run, self._shared_request = run, run.shared_request()
-        if run.world.rank == 0:
-            self._requests = Requests(Path(run.dump_folder) / self._folder)
+        self._run, self._request = run, StepRequest(run, Path(run.dump_folder) / self._folder)
         return (yield)
 
     @hookimpl
     def titan_step_start(self, step: int) -> None:
         """Poll for a request, which the current step then serves."""
-        now = time.monotonic()
-        if self._requests is None or self._shared_request is None or now < self._polled + POLL_SECONDS:
-            return
-        self._polled = now
-        if self._requests.new() is not None:
-            self._shared_request.submit()
+        if self._request is not None:
+            self._request.poll()
 
     @hookimpl
     def titan_before_update(self, update: PendingUpdate) -> None:
         """Write a line if one is due. The gradients are those of the step itself, before clipping."""
         run = self._run
-        assert run is not None and self._shared_request is not None
-        requested = self._shared_request.take()
+        assert run is not None and self._request is not None
+        requested = self._request.take()
         if not requested and (not self._freq or update.step % self._freq):
             return
         sums: defaultdict[str, list[Tensor]] = defaultdict(list)

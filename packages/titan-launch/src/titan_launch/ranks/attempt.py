@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
 import os
 import signal
@@ -19,6 +20,21 @@ LOOK_SECONDS = 1.0
 """How often to look for steps that take too long."""
 _KILLED_SECONDS = 30.0
 """How long a killed process may take to end. One that waits for a device may never do so."""
+
+
+class Ended(enum.Enum):
+    """How an attempt ended on this machine."""
+
+    COMPLETE = enum.auto()
+    INTERRUPTED = enum.auto()
+    FAILED = enum.auto()
+    """For good."""
+    RETRIED = enum.auto()
+    """It failed, and another one follows."""
+    FOLLOWED = enum.auto()
+    """The ranks ended only because of another machine. Whether that counts as a failure is known once the machines meet."""
+    OVERTAKEN = enum.auto()
+    """Machines have joined or left."""
 
 
 class Attempt:

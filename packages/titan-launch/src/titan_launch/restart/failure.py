@@ -7,10 +7,14 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from titan_core.api import UserError
 from titan_core.toolkit.errors import EXIT_DATA_ENDED, EXIT_LOST_PEER, EXIT_PREEMPTED
 from titan_core.toolkit.launching import Outcome, report_lines
 from titan_core.toolkit.text import ranks
+from titan_launch.meeting.machines import blamed
+from titan_launch.meeting.rendezvous import RendezvousClosed, RendezvousError, root_cause
 from titan_launch.ranks.progress import Progress
 
 _MILLISECONDS = re.compile(r"\b(\d+) ?(?:ms|milliseconds)\b")
@@ -145,6 +149,42 @@ def failure_of(found: Evidence, diagnose: Callable[[], str | None]) -> Failure:
         line, status = lines[0]
         lines[0] = (f"{line}; {diagnosis}", status)
     return Failure(lines[0][1], tuple(line for line, _ in reversed(lines)))
+
+
+def failure_elsewhere(record: Mapping[str, Any] | None, own: Failure | None, retried: bool) -> Failure | None:
+    """Return why the job has ended on the other machines; ``None`` if it is complete.
+
+    Args:
+        record: what they reported.
+        own: why the last attempt failed on this machine, if it did.
+        retried: whether this machine was to start its ranks again.
+    """
+    if record is None:
+        return own or Failure(EXIT_LOST_PEER, ("error: the job has ended on the other machines, and none says why",))
+    if not record["status"]:
+        return None
+    return own if retried else Failure(record["status"], (f"error: {blamed(record)}",))
+
+
+def loss_of_machines(error: RendezvousError, own: Failure | None, endpoint: str) -> Failure:
+    """Return why this machine has lost the others after its ranks were started. The options were right: the machine where
+    all meet has ended, the others do not come back, or the job is over.
+
+    Args:
+        own: why the last attempt failed on this machine, if it did.
+    """
+    closed = isinstance(error, RendezvousClosed)
+    if closed and own is not None:
+        line = f"{own.lines[-1]}; not restarted, because the job has ended on another machine"
+        return Failure(own.status, (line,))
+    if closed:
+        why = "the job has ended on another machine, whose output says why"
+    elif isinstance(error.__cause__, UserError):  # the rendezvous of an elastic job has not returned
+        why = str(error.__cause__)
+    else:
+        why = f"--rdzv-endpoint {endpoint}: the rendezvous is lost ({root_cause(error)})"
+        why += "; start titan again here, and on the machine that hosts it"
+    return Failure(EXIT_LOST_PEER, (f"error: {why}",))
 
 
 def _lost(silent: set[int], failed: dict[int, Outcome], during: str, shows_log: bool) -> str:

@@ -31,7 +31,7 @@ _FIRST_BYTES = 512
 _LONGEST_KEY = 64
 """Bytes of a pickled value that travels itself, not its digest."""
 Spans = dict[bytes, list[int]]
-"""Which ranks have each value: ``[start, stop, start, stop, ...]``."""
+"""The ranks that have each value, ``[start, stop, start, stop, ...]``."""
 
 
 def relatives(rank: int, size: int) -> tuple[int | None, list[int]]:
