@@ -120,7 +120,11 @@ def test_products_of_whole_numbers_are_exact() -> None:
     ("ranks", "settings", "why"),
     [
         (1, {"job.device": "cpu"}, "this job has no two groups of ranks that hold the same weights (one device)"),
-        (2, {"job.device": "cuda"}, "this job does not compute the same bits twice, unless training.deterministic is true"),
+        (
+            2,
+            {"job.device": "cuda"},
+            "this job does not compute the same bits twice on a GPU; set training.deterministic = true",
+        ),
     ],
 )
 def test_a_job_that_cannot_compare_ranks_is_refused(ranks: int, settings: dict[str, object], why: str) -> None:
@@ -152,7 +156,7 @@ def trained(folder: str, device: str) -> list[float]:
     ("device", "status", "answer"),
     [
         ("cpu", 0, ": all ranks compute the same as others, bit by bit"),
-        ("auto", 2, "cannot be repeated on other ranks: this job does not compute the same bits twice, unless"),
+        ("auto", 2, "cannot be repeated on other ranks: this job does not compute the same bits twice on a GPU"),
     ],
 )
 def test_a_running_job_compares_its_ranks_on_request(

@@ -10,7 +10,9 @@ import pytest
 
 from harness.distributions import write_distribution
 from titan_core.cli.main import main
+from titan_debug.cli.verify import tolerance_of
 from titan_debug.numerics.statistics import read_statistics
+from titan_testing.jobs import make_job
 
 TINY = [
     "--model.args", "{dim = 32, n_layers = 2, n_heads = 4, n_kv_heads = 2, ffn_dim = 64}",
@@ -124,6 +126,19 @@ def test_a_wrong_mesh_is_reported_with_step_and_module(
     assert "differs at step 2" in printed
     assert "dp_shard=2 first differs from one device at step 2 in the output of layers.1.feed_forward: rms" in printed
     assert "(difference 5.0e-02, allowed 1.0e-03)" in printed
+
+
+@pytest.mark.parametrize(
+    ("settings", "tolerance"),
+    [
+        ({}, 1e-4),
+        ({"training.mixed_precision_param": "bfloat16"}, 2e-2),
+        ({"mx.enable": "true", "mx.recipe_name": "nvfp4", "mx.emulate": "true"}, 2e-2),
+        ({"float8.enable": "true", "float8.emulate": "true"}, 2e-2),
+    ],
+)
+def test_the_tolerance_is_that_of_the_number_formats(settings: dict[str, object], tolerance: float) -> None:
+    assert tolerance_of(make_job("llama3_debug", settings)) == tolerance
 
 
 def test_an_impossible_mesh_is_reported_before_anything_is_trained(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:

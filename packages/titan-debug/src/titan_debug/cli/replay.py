@@ -51,7 +51,7 @@ def run(context: CommandContext) -> int:
         raise UserError.one(where, f"did not answer within {wait:g} s", fix)
     answer = _answers(run)[before]
     if answer["kind"] == REFUSED:
-        raise UserError.one(where, answer["message"], "see numerics.replay_freq in docs/debugging.md")
+        raise UserError.one(where, answer["message"], "see numerics.replay_freq in docs/numerics.md")
     say(answer["message"])
     return EXIT_BAD if answer["kind"] == BAD else 0
 

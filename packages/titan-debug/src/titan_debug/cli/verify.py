@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from titan_core.api import CommandContext, UserError
+from titan_core.api import CommandContext, Phase, UserError
 from titan_core.api.config.resolved import Override
 from titan_core.api.config.sections import JobSection, TrainingSection
 from titan_core.api.plugins.assembled_job import AssembledJob
@@ -157,8 +157,10 @@ def _without_loggers(job: AssembledJob) -> list[Override]:
 
 
 def tolerance_of(job: AssembledJob) -> float:
-    """Return the default tolerance for the job's compute type."""
-    return TOLERANCE[job.config.section(TrainingSection).mixed_precision_param]
+    """Return the default tolerance for the job's number formats. Fewer bits than those of ``bfloat16`` do not raise it, but
+    another order of a sum may move a rounded value by a whole step of its format."""
+    rounds = any(transform.phase is Phase.PRECISION for transform in job.transforms)
+    return TOLERANCE["bfloat16" if rounds else job.config.section(TrainingSection).mixed_precision_param]
 
 
 def read_curve(folder: Path) -> Curve:

@@ -86,10 +86,10 @@ class DeviceCheck:
         requested = self._request.take()
         if not requested and (not self._freq or update.step % self._freq):
             return
-        if why := why_no_replay(self._context):
-            kind, message = REFUSED, f"step {update.step} cannot be repeated on other ranks: this job {why}"
+        if found := why_no_replay(self._context):
+            kind, message = REFUSED, f"step {update.step} cannot be repeated on other ranks: this job {found[0]}"
             if self._run.world.rank == 0 and not requested and not self._refused:
-                log.warning("%s (numerics.replay_freq)", message)
+                log.warning("%s; %s (numerics.replay_freq)", message, found[1])
             self._refused = True
         else:
             self._check(self._run, update)

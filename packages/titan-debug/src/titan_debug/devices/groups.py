@@ -55,18 +55,19 @@ def rings(plan: MeshPlan) -> list[Ring]:
     return list(found.values())
 
 
-def why_no_replay(context: JobContext[NumericsSection]) -> str:
-    """Return why a step of the job cannot be repeated on other ranks; empty if it can."""
+def why_no_replay(context: JobContext[NumericsSection]) -> tuple[str, str] | None:
+    """Return why a step of the job cannot be repeated on other ranks, and what to change; ``None`` if it can."""
     if all(len(ring) == 1 for ring in rings(context.job.mesh)):
-        return f"has no two groups of ranks that hold the same weights ({context.job.mesh})"
+        why = f"has no two groups of ranks that hold the same weights ({context.job.mesh})"
+        return why, "train on more data-parallel ranks"
     if context.job.section(JobSection).device != "cpu" and not context.job.section(TrainingSection).deterministic:
-        return "does not compute the same bits twice, unless training.deterministic is true or job.device is cpu"
-    return ""
+        return "does not compute the same bits twice on a GPU", 'set training.deterministic = true, or job.device = "cpu"'
+    return None
 
 
 def check(context: JobContext[NumericsSection]) -> Iterator[Problem]:
     """Yield a problem if steps are to be repeated on other ranks, and cannot be. An elastic job has other sizes too."""
     elastic = context.job.section(TrainingSection).elastic
-    if context.section.replay_freq and not elastic and (why := why_no_replay(context)):
-        fix = "set it to 0, train on more data-parallel ranks, or set training.deterministic = true"
-        yield context.config.problem("numerics.replay_freq", f"compares ranks, but this job {why}", fix)
+    if context.section.replay_freq and not elastic and (found := why_no_replay(context)):
+        why, fix = found
+        yield context.config.problem("numerics.replay_freq", f"compares ranks, but this job {why}", f"{fix}, or set it to 0")
