@@ -9,6 +9,7 @@ Kind = Literal["titan", "bare", "torchtitan"]
 
 COMPILED, EAGER = {"compile.enable": "true"}, {"compile.enable": "false"}
 AC = "activation_checkpoint.mode"
+GRAPHS = {"training.disable_cuda_graphs": "false"}
 FLOAT8 = {**COMPILED, "float8.enable": "true"}
 
 
@@ -31,6 +32,8 @@ CASES = (
     Case("titan, compiled", "titan", COMPILED),
     Case("titan, compiled, float8 tensorwise", "titan", FLOAT8),
     Case("titan, eager", "titan", EAGER),
+    Case("titan, compiled, CUDA graphs", "titan", {**COMPILED, **GRAPHS}),
+    Case("titan, eager, CUDA graphs", "titan", {**EAGER, **GRAPHS}),
     Case("torchtitan, compiled", "torchtitan", needs_gpu=True),
     Case("titan, compiled, selective recomputation", "titan", {**COMPILED, AC: "selective"}),
     Case("titan, compiled, full recomputation", "titan", {**COMPILED, AC: "full"}),

@@ -15,6 +15,11 @@ PARTS = "tests/parallel/test_attention.py"
 
 CP, RING = "parallel/context_parallel.py", "parallel/ring_attention.py"
 EXCHANGE, WINDOWS = "parallel/head_exchange.py", "parallel/window_attention.py"
+GRAPHS, REPEATED, COUNTED = (
+    "parallel/cuda_graphs.py",
+    "tests/parallel/test_cuda_graphs.py",
+    "tests/integration/test_cuda_graphs.py",
+)
 
 MUTANTS = (
     Mutant("heads-without-tails", CP, "chunks[-1 - self._rank]", "chunks[2 * self._rank + 1]", (PARTS,)),
@@ -61,4 +66,12 @@ MUTANTS = (
     Mutant("every-second-block-whatever-n", "parallel/activation_checkpoint.py", "elif number % int(section.selective_ac_option) == 0:", "elif number % 2 == 0:", (RECOMPUTED,)),
     Mutant("the-first-matmul-kept", "parallel/activation_checkpoint.py", "keep = keep or matmuls % 2 == 1", "keep = keep or matmuls % 2 == 0", (RECOMPUTED,)),
     Mutant("frozen-first-stages-end-the-graph", "parallel/pipeline.py", "module.register_forward_hook(_require_grad)", "pass", ("tests/integration/test_freeze.py::test_training_on_a_mesh_is_that_on_one_device",)),
+    Mutant("graphs-of-one-batch", GRAPHS, "            static.copy_(tensor)\n", "            pass\n", (REPEATED,)),
+    Mutant("graphs-divide-by-one-weight", GRAPHS, "self._weight.fill_(inputs.target_weight)", "self._weight.fill_(124.0)", (REPEATED,)),
+    Mutant("graphs-draw-the-same", GRAPHS, "        self._key.fill_(key_of_step(inputs.seed, inputs.step))\n", "", (REPEATED,)),
+    Mutant("graphs-count-on", GRAPHS, "        self._statistics.counts.zero_()\n", "", (COUNTED,)),
+    Mutant("graphs-lose-auxiliary-losses", GRAPHS, "        inputs.auxiliary.values.update(self._auxiliary.values)\n", "", (COUNTED,)),
+    Mutant("graphs-repeat-into-gradients", GRAPHS, "if repeated or any(", "if any(", (REPEATED,)),
+    Mutant("graphs-overwrite-gradients", GRAPHS, "if repeated or any(parameter.grad is not None for parameter in self._parameters):", "if repeated:", (REPEATED,)),
+    Mutant("graphs-of-moved-parameters", GRAPHS, "            if now != before:", "            if False:", (REPEATED,)),
 )  # fmt: skip

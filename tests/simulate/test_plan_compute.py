@@ -105,3 +105,4 @@ def test_a_host_that_is_slower_than_the_device_is_waited_for() -> None:
     assert found["host"] == pytest.approx(LAYERS * 160 * 1e-3 - COMPUTE)
     fused = Arithmetic(PLAIN, slow).guess(replace(job, fused=True)).seconds
     assert fused["compute"] + fused["host"] == pytest.approx(LAYERS * 160 * 0.1e-3)
+    assert by_hand(mesh_of(), machine=slow, graphed=True).seconds["host"] == 0.0

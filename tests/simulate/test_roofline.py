@@ -290,3 +290,11 @@ def test_attention_runs_at_the_rate_of_the_kernel_of_its_pass() -> None:
     assert seconds_of(attention(f"{flex}_backward", 318 * tera // 1000), H100) == pytest.approx(1e-3)
     a100 = read_machine("a100")  # has one kernel for both
     assert seconds_of(attention(flex, 190 * tera // 1000), a100) == pytest.approx(1e-3)
+
+
+def test_the_host_launches_a_graph_at_once() -> None:
+    small = matmul(16, 16, 16)
+    launched, graphed = ([replace(small, graphed=one)] * 100 for one in (False, True))
+    assert simulate_streams(launched, H100).seconds > 100e-6 * H100.host.operator_us
+    assert simulate_streams(graphed, H100).seconds == pytest.approx(100 * seconds_of(small, H100))
+    assert simulate_streams(graphed, H100).host == 0.0

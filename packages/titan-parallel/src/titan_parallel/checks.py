@@ -1,13 +1,21 @@
-"""Checks that data parallelism and activation checkpointing are possible, run before anything is built. Imports no torch."""
+"""Checks that data parallelism, activation checkpointing and CUDA graphs are possible, run before anything is built. Imports
+no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from titan_core.api import Job, JobContext, ModelLayout, Problem
-from titan_core.api.config.sections import TrainingSection
-from titan_parallel.config import ActivationCheckpointSection, CompileSection, FSDPKeys
+from titan_core.api import Costs, Job, JobContext, ModelLayout, Problem, UserError
+from titan_core.api.config.sections import DataSection, TrainingSection
+from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_parallel.config import (
+    ActivationCheckpointSection,
+    CompileSection,
+    CudaGraphKeys,
+    FSDPKeys,
+    TensorParallelKeys,
+)
 from titan_parallel.hints import Option, Refusal, problems
 
 
@@ -52,3 +60,61 @@ def _budget(job: Job) -> Iterator[Refusal]:
         changes = {key: value for key, value in wanted.items() if job.config.value(key) != value}
         options: list[Option] = [changes, {_MODE: "selective"}]
         yield Refusal(_MODE, why, options)
+
+
+_GRAPHS = "training.disable_cuda_graphs"
+
+
+def check_cuda_graphs(context: JobContext[CudaGraphKeys]) -> Iterator[Problem]:
+    """Report what a CUDA graph of a step cannot contain."""
+    yield from problems(context.job, _recordable)
+
+
+def _recordable(job: Job) -> Iterator[Refusal]:
+    if job.section(CudaGraphKeys).disable_cuda_graphs:
+        return
+    recompute = job.section(ActivationCheckpointSection).mode
+    alternatives: list[tuple[bool, str, Option]] = [
+        (
+            job.mesh.degree("pp") > 1,
+            "a pipeline's schedule runs on the host, between stages that send and receive",
+            {"parallelism.pipeline_parallel_degree": 1},
+        ),
+        (
+            job.section(TrainingSection).enable_cpu_offload,
+            "with CPU offload the host waits for the gradients of each block",
+            {"training.enable_cpu_offload": False},
+        ),
+        (
+            job.section(DataSection).document_mask and job.section(DataSection).document_attention == "varlen",
+            "variable-length attention receives other shapes in each step",
+            {"data.document_attention": "flex"},
+        ),
+        (
+            recompute != "none" and not job.section(CompileSection).compiles_blocks,
+            "recomputation without the compiler reads the state of the random generator, which a recording forbids",
+            {"compile.enable": True},
+        ),
+        (
+            job.section(TensorParallelKeys).enable_async_tensor_parallel,
+            "symmetric memory in a graph is untested",
+            {"parallelism.enable_async_tensor_parallel": False},
+        ),
+    ]
+    for found, why, change in alternatives:
+        if found:
+            yield Refusal(_GRAPHS, f"{why}, so the step cannot be a CUDA graph", [{_GRAPHS: True}, change])
+
+
+def refuse_waits_in_graphs(job: AssembledJob) -> None:
+    """Refuse CUDA graphs of a job in which the host waits for the device within a step, as some expert parallelism does.
+
+    Raises:
+        UserError: it does.
+    """
+    if job.section(CudaGraphKeys).disable_cuda_graphs:
+        return
+    for transform in job.transforms:
+        if transform.planning.costs is not None and transform.planning.costs.call(Costs, transform.context(job)).host_waits:
+            why = f"{transform.name} makes the host wait for the device within a step, which a CUDA graph cannot"
+            raise UserError(job.config.problem(_GRAPHS, why, f"set {_GRAPHS} = true, or use a setting of it without waits"))

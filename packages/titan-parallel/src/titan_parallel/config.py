@@ -131,3 +131,13 @@ class CompileSection(Section):
     def compiles_blocks(self) -> bool:
         """Whether the blocks of the model are compiled."""
         return self.enable and "model" in self.components
+
+
+class CudaGraphKeys(Section):
+    section: ClassVar[str] = "training"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
+
+    disable_cuda_graphs: bool = True
+    """Let the host launch each kernel of a step. `false` records forward and backward pass of a step as a CUDA graph and
+    launches that, which frees small and fast steps from waiting for the host. TorchTitan's default is `false`; here it is
+    `true`, because no GPU has measured it yet."""

@@ -53,7 +53,7 @@ class PipelineStep:
         self._numbers = plan.stages_of(_rank(context))
         self._last = len(plan.stages) - 1
         self._part = parts[0]
-        self._target_weight = 1.0
+        self._target_weight: float | Tensor = 1.0
         self._device = context.device
         group = context.mesh["pp"].get_group()
         self._stages = [

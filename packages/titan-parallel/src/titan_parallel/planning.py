@@ -17,6 +17,7 @@ from titan_parallel.config import (
     ActivationCheckpointSection,
     CompileSection,
     ContextParallelKeys,
+    CudaGraphKeys,
     FSDPKeys,
     PipelineKeys,
     TensorParallelKeys,
@@ -190,6 +191,11 @@ def recomputation_costs(context: JobContext[ActivationCheckpointSection]) -> Cos
 def compile_choices(context: JobContext[CompileSection]) -> Choices:
     """Return whether to compile. It costs nothing but the schedules that it excludes."""
     return {"compile.enable": (True, False) if context.job.mesh.degree("pp") > 1 else (True,)}
+
+
+def graph_costs(context: JobContext[CudaGraphKeys]) -> Costs:
+    """Return that the host launches forward and backward pass at once."""
+    return Costs(graphed=True)
 
 
 def compile_costs(context: JobContext[CompileSection]) -> Costs:

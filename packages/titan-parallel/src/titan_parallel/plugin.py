@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 from titan_core.api import DATA_DIMS, Checks, MeshUse, Phase, Planning, Ref, StepUse, Transform, hookimpl
-from titan_parallel.checks import is_active
+from titan_core.api.plugins.assembled_job import AssembledJob
+from titan_parallel.checks import is_active, refuse_waits_in_graphs
 from titan_parallel.config import (
     HEADS,
     ActivationCheckpointSection,
     CompileSection,
     ContextParallelKeys,
+    CudaGraphKeys,
     FSDPKeys,
     PipelineKeys,
     TensorParallelKeys,
@@ -107,4 +111,25 @@ def titan_parallelisms() -> list[Transform]:
             steps=StepUse(observer=Ref("titan_parallel.compile:observe")),
             planning=_planning("compile"),
         ),
+        Transform(
+            name="cuda_graphs",
+            summary="CUDA graphs: a step's forward and backward passes launched at once",
+            config=CudaGraphKeys,
+            phase=Phase.COMPILE,
+            active=lambda context: not context.section.disable_cuda_graphs,
+            check=Ref("titan_parallel.checks:check_cuda_graphs"),
+            planning=Planning(costs=Ref("titan_parallel.planning:graph_costs")),
+            steps=StepUse(
+                runner=Ref("titan_parallel.cuda_graphs:make_step"), observer=Ref("titan_parallel.cuda_graphs:observe")
+            ),
+        ),
     ]
+
+
+@hookimpl
+def titan_job_assembled(job: AssembledJob) -> None:
+    """Refuse CUDA graphs of steps that wait. Keep NCCL from registering the memory of others, which ends in illegal accesses
+    where the allocator extends its segments, as Titan lets it (pytorch/pytorch#158029)."""
+    refuse_waits_in_graphs(job)
+    if not job.config.section(CudaGraphKeys).disable_cuda_graphs:
+        os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")

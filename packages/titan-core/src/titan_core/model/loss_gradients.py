@@ -29,7 +29,7 @@ def gradients_of(
     loss_of_chunk: Callable[[Tensor, Microbatch], Tensor],
     calls: Sequence[tuple[Tensor, Microbatch]],
     parameters: Sequence[Tensor],
-    divisor: float,
+    divisor: float | Tensor,
 ) -> Gradients | None:
     """Return the sum of the losses of ``calls``, with its gradients.
 

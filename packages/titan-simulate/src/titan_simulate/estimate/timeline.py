@@ -65,7 +65,7 @@ def simulate_streams(trace: Sequence[Work], machine: Machine) -> Timeline:
 
 def issue_seconds(work: Work, machine: Machine) -> float:
     """Return the time in which the host issues ``work``."""
-    if work.kind is Kind.WAIT:
+    if work.kind is Kind.WAIT or work.graphed:
         return 0.0
     return 1e-6 * (machine.host.compiled_kernel_us if work.compiled else machine.host.operator_us)
 

@@ -90,7 +90,10 @@ def take(
         found = replace(found, allocations=from_the_start(found.allocations))
         order, kept = (None, 0) if microbatches is None else schedule.of_job(microbatches)
         simulated = schedule.microbatches or job.batch.microbatches
-        return TracedRank(rank, trace.work, found, parts, simulated, order, kept)
+        work = trace.work
+        if any(one.graphed for one in costs):
+            work = [replace(one, graphed=one.phase in ("forward", "backward")) for one in work]
+        return TracedRank(rank, work, found, parts, simulated, order, kept)
 
 
 class _TraceOfMoments(Trace):

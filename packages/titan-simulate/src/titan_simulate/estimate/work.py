@@ -74,6 +74,8 @@ class Work:
     """Whether each rank of an exchange sends to one other, as a ring does that passes tensors on."""
     compiled: bool = False
     """Whether compiled code issues it, which fuses pointwise operators with their neighbours."""
+    graphed: bool = False
+    """Whether a CUDA graph has it, which the host launches as a whole."""
     action: Action | None = None
     """What of a pipeline's schedule it belongs to."""
 

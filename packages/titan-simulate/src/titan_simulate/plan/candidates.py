@@ -226,6 +226,7 @@ class Space:
                 passes_keys=work.passes_keys or costs.passes_keys,
                 exchanges_heads=work.exchanges_heads * max(1, costs.exchanges_heads),
                 exchanged_rows=work.exchanged_rows if costs.exchanged_rows is None else costs.exchanged_rows,
+                graphed=work.graphed or costs.graphed,
                 host_waits=work.host_waits + costs.host_waits,
                 pipeline=costs.pipeline or work.pipeline,
             )

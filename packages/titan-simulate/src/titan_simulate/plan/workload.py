@@ -41,6 +41,7 @@ class Workload:
     exchanges_heads: int = 1
     exchanged_rows: float | None = None
     """Rows that ranks exchange for experts, by those that tokens choose, if their number is fixed."""
+    graphed: bool = False
     host_waits: float = 0.0
     """Waits of the host in each forward pass of a block with experts."""
     pipeline: PipelineCosts | None = None

@@ -69,9 +69,14 @@ class StepCounts:
         sizes = [math.prod(shape) for shape in shapes.values()]
         self.counts = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
         """All statistics, flat, so that one collective sums them."""
+        self._shapes = shapes
         pieces = zip(shapes.items(), self.counts.split(sizes), strict=True)
         self.values = {name: piece.view(shape) for (name, shape), piece in pieces}
         """Each statistic so far, by name: views of :attr:`counts`."""
+
+    def empty(self) -> StepCounts:
+        """Return what counts the same, from 0."""
+        return StepCounts(self._shapes, self.counts.device, self.ranks, self._first)
 
     def add(self, name: str, index: tuple[int, ...], values: Tensor, divided: bool) -> None:
         """Add ``values`` to the part of a statistic at ``index``."""
@@ -91,12 +96,14 @@ class Microbatch:
     """``training.seed``."""
     auxiliary: AuxiliaryLosses | None = None
     """Collects the auxiliary losses of the step; ``None`` outside training."""
-    target_weight: float = 1.0
+    target_weight: float | Tensor = 1.0
     """:attr:`~titan_core.api.StepInput.target_weight`: what the step divides this microbatch's loss by."""
     metrics: MetricSums | None = None
     """Collects the metrics of the step or of the validation; ``None`` in other forward passes."""
     statistics: StepCounts | None = None
     """Collects the statistics of the step; ``None`` in forward passes that do not count."""
+    step_key: Tensor | None = field(default=None, repr=False)
+    """:attr:`key` if it is known; ``None``: made from seed and step."""
     key: Tensor = field(init=False, repr=False)
     """Hash of seed and step, an int64 scalar on the batch's device. A Python number would be a constant in compiled code,
     and every step would recompile."""
@@ -116,10 +123,10 @@ class Microbatch:
     """The documents on a GPU that variable-length attention computes, made with :attr:`masks`."""
 
     def __post_init__(self) -> None:
-        digest = hashlib.sha256(f"{self.seed}:{self.step}".encode()).digest()
-        value = int.from_bytes(digest[:8], "little", signed=True)
-        # Filled on the device: a copy from the host would synchronise.
-        key = torch.full((), value, dtype=torch.int64, device=self.batch.tokens.device)
+        key = self.step_key
+        if key is None:  # filled on the device: a copy from the host would synchronise
+            value = key_of_step(self.seed, self.step)
+            key = torch.full((), value, dtype=torch.int64, device=self.batch.tokens.device)
         object.__setattr__(self, "key", key)
 
     def make_document_mask(self, mixers: Iterable[Mixer] = (), make: MakeMasks | None = None) -> None:
@@ -138,6 +145,11 @@ class Microbatch:
         )
         if self.batch.documents is not None:
             object.__setattr__(self, "document_mask", self.masks.get(mask_name(None)))
+
+
+def key_of_step(seed: int, step: int) -> int:
+    """Return the hash of seed and step from which modules draw random numbers: 64 bits, signed."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{step}".encode()).digest()[:8], "little", signed=True)
 
 
 # Not a context variable: autograd runs the backward pass of a CUDA device in its own thread, which would not see it.

@@ -70,6 +70,8 @@ class Costs:
     fixed. ``None``: as many as tokens choose."""
     host_waits: float = 0.0
     """How often the host waits for the device in each forward pass of a block with experts."""
+    graphed: bool = False
+    """Whether the host launches forward and backward pass at once, as a CUDA graph, instead of each kernel."""
     blocks_alike: bool = True
     """Whether equal blocks remain equal, so that an estimate may simulate a few of them. ``False`` if the transform treats
     blocks by their number, or several of them together."""

@@ -44,20 +44,23 @@ class StepInput:
     """Counted from 1."""
     seed: int
     """``training.seed``."""
-    target_weight: float = 1.0
+    target_weight: float | Tensor = 1.0
     """Total weight of the targets in the *global* batch, or in the part of it that this rank's diverging replica trains on.
-    Losses are divided by it, so that gradients can be summed over ranks."""
+    Losses are divided by it, so that gradients can be summed over ranks. A scalar on the device in a CUDA graph."""
     auxiliary: AuxiliaryLosses | None = None
     """Collects auxiliary losses; ``None`` in an evaluation."""
     metrics: MetricSums | None = None
     """Collects the objective's metrics; ``None`` if nobody reads them."""
     statistics: StepCounts | None = None
     """Collects statistics (:func:`~titan_core.api.add_statistic`); ``None`` in an evaluation and a step that is repeated."""
+    key: Tensor | None = None
+    """:attr:`Microbatch.key <titan_core.api.Microbatch.key>` in a CUDA graph, whose numbers are constants; ``None``: from
+    seed and step."""
 
     def microbatches(self) -> list[Microbatch]:
         """Return the microbatches that a part of the model computes, in order."""
         collectors = (self.auxiliary, self.target_weight, self.metrics, self.statistics)
-        return [Microbatch(batch, self.step, self.seed, *collectors) for batch in self.batches]
+        return [Microbatch(batch, self.step, self.seed, *collectors, self.key) for batch in self.batches]
 
 
 class StepAbandoned(PartOfContract):
