@@ -235,7 +235,7 @@ def repeated_on_fake_cuda(overrides: dict[str, object], ranks: int) -> Simulated
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda_graphs, "record", launched)
-        patch.setattr(cuda_graphs, "current_simulation", lambda: None)
+        patch.setattr(cuda_graphs, "has_values", lambda: True)
         return train_simulated("tiny", {**TINY, **GRAPHS, **overrides}, ranks, 0, True, "NVIDIA H100 80GB HBM3")
 
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from titan_core.api import Batch, ModelPart, Run, RunEnd, Slot, StepInput, StepRunner, TrainingContext, UserError, hookimpl
 from titan_core.api.parallel.microbatch import AuxiliaryLosses, MetricSums, key_of_step
-from titan_core.toolkit.simulation import current_simulation
+from titan_core.toolkit.simulation import has_values
 from titan_parallel.config import CudaGraphKeys
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class GraphedStep:
         repeated = inputs.statistics is None
         if repeated or any(parameter.grad is not None for parameter in self._parameters):
             return self._runner(inputs)
-        if current_simulation() is not None:  # its devices have no graphs, and it counts the kernels of each step
+        if not has_values():  # simulated devices have no graphs, and it counts the kernels of each step
             return self._runner(inputs)
         self._steps += 1
         if self._steps <= WARM_UP:

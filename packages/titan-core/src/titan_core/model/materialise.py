@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from titan_core.api import Loaded, ModelPart, UserError, matches
 from titan_core.api.plugins.errors import shown
 from titan_core.model.random_values import fill
-from titan_core.toolkit.simulation import current_simulation
+from titan_core.toolkit.simulation import current_simulation, has_values
 from titan_core.torch_private import global_offset
 
 
@@ -20,7 +20,7 @@ def materialise(part: ModelPart, device: torch.device, seed: int) -> None:
     module, layout = part.module, part.layout
     allocate(part, device)
     with torch.no_grad():
-        for name, parameter in module.named_parameters() if current_simulation() is None else ():
+        for name, parameter in module.named_parameters() if has_values() else ():
             name = part.copies.get(name, name)
             value = layout.initial_value(name)
             assert value is not None, f"layout_check rejects parameters without an initial value, but {name} has none"

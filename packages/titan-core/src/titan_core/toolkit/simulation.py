@@ -20,9 +20,11 @@ class Simulation(Protocol):
 
     checks_model: bool
     """Whether to check the model on a small copy, which takes seconds. A job that is simulated often needs that once."""
+    computes: bool
+    """Whether tensors on its device have values: one real rank, without the others."""
 
     def join(self, job: AssembledJob) -> AbstractContextManager[World]:
-        """Return a context of the rank's world. Tensors on its device have no values."""
+        """Return a context of the rank's world."""
 
 
 COMPOSED: dict[Any, Callable[..., Any]] = {}
@@ -35,6 +37,11 @@ _current: Simulation | None = None
 def current_simulation() -> Simulation | None:
     """Return the simulation that this process runs, if any."""
     return _current
+
+
+def has_values() -> bool:
+    """Whether tensors on the device of this process have values."""
+    return _current is None or _current.computes
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from titan_core.api import CommandContext, MeshPlan
+from titan_core.api import CommandContext, MeshPlan, UserError
 from titan_core.api.config.numbers import MOST_RANKS
 from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
@@ -26,6 +26,7 @@ from titan_core.toolkit.text import print_json, print_table, say, shorten, show_
 if TYPE_CHECKING:
     from titan_simulate.engine.command_fork import Report
     from titan_simulate.engine.on_cpu import TriedRank
+    from titan_simulate.engine.real_rank import MeasuredRank
     from titan_simulate.engine.result import Peak, SimulatedRank
 
 T = TypeVar("T")
@@ -33,6 +34,9 @@ GIB = 2**30
 STAGES = "stages"
 AT_ONCE = 4
 """Most ranks that are simulated at a time: each takes about a GiB."""
+
+MEASURED_STEPS = 5
+"""Steps of a real rank, if the command line does not say."""
 
 Show = Callable[[AssembledJob, Sequence["SimulatedRank"]], None]
 """Prints what was found of the ranks of a job."""
@@ -53,6 +57,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="fail where the host waits for the device within a step (default: list such places with --full)",
     )
+    parser.add_argument(
+        "--real-rank",
+        action="store_true",
+        help="measure the rank on this machine's device, without the other ranks: time and memory, without communication",
+    )
     json_argument(parser)
 
 
@@ -65,6 +74,8 @@ def rank_argument(parser: argparse._ActionsContainer) -> None:
 def run(context: CommandContext) -> int:
     """Simulate ranks and print what they need."""
     options = context.arguments
+    if options.real_rank:
+        return _measure(context)
     steps = options.steps or (2 if options.full or options.strict or options.json else 1)
     show = _print_json if options.json else _print_full if options.full else partial(print_verdicts, context)
     return simulate_ranks(context, steps, options.strict, show)
@@ -94,7 +105,7 @@ def _simulated(context: CommandContext, steps: int, strict: bool, show: Show, re
 
 
 def _in_forks(
-    context: CommandContext, run_rank: Callable[[int], T], report: Report, on_cpu: bool = False
+    context: CommandContext, run_rank: Callable[[int], T], report: Report, on_cpu: bool = False, at_once: int = AT_ONCE
 ) -> tuple[AssembledJob, list[T]]:
     """Run each rank in a fork of this process, which imports torch once."""
     from titan_simulate.engine import forks, stub_libraries
@@ -108,7 +119,7 @@ def _in_forks(
     forks.load(on_cpu)
     found = forks.call_in_forks(
         [partial(run_rank, rank) for rank in ranks],
-        at_once=min(AT_ONCE, len(os.sched_getaffinity(0))),
+        at_once=min(at_once, len(os.sched_getaffinity(0))),
         done=lambda number: report(f"{number} of {len(ranks)} ranks done"),
     )
     return job, found
@@ -154,6 +165,51 @@ def _try_rank(context: CommandContext, rank: int) -> TriedRank:
     with tempfile.TemporaryDirectory(prefix="titan-simulate-") as folder:
         settings = {**SETTINGS, "training.stop_at_step": "1", "job.dump_folder": folder}
         return try_rank(_job(context, settings), context.train, rank)
+
+
+def _measure(context: CommandContext) -> int:
+    """Measure ranks on the device, and print what they need beside what a simulation says.
+
+    Raises:
+        UserError: the command line also asks for what only a simulation counts.
+    """
+    from titan_simulate.engine import stub_libraries
+    from titan_simulate.engine.command_fork import print_from_fork
+
+    options = context.arguments
+    if options.full or options.strict:
+        option = "--full" if options.full else "--strict"
+        raise UserError.one(option, "counts what a simulated device does, and --real-rank measures", "drop one of the two")
+    status = print_from_fork(partial(_measured, context), "measuring")
+    if status or options.json or stub_libraries.reason() is not None:
+        return status
+    return simulate_ranks(context, steps=2, strict=False, show=partial(print_verdicts, context))
+
+
+def _measured(context: CommandContext, report: Report) -> int:
+    steps = context.arguments.steps or MEASURED_STEPS
+    job, found = _in_forks(context, partial(_measure_rank, context, steps), report, on_cpu=True, at_once=1)
+    if context.arguments.json:
+        values = [asdict(one) for one in found]
+        print_json(values if len(values) > 1 else values[0])
+        return 0
+    _print_notes(job)
+    for one in found:
+        reserved = "" if one.memory.reserved_gib is None else f", {one.memory.reserved_gib:.2f} GiB reserved"
+        say(f"rank {one.rank} of {one.world_size} ({one.mesh}) on {one.device}: {1000 * one.step_seconds:.1f} ms a step")
+        say(f"  {one.tokens_per_second:,.0f} tokens/s, without communication; the host issues a step in "
+            f"{1000 * one.host_seconds:.1f} ms")  # fmt: skip
+        say(f"  peak: {one.memory.peak_gib:.2f} GiB{reserved}{'' if reserved else ' of the process'}")
+    return 0
+
+
+def _measure_rank(context: CommandContext, steps: int, rank: int) -> MeasuredRank:
+    from titan_simulate.engine.real_rank import SETTINGS, WARM_UP, measure_rank
+
+    logging.disable(logging.WARNING)  # as in :func:`_rank_of`
+    with tempfile.TemporaryDirectory(prefix="titan-simulate-") as folder:
+        settings = {**SETTINGS, "training.stop_at_step": str(WARM_UP + steps + 1), "job.dump_folder": folder}
+        return measure_rank(_job(context, settings), context.train, rank, steps)
 
 
 def first_of_each_stage(mesh: MeshPlan) -> Sequence[int]:

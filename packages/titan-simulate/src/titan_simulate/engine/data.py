@@ -22,6 +22,9 @@ DOCUMENTS = 16
 TOKENS = (300, 3_000)
 """Shortest and longest document."""
 
+DIFFERENT = 16
+"""Number of different tokens: every vocabulary has them."""
+
 
 class SimulatedTokenizer(TextTokenizer):
     """Has the vocabulary of the job's tokenizer."""
@@ -62,13 +65,14 @@ class _Shard:
 
 
 class SimulatedDocuments:
-    """An endless source of documents of random lengths. Their tokens do not matter, because nothing computes with them."""
+    """An endless source of documents of random lengths, with random tokens: where a rank is real, routers choose experts."""
 
     num_documents: int | None = None
 
     def __init__(self) -> None:
-        sizes = numpy.random.default_rng(0).integers(*TOKENS, size=DOCUMENTS)
-        self._documents = [numpy.ones(size, numpy.uint32) for size in sizes]
+        random = numpy.random.default_rng(0)
+        sizes = random.integers(*TOKENS, size=DOCUMENTS)
+        self._documents = [random.integers(DIFFERENT, size=size, dtype=numpy.uint32) for size in sizes]
 
     def shard(self, index: int, count: int, epoch: int) -> _Shard:
         """Return a shard; all are the same."""

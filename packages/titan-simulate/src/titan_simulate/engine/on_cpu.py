@@ -54,6 +54,7 @@ class _Rank:
 
     rank: int
     checks_model: bool = True
+    computes: bool = False
 
     @contextmanager
     def join(self, job: AssembledJob) -> Iterator[World]:

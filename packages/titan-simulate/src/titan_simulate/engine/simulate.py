@@ -172,6 +172,7 @@ class _Engine:
     strict: bool
     checks_model: bool
     waits: HostWaits = field(default_factory=HostWaits)
+    computes: bool = False
 
     def __post_init__(self) -> None:
         self._observation = Observation(self.observers)
