@@ -24,7 +24,7 @@ from titan_ckpt.format.catalogue import entry
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.manifest import paused_gc
 from titan_ckpt.format.reader import Reader
-from titan_ckpt.format.stored import NAME
+from titan_ckpt.format.stored import NAME, DataFile, data_file
 from titan_ckpt.format.writer import Writer
 from titan_core.api.parallel.tree import gather_on_first
 
@@ -53,24 +53,26 @@ def _rank(rank: int, ranks: int, tensors: int) -> Iterator[dict[str, Tensor]]:
 class _Others(OtherRanks):
     """The other ranks of a save: each has what this one has, of its own place."""
 
-    def __init__(self, rank: int, ranks: int, last: bytes = b"") -> None:
+    def __init__(self, rank: int, ranks: int, last: DataFile | None = None) -> None:
         """
         Args:
-            last: the checksums of the last rank.
+            last: the sizes of the last rank's file.
         """
         super().__init__(rank, ranks)
         self._last = last
-        self.written = b""
-        """The checksums of this rank."""
+        self.written = DataFile(0, 0, "")
+        """The sizes of this rank's file."""
         self._gathering = False
 
     def answer(self, block: range) -> dict[Any, Any]:
         if not self._gathering:
             return super().answer(block)
-        own = bytearray(self.written)  # as bytes of each rank, which a pickle contains once
-        return {rank: (self._last if rank == self.ranks - 1 else bytes(own), None) for rank in block}
+        own = self.written
+        checksums = (own.sha256[:-12] + f"{rank:012d}" for rank in block)  # each its own, which a pickle contains
+        others = {rank: (own._replace(sha256=sha256), None) for rank, sha256 in zip(block, checksums, strict=True)}
+        return others | ({self.ranks - 1: (self._last, None)} if self.ranks - 1 in block else {})
 
-    def gather(self, value: tuple[bytes, None], group: None) -> dict[int, tuple[bytes, None]]:
+    def gather(self, value: tuple[DataFile, None], group: None) -> dict[int, tuple[DataFile, None]]:
         self._gathering, (self.written, _) = True, value
         return gather_on_first(value, group)
 
@@ -117,8 +119,9 @@ def checkpoint(ranks: int, tensors: int, collector: bool = False) -> tuple[list[
         first = _Others(0, ranks, last.written)
         _save(first, folder, tensors, state)
         saved = Row("e checkpoint: plan, write, commit", ranks, first.cost, last.cost)
-        for rank in range(1, ranks - 1):
-            _data_file(folder, rank, tensors)
+        for rank in range(1, ranks - 1):  # of which only the size is read
+            with open(f"{folder}/{data_file(rank)}", "wb") as file:
+                file.truncate(first.written.num_bytes + first.written.index_bytes)
         size = folder.size(NAME) or 0
         first, last = _Others(0, ranks), _Others(ranks - 1, ranks)
         with first.cost.timed():
@@ -134,11 +137,6 @@ def checkpoint(ranks: int, tensors: int, collector: bool = False) -> tuple[list[
         for others in (first, last):
             _load(others, Reader(folder, found.manifest), tensors)
         return [saved, read, Row("e restore: plan and load", ranks, first.cost, last.cost)], size
-
-
-def _data_file(folder: Folder, rank: int, tensors: int) -> None:
-    with folder.create(f"data-{rank:05d}.bin") as file:
-        file.write(bytes(tensors * WIDTH * 4))
 
 
 def _save(others: _Others, folder: Folder, tensors: int, state: dict[str, Any]) -> None:

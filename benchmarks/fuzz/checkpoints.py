@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,12 @@ from titan_ckpt.config import CheckpointSection
 from titan_ckpt.contents import state as plain
 from titan_ckpt.contents.optimizer_state import group_values, parameter_names, state_of
 from titan_ckpt.contents.tensors import model_tensors
-from titan_ckpt.format.chunks import bytes_of
-from titan_ckpt.format.folder import Folder
-from titan_ckpt.format.stored import NAME, chunk_digest
+from titan_ckpt.format.chunks import bytes_of, read_whole
+from titan_ckpt.format.folder import Folder, write_all
+from titan_ckpt.format.index import write_index
+from titan_ckpt.format.layout import Layout
+from titan_ckpt.format.manifest import read_manifest
+from titan_ckpt.format.stored import NAME, chunk_digest, data_file
 from titan_ckpt.resume.restoring import restore
 from titan_core.api import CheckpointContext, Ref, UserError
 from titan_core.api.config.resolved import Override
@@ -81,23 +85,32 @@ def _job(changes: dict[str, str]) -> Any:
 
 
 def _divide(folder: Path) -> None:
-    """Divide every tensor into several chunks, as if several ranks had saved it."""
-    contents = _read(folder)
-    data = (folder / "data-00000.bin").read_bytes()
-    for name, tensor in contents["tensors"].items():
-        chunks = []
-        for offset, shape, file, start, num_bytes, _ in tensor["chunks"]:
-            cut = shape[0] // 2 if shape else 0
-            sizes = [cut, shape[0] - cut] if cut else [None]
-            for size in sizes:
-                box = [size, *shape[1:]] if size is not None else shape
-                length = num_bytes * size // shape[0] if size is not None else num_bytes
-                part = data[start : start + length]
-                digest = chunk_digest(name, tensor["dtype"], tuple(offset), tuple(box), part)
-                chunks.append([offset, box, file, start, length, digest])
-                if size is not None:
-                    offset, start = [offset[0] + size, *offset[1:]], start + length
-        tensor["chunks"] = chunks
+    """Divide every tensor of two rows or more between two data files, as if two ranks had saved it."""
+    contents, here = _read(folder), Folder(str(folder))
+    manifest = read_manifest(here)
+    parts: dict[int, list[tuple[str, bytes, str]]] = {0: [], 1: []}
+    contents["layouts"], contents["tensors"] = [], {}
+    for name, stored in manifest.tensors.items():
+        whole = read_whole(here, manifest, name)
+        rows, *rest = stored.shape or (1,)
+        cuts = [0, rows // 2, rows] if rows > 1 else [0, rows]
+        for rank, (first, last) in enumerate(pairwise(cuts)):
+            part = whole[first:last] if stored.shape else whole
+            data, offset = bytes(bytes_of(part)), (first, *(0 for _ in rest))[: len(stored.shape)]
+            parts[rank].append((name, data, chunk_digest(name, stored.dtype, offset, tuple(part.shape), data)))
+        layout = Layout((cuts, *((0, size) for size in rest))[: len(stored.shape)], range(len(cuts) - 1)).as_json()
+        if layout not in contents["layouts"]:
+            contents["layouts"].append(layout)
+        contents["tensors"][name] = [stored.dtype, contents["layouts"].index(layout)]
+    for rank, pieces in parts.items():
+        index = {}
+        with here.create(data_file(rank)) as file:
+            size = 0
+            for name, data, digest in pieces:
+                write_all(file, memoryview(data))
+                index[name] = size, digest
+                size += len(data)
+            contents["files"][data_file(rank)] = write_index(file, index, size)
     _write(folder, contents)
 
 
@@ -206,12 +219,15 @@ def store(context: CheckpointContext[CheckpointSection]) -> _Store:
 def _damage(chance: random.Random, folder: Path) -> str:
     """Damage the checkpoint in ``folder``; return what was done."""
     if chance.random() < 0.3:
-        return damage_bytes(chance, folder / chance.choice([NAME, "data-00000.bin"]))
+        return damage_bytes(chance, folder / chance.choice([NAME, data_file(0), data_file(1)]))
     if chance.random() < 0.05:
         os.rename(folder, folder.with_name(name := chance.choice(["step-7", "step-20", "step-0"])))
         return f"renamed to {name}"
     contents = _read(folder)
-    done = chance.choice(_STRUCTURAL)(chance, contents) if chance.random() < 0.6 else _mistype(chance, contents)
+    if chance.random() < 0.2:
+        done = _changed_index(chance, folder, contents)
+    else:
+        done = chance.choice(_STRUCTURAL)(chance, contents) if chance.random() < 0.6 else _mistype(chance, contents)
     _write(folder, contents)
     return done
 
@@ -239,63 +255,68 @@ def _is_seen(path: str) -> bool:
     return not re.search(r"python\.1\.\d{2}", path)
 
 
-def _chunk(chance: random.Random, contents: Any) -> tuple[str, Any, int]:
-    name = chance.choice(sorted(contents["tensors"]))
-    chunks = contents["tensors"][name]["chunks"]
-    return name, chunks, chance.randrange(len(chunks))
+def _runs(chance: random.Random, contents: Any) -> tuple[str, list[list[int]]]:
+    """Return the runs of a layout's files, or of its cuts in a dimension."""
+    number = chance.randrange(len(contents["layouts"]))
+    layout = contents["layouts"][number]
+    dim = chance.randrange(-1, len(layout["cuts"]))
+    return f"layout {number}, dimension {dim}", layout["files"] if dim < 0 else layout["cuts"][dim]
 
 
 def _removed(chance: random.Random, contents: Any) -> str:
-    name, chunks, number = _chunk(chance, contents)
-    del chunks[number]
-    return f"a chunk of {name} removed"
-
-
-def _emptied(chance: random.Random, contents: Any) -> str:
-    name, chunks, _ = _chunk(chance, contents)
-    chunks.clear()
-    return f"all chunks of {name} removed"
+    where, runs = _runs(chance, contents)
+    del runs[chance.randrange(len(runs))]
+    return f"{where}: a run removed"
 
 
 def _doubled(chance: random.Random, contents: Any) -> str:
-    name, chunks, number = _chunk(chance, contents)
-    chunks.append(list(chunks[number]))
-    return f"a chunk of {name} duplicated"
+    where, runs = _runs(chance, contents)
+    runs.append(list(chance.choice(runs)))
+    return f"{where}: a run duplicated"
 
 
-def _changed_chunk(chance: random.Random, contents: Any) -> str:
-    name, chunks, number = _chunk(chance, contents)
-    chunk, what = chunks[number], chance.randrange(6)
-    other = chance.choice(chance.choice(list(contents["tensors"].values()))["chunks"])
-    by = chance.choice([-4, -1, 1, 4, 1 << 40])
-    match what:
-        case 0 | 1:
-            if not chunk[what]:
-                chunk[what] = [1]
-            else:
-                dim = chance.randrange(len(chunk[what]))
-                chunk[what] = [size + by if at == dim else size for at, size in enumerate(chunk[what])]
+def _changed_run(chance: random.Random, contents: Any) -> str:
+    where, runs = _runs(chance, contents)
+    run = chance.choice(runs)
+    run[chance.randrange(3)] += chance.choice([-4, -1, 1, 4, 1 << 40, 1 << 62])
+    return f"{where}: {run}"
+
+
+def _swapped_files(chance: random.Random, contents: Any) -> str:
+    number = chance.randrange(len(contents["layouts"]))
+    files = contents["layouts"][number]["files"]
+    files[:] = [[first + step * (count - 1), -step, count] for first, step, count in reversed(files)]
+    return f"layout {number}: files in reverse"
+
+
+def _changed_index(chance: random.Random, folder: Path, contents: Any) -> str:
+    """Change a data file's index, and its checksum with it."""
+    name = chance.choice(sorted(contents["files"]))
+    size, _, _ = contents["files"][name]
+    data = (folder / name).read_bytes()
+    index = json.loads(data[size:])
+    tensor, other = chance.choice(sorted(index)), chance.choice(sorted(index))
+    match chance.randrange(5):
+        case 0:
+            del index[tensor]
+        case 1:
+            index[tensor], index[other] = index[other], index[tensor]
         case 2:
-            chunk[2] = chance.choice(["../data-00000.bin", "/etc/passwd", "data-00001.bin", "", "data-00000.bin/", NAME])
-        case 3 | 4:
-            chunk[what] += by
-        case 5:
-            chunk[5] = other[5] if other is not chunk else "0" * 64
-    return f"a chunk of {name}, field {what}: {chunk[:5]}"
-
-
-def _swapped_offsets(chance: random.Random, contents: Any) -> str:
-    name, chunks, _ = _chunk(chance, contents)
-    offsets = [chunk[0] for chunk in chunks]
-    for chunk, offset in zip(chunks, reversed(offsets), strict=True):
-        chunk[0] = offset
-    return f"the chunks of {name} reordered"
+            index[tensor][0] += chance.choice([-4, -1, 1, 4, 1 << 40, 1 << 70])
+        case 3:
+            index[tensor + "x"] = index[tensor]
+        case 4:
+            index[tensor] = wrong_type(chance, index[tensor])
+    text = json.dumps(index).encode()
+    (folder / name).write_bytes(data[:size] + text)
+    contents["files"][name] = [size, len(text), hashlib.sha256(text).hexdigest()]
+    return f"the index of {name}: {tensor} = {index.get(tensor)}"
 
 
 def _swapped_tensors(chance: random.Random, contents: Any) -> str:
     tensors = contents["tensors"]
     one = chance.choice(sorted(tensors))
-    other = chance.choice([name for name in tensors if tensors[name]["shape"] == tensors[one]["shape"]])
+    other = chance.choice([name for name in tensors if tensors[name] == tensors[one]])
     tensors[one], tensors[other] = tensors[other], tensors[one]
     return f"{one} and {other} swapped"
 
@@ -313,21 +334,27 @@ def _changed_tensor(chance: random.Random, contents: Any) -> str:
     name = chance.choice(sorted(contents["tensors"]))
     tensor = contents["tensors"][name]
     if chance.random() < 0.5:
-        tensor["dtype"] = chance.choice(
-            ["int32", "bfloat16", "float64", "float8_e4m3fn", "complex64", "load", "", "float99"]
-        )
+        tensor[0] = chance.choice(["int32", "bfloat16", "float64", "float8_e4m3fn", "complex64", "load", "", "float99"])
     else:
-        tensor["shape"] = chance.choice(
-            [[*tensor["shape"][::-1], 1], [0], [], [size + 1 for size in tensor["shape"]], [1 << 62] * 3]
-        )
-    return f"{name}: {tensor['dtype']} {tensor['shape']}"
+        tensor[1] = chance.choice([-1, 1 << 62, *range(len(contents["layouts"]) + 1)])
+    return f"{name}: {tensor}"
 
 
 def _changed_numbers(chance: random.Random, contents: Any) -> str:
     key = chance.choice(["step", "format", "files", "state"])
     if key == "files":
         contents["files"] = chance.choice(
-            [{}, {"data-00000.bin": 1}, {**contents["files"], "data-00001.bin": 0}, {"../x": 1}]
+            [
+                {},
+                {"data-00000.bin": [1, 1, ""]},
+                {**contents["files"], "data-00002.bin": [0, 2, ""]},
+                {"../x": [1, 1, ""]},
+                {
+                    name: [size + by, index - by, sha]
+                    for name, (size, index, sha) in contents["files"].items()
+                    for by in (4,)
+                },
+            ]
         )
     elif key == "state":
         contents["state"] = {}
@@ -338,11 +365,10 @@ def _changed_numbers(chance: random.Random, contents: Any) -> str:
 
 _STRUCTURAL: list[Callable[[random.Random, Any], str]] = [
     _removed,
-    _emptied,
     _doubled,
-    _changed_chunk,
-    _changed_chunk,
-    _swapped_offsets,
+    _changed_run,
+    _changed_run,
+    _swapped_files,
     _swapped_tensors,
     _removed_tensor,
     _changed_tensor,

@@ -152,7 +152,9 @@ def test_a_restarted_job_keeps_its_progress_since_the_older_step(
 def test_verification_detects_any_flipped_byte(saved: RunRecord, place: float) -> None:
     folder = Folder(str(CHECKPOINTS / "step-4"))
     manifest = read_manifest(folder)
-    assert sum(verify_data(folder, manifest)) == manifest.num_bytes == os.path.getsize(CHECKPOINTS / "step-4/data-00000.bin")
+    (file,) = manifest.files.values()
+    assert sum(verify_data(folder, manifest)) == manifest.num_bytes == file.num_bytes
+    assert file.num_bytes + file.index_bytes == os.path.getsize(CHECKPOINTS / "step-4/data-00000.bin")
     flip(CHECKPOINTS / "step-4" / "data-00000.bin", place)
     with pytest.raises(BrokenCheckpoint, match=r"its checksum does not match"):
         list(verify_data(folder, read_manifest(folder)))

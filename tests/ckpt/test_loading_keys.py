@@ -15,8 +15,9 @@ import torch
 from titan_ckpt.format.catalogue import entry
 from titan_ckpt.format.dtypes import to_dtype
 from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.layout import Layout
 from titan_ckpt.format.manifest_checks import _require_known_names
-from titan_ckpt.format.stored import BrokenCheckpoint, Chunk, StoredTensor
+from titan_ckpt.format.stored import BrokenCheckpoint, StoredTensor
 from titan_core.api import UserError, hookimpl
 from titan_testing.jobs import make_job, run_recipe
 
@@ -119,7 +120,7 @@ def test_an_export_that_would_overflow_keeps_the_dtype(in_tmp: Path, caplog: pyt
 
 
 def test_unknown_and_missing_tensors_are_refused() -> None:
-    tensor = StoredTensor("float32", (1,), (Chunk((0,), (1,), "data-00000.bin", 0, 4, ""),))
+    tensor = StoredTensor("float32", Layout(((0, 1),), (0,)))
     whole = {"model.w": tensor, "optimizer.w.exp_avg": tensor, "observers.mine": tensor}
     replica = {f"replica-1.{name}": tensor for name in whole}
     _require_known_names(whole, 1)

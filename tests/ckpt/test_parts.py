@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,12 @@ from torch import Tensor, nn
 
 from titan_ckpt.contents.state import generator_states, restore_generators
 from titan_ckpt.contents.tensors import model_tensors
-from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.chunks import read_whole
+from titan_ckpt.format.folder import Folder, write_all
+from titan_ckpt.format.index import write_index
 from titan_ckpt.format.manifest import read_manifest, verify_data
 from titan_ckpt.format.reader import Reader
-from titan_ckpt.format.stored import NAME, UNFINISHED, BrokenCheckpoint, chunk_digest
+from titan_ckpt.format.stored import NAME, UNFINISHED, BrokenCheckpoint, chunk_digest, data_file
 from titan_ckpt.format.writer import Writer
 from titan_core.api import ModelPart
 
@@ -88,14 +92,17 @@ def test_damaged_generators_are_refused(states: dict[str, Any]) -> None:
 
 
 def divided(folder: Path) -> tuple[Folder, Any]:
-    """Return a checkpoint whose only tensor has two chunks, and the contents of its manifest."""
+    """Return a checkpoint whose only tensor is divided between two files, and the contents of its manifest."""
     target = saved(folder, {"model.w": torch.arange(8.0).view(4, 2)})
     contents = json.loads((folder / "step-3" / NAME).read_text())["checkpoint"]
     data = (folder / "step-3" / "data-00000.bin").read_bytes()
-    chunks = contents["tensors"]["model.w"]["chunks"] = []
-    for row, at in ((0, 0), (2, 16)):
-        digest = chunk_digest("model.w", "float32", (row, 0), (2, 2), data[at : at + 16])
-        chunks.append([[row, 0], [2, 2], "data-00000.bin", at, 16, digest])
+    for rank in (0, 1):
+        part = data[16 * rank : 16 * (rank + 1)]
+        digest = chunk_digest("model.w", "float32", (2 * rank, 0), (2, 2), part)
+        with target.create(data_file(rank)) as file:
+            write_all(file, memoryview(part))
+            contents["files"][data_file(rank)] = write_index(file, {"model.w": (0, digest)}, 16)
+    contents["layouts"] = [{"cuts": [[[0, 2, 3]], [[0, 2, 2]]], "files": [[0, 1, 2]]}]
     return target, contents
 
 
@@ -105,52 +112,88 @@ def rewritten(folder: Folder, contents: Any) -> None:
     _write(Path(folder.url), contents)
 
 
-def test_chunks_that_cover_a_tensor_are_accepted(tmp_path: Path) -> None:
+def test_pieces_that_cover_a_tensor_are_accepted(tmp_path: Path) -> None:
     folder, contents = divided(tmp_path)
     rewritten(folder, contents)
-    assert sum(verify_data(folder, read_manifest(folder))) == 32
+    manifest = read_manifest(folder)
+    assert sum(verify_data(folder, manifest)) == 32
+    loaded = torch.zeros(4, 2)
+    Reader(folder, manifest).load({"model.w": loaded})
+    assert torch.equal(loaded, torch.arange(8.0).view(4, 2)) and torch.equal(read_whole(folder, manifest, "model.w"), loaded)
 
 
-CONTRADICTIONS: dict[str, tuple[Callable[[Any, list[Any]], Any], str]] = {
-    "no chunk": (lambda m, c: c.clear(), "model.w is incomplete: its chunks cover 0 of 8 elements"),
-    "a hole": (lambda m, c: c.pop(), "model.w is incomplete: its chunks cover 4 of 8 elements"),
-    "twice": (lambda m, c: c.append(c[0]), "has overlapping chunks"),
-    "overlap": (lambda m, c: c[1].__setitem__(0, [1, 0]), "has overlapping chunks"),
-    "outside": (lambda m, c: c[1].__setitem__(0, [3, 0]), "has a chunk out of bounds"),
-    "another rank": (lambda m, c: c[1].__setitem__(0, [2]), "has a chunk out of bounds"),
-    "bytes": (lambda m, c: c[1].__setitem__(4, 12), "has a chunk of 12 bytes, which does not match float32"),
-    "start": (lambda m, c: c[1].__setitem__(3, 8), "has bytes that belong to"),
-    "beyond": (lambda m, c: c[1].__setitem__(3, 1 << 40), "has bytes that belong to no chunk"),
-    "up": (lambda m, c: c[1].__setitem__(2, "../data-00000.bin"), "which the checkpoint does not list"),
-    "absolute": (lambda m, c: m.__setitem__("files", {"/etc/passwd": 32}), "is not the name of a data file"),
-    "parent": (lambda m, c: m.__setitem__("files", {"../data-00000.bin": 32}), "is not the name of a data file"),
-    "type": (lambda m, c: m["tensors"]["model.w"].__setitem__("dtype", "float99"), "unknown dtype 'float99'"),
-    "size": (lambda m, c: m["tensors"]["model.w"].__setitem__("dtype", "float64"), "16 bytes, which does not match float64"),
-    "shape": (lambda m, c: m["tensors"]["model.w"].__setitem__("shape", [8, 2]), "is incomplete"),
+CONTRADICTIONS: dict[str, tuple[Callable[[Any, dict[str, Any]], Any], str]] = {
+    "no piece": (lambda m, c: c["files"].clear(), "a layout has another number of files than of pieces"),
+    "a hole": (lambda m, c: c["files"][0].__setitem__(2, 1), "a layout has another number of files than of pieces"),
+    "twice": (lambda m, c: c["files"][0].__setitem__(1, 0), "a layout has several pieces in a file"),
+    "an overlap": (lambda m, c: c["cuts"][0].append([3, 0, 1]), "more pieces of tensors than the indexes of its files"),
+    "a later begin": (lambda m, c: c["cuts"][0][0].__setitem__(0, 2), "a layout has a dimension that pieces do not cover"),
+    "backwards": (lambda m, c: c["cuts"].__setitem__(0, [[0, 0, 1], [4, -2, 2]]), "a layout has a dimension that pieces"),
+    "no dimension": (lambda m, c: c["cuts"][0].clear(), "a layout has a dimension that pieces do not cover once"),
+    "below zero": (lambda m, c: c["cuts"][0].append([-8, 1, 1]), "a layout has a run [first, step, count] out of bounds"),
+    "beyond": (lambda m, c: c["cuts"][0][0].__setitem__(1, 1 << 62), "run [first, step, count] out of bounds"),
+    "endless": (lambda m, c: c["files"].__setitem__(0, [0, 1, 1 << 62]), "more pieces of tensors than the indexes"),
+    "endless cuts": (lambda m, c: c["cuts"].__setitem__(0, [[0, 1, 1 << 62]]), "more pieces of tensors than the indexes"),
+    "more dimensions": (lambda m, c: c["cuts"].extend([[[0, 1, 2]]] * 70), "layouts.0.cuts: List should have at most 64"),
+    "another rank": (lambda m, c: c["files"].__setitem__(0, [1, 1, 2]), "data-00002.bin, which the checkpoint"),
+    "another layout": (lambda m, c: m["tensors"].__setitem__("model.w", ["float32", 1]), "a layout that it does not list"),
+    "a layout before": (lambda m, c: m["tensors"].__setitem__("model.w", ["float32", -1]), "a layout that it does not list"),
+    "unused": (lambda m, c: m["layouts"].append(c), "more pieces of tensors than the indexes"),
+    "absolute": (lambda m, c: m["files"].__setitem__("/etc/passwd", [1, 1, ""]), "is not the name of a data file"),
+    "parent": (lambda m, c: m["files"].__setitem__("../data-00000.bin", [1, 1, ""]), "is not the name of a data file"),
+    "type": (lambda m, c: m["tensors"].__setitem__("model.w", ["float99", 0]), "unknown dtype 'float99'"),
+    "size": (lambda m, c: m["files"].__setitem__("data-00001.bin", [16, 900, ""]), "data-00001.bin has"),
     "step": (lambda m, c: m.__setitem__("step", -1), "step: Input should be"),
-    "text": (lambda m, c: c[0].__setitem__(3, "0"), "has values of the wrong type"),
-    "true": (lambda m, c: c[0].__setitem__(3, False), "has values of the wrong type"),
+    "text": (lambda m, c: c["files"][0].__setitem__(0, "0"), "layouts.0.files.0.0: Input should be a valid integer"),
+    "true": (lambda m, c: c["files"][0].__setitem__(0, False), "layouts.0.files.0.0: Input should be a valid integer"),
     "state": (lambda m, c: m.__setitem__("state", {"step": 3}), "state"),
     "about": (lambda m, c: m.__setitem__("about", {"mesh": []}), "about.mesh"),
     "created": (lambda m, c: m.__setitem__("created", "yesterday"), "created"),
     "more": (lambda m, c: m.__setitem__("more", 1), "more"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", CONTRADICTIONS)
 def test_a_manifest_that_contradicts_itself_is_broken(tmp_path: Path, kind: str) -> None:
     folder, contents = divided(tmp_path)
     change, message = CONTRADICTIONS[kind]
-    change(contents, contents["tensors"]["model.w"]["chunks"])
+    change(contents, contents["layouts"][0])
     rewritten(folder, contents)
-    with pytest.raises(BrokenCheckpoint, match=message.replace(".", r"\.")):
+    with pytest.raises(BrokenCheckpoint, match=re.escape(message)):
         read_manifest(folder)
 
 
-def test_swapped_chunks_are_detected(tmp_path: Path) -> None:
+INDEXES: dict[str, tuple[str, str]] = {
+    "of another tensor": ('{"model.w":[0,"0"],"model.v":[0,"0"]}', "has pieces of other tensors"),
+    "of no tensor": ("{}", "should have a piece of model.w, which its index does not list"),
+    "later": ('{"model.w":[4,"0"]}', "has bytes that belong to no piece, from byte 0 on"),
+    "a wrong checksum": ('{"model.w":[0,"0"]}', "is damaged in model.w: its checksum does not match"),
+    "below zero": ('{"model.w":[-4,"0"]}', "its index has values of the wrong type"),
+    "true": ('{"model.w":[true,"0"]}', "its index has values of the wrong type"),
+    "a list": ("[]", "its index is not the JSON of one"),
+    "text": ('{"model.w":0', "its index is not the JSON of one"),
+}
+
+
+@pytest.mark.parametrize("kind", INDEXES)
+def test_an_index_that_contradicts_the_manifest_is_broken(tmp_path: Path, kind: str) -> None:
     folder, contents = divided(tmp_path)
-    first, second = contents["tensors"]["model.w"]["chunks"]
-    first[0], second[0] = second[0], first[0]
+    text, message = INDEXES[kind]
+    data = (tmp_path / "step-3/data-00000.bin").read_bytes()[:16]
+    (tmp_path / "step-3/data-00000.bin").write_bytes(data + text.ljust(128).encode())
+    contents["files"]["data-00000.bin"] = [16, 128, hashlib.sha256(text.ljust(128).encode()).hexdigest()]
+    rewritten(folder, contents)
+    manifest = read_manifest(folder)
+    with pytest.raises(BrokenCheckpoint, match=re.escape(message)):
+        list(verify_data(folder, manifest))
+    if "other tensors" not in message:
+        with pytest.raises(BrokenCheckpoint, match=r"data-00000\.bin"):
+            Reader(folder, manifest).load({"model.w": torch.zeros(4, 2)})
+
+
+def test_swapped_pieces_are_detected(tmp_path: Path) -> None:
+    folder, contents = divided(tmp_path)
+    contents["layouts"][0]["files"] = [[1, -1, 2]]
     rewritten(folder, contents)
     with pytest.raises(BrokenCheckpoint, match=r"is damaged in model\.w"):
         list(verify_data(folder, read_manifest(folder)))

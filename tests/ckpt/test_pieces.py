@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from math import prod
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,7 +18,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from titan_ckpt.format.pieces import Placed, described, planned
+from titan_ckpt.format.layout import Piece, layout_of, number_of_pieces
+from titan_ckpt.format.pieces import Pieces, Placed, described, planned
 
 MESHES: dict[str, Any] = {
     "a line": torch.arange(8),
@@ -80,9 +83,41 @@ def test_each_element_is_written_once_by_a_rank_that_has_it(kind: str) -> None:
         assert len(set(pieces.ranks.tolist())) == len(pieces.ranks) > 0
         for rank in pieces.ranks.tolist():
             box = pieces.of_rank(rank)
-            assert box is not None and box[1] == boxes[rank][name]
+            assert box is not None and (box[1] == boxes[rank][name] or not prod(placed.shape))
             written[tuple(slice(at, at + size) for at, size in zip(*box, strict=True))] += 1
         assert written.eq(1).all(), name
+        layout = pieces.layout(placed.shape)
+        assert {piece.file: (piece.offset, piece.shape) for piece in layout.pieces()} == {
+            rank: pieces.of_rank(rank) for rank in pieces.ranks.tolist()
+        }
+        again = layout.as_json()
+        assert list(layout_of(again["cuts"], again["files"]).pieces()) == list(layout.pieces())
+        assert number_of_pieces(again["cuts"], again["files"]) == len(pieces.ranks)
+
+
+def test_a_reader_finds_the_pieces_that_a_box_overlaps() -> None:
+    layout = layout_of(
+        [[[0, 3, 3], [8, 0, 1]], [[0, 2, 3], [5, 4, 2]]], [[3, 5, 4], [1, 1, 1], [19, -4, 4], [40, 0, 1], [50, 1, 2]]
+    )
+    assert layout.shape == (8, 9) and len(list(layout.pieces())) == 12
+    for first, rows, second, columns in product(range(9), range(9), range(10), range(10)):
+        if first + rows <= 8 and second + columns <= 9 and rows and columns:
+            expected = [
+                piece for piece in layout.pieces()
+                if piece.offset[0] < first + rows and first < piece.offset[0] + piece.shape[0]
+                and piece.offset[1] < second + columns and second < piece.offset[1] + piece.shape[1]
+            ]  # fmt: skip
+            assert list(layout.overlapping((first, second), (rows, columns))) == expected
+    assert list(layout.overlapping((8, 0), (0, 9))) == []
+    scalar, empty = layout_of([], [[7, 0, 1]]), layout_of([[[0, 0, 2]]], [[7, 0, 1]])
+    assert list(scalar.overlapping((), ())) == [Piece(7, (), ())]
+    assert list(empty.pieces()) == [Piece(7, (0,), (0,))] and list(empty.overlapping((0,), (0,))) == []
+
+
+def test_pieces_that_are_no_grid_are_refused() -> None:
+    bricks = Pieces(numpy.arange(3), numpy.array([[0, 0], [0, 2], [1, 0]]), numpy.array([[1, 2], [1, 2], [1, 4]]))
+    with pytest.raises(RuntimeError, match="not those of a grid"):
+        bricks.layout((2, 4))
 
 
 def test_replicas_share_the_writing() -> None:

@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from titan_ckpt.format.folder import Folder
+from titan_ckpt.format.index import located, read_index
 from titan_ckpt.format.manifest import check_chunk
-from titan_ckpt.format.stored import MODEL, BrokenCheckpoint, Chunk, Manifest, StoredTensor, of_replica
+from titan_ckpt.format.stored import MODEL, BrokenCheckpoint, Chunk, Manifest, StoredTensor, data_file, of_replica
 from titan_core.api import UserError
 
 
@@ -47,8 +48,12 @@ def read_whole(folder: Folder, manifest: Manifest, name: str) -> Tensor:
     dtype = getattr(torch, stored.dtype)
     whole = torch.empty(stored.shape, dtype=dtype)
     try:
-        for chunk in stored.chunks:
-            box = tuple(slice(first, first + size) for first, size in zip(chunk.offset, chunk.shape, strict=True))
+        for piece in stored.layout.pieces():
+            file = data_file(piece.file)
+            if file not in manifest.indexes:
+                manifest.indexes[file] = read_index(folder, file, manifest.files[file])
+            box = tuple(slice(first, first + size) for first, size in zip(piece.offset, piece.shape, strict=True))
+            chunk = located(manifest.indexes[file], name, stored, piece)
             whole[box] = read_chunk(folder, name, stored, chunk)
     except BrokenCheckpoint as error:
         raise UserError.one(str(folder), str(error), "use another checkpoint") from None

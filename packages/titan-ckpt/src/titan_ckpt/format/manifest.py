@@ -1,8 +1,9 @@
 """Reading and writing a checkpoint's manifest, ``checkpoint.json``.
 
-A checkpoint is a folder ``step-N``. It contains a file ``data-R.bin`` per rank, with the raw bytes of its chunks of tensors
-one after another, and the manifest, with the location and SHA-256 of each chunk and all state that is not a tensor. The
-manifest is written last, once all data is durable: a folder with a manifest is a complete checkpoint. Nothing is pickled.
+A checkpoint is a folder ``step-N``. It contains a file ``data-R.bin`` per rank, with the raw bytes of its pieces of tensors
+one after another and an index of them (:mod:`titan_ckpt.format.index`), and the manifest, with the layout of each tensor
+(:mod:`titan_ckpt.format.layout`), the SHA-256 of each index, and all state that is not a tensor. The manifest is written
+last, once all data is durable: a folder with a manifest is a complete checkpoint. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from titan_ckpt.format.folder import LONGEST, Folder
+from titan_ckpt.format.index import chunks_by_file
 from titan_ckpt.format.manifest_checks import checked_manifest
 from titan_ckpt.format.stored import (
     DATA_FILE,
@@ -27,7 +29,6 @@ from titan_ckpt.format.stored import (
     Chunk,
     IncompleteCheckpoint,
     Manifest,
-    StoredTensor,
     chunk_digest,
 )
 from titan_core.api import Model, Registry, UserError
@@ -37,6 +38,8 @@ from titan_core.toolkit.text import show_mistakes
 
 def write_manifest(folder: Folder, manifest: Manifest) -> None:
     """Write the manifest, which completes the checkpoint in ``folder``."""
+    layouts = {id(tensor.layout): tensor.layout for tensor in manifest.tensors.values()}
+    numbers = {one: number for number, one in enumerate(layouts)}
     contents = {
         "format": FORMAT,
         "step": manifest.step,
@@ -45,22 +48,16 @@ def write_manifest(folder: Folder, manifest: Manifest) -> None:
         "state": manifest.state,
         "files": manifest.files,
         "tokenizer": manifest.tokenizer,
-        "tensors": {
-            name: {
-                "dtype": tensor.dtype,
-                "shape": tensor.shape,
-                "chunks": [[c.offset, c.shape, c.file, c.start, c.num_bytes, c.sha256] for c in tensor.chunks],
-            }
-            for name, tensor in manifest.tensors.items()
-        },
+        "layouts": [layout.as_json() for layout in layouts.values()],
+        "tensors": {name: [tensor.dtype, numbers[id(tensor.layout)]] for name, tensor in manifest.tensors.items()},
     }
     text = _canonical(contents)
     folder.write(NAME, f'{{"sha256": "{_digest(text)}", "checkpoint": {text}}}\n'.encode())
 
 
 def read_manifest(folder: Folder) -> Manifest:
-    """Return the manifest of the checkpoint in ``folder``, after checking that the chunks cover every tensor and that all
-    data files exist with the right size.
+    """Return the manifest of the checkpoint in ``folder``, after checking that pieces cover every tensor and that all data
+    files exist with the right size.
 
     Raises:
         BrokenCheckpoint: the checkpoint is incomplete, damaged or inconsistent.
@@ -79,21 +76,22 @@ def read_manifest(folder: Folder) -> Manifest:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise BrokenCheckpoint(f"{NAME} is damaged: it is not the JSON of a manifest") from None
     manifest = checked_manifest(contents)
-    for name, expected in manifest.files.items():
-        require_no_link(folder, name)
-        size = folder.size(name)
-        if size != expected:
-            found = "is missing" if size is None else f"has {size} bytes"
+    sizes = folder.sizes()
+    for name, file in manifest.files.items():
+        expected = file.num_bytes + file.index_bytes
+        if sizes.get(name) != expected:
+            require_no_link(folder, name)
+            found = f"has {sizes[name]} bytes" if name in sizes else "is missing"
             raise BrokenCheckpoint(f"{name} {found}; it should have {expected} bytes")
     return manifest
 
 
 def _longest(folder: Folder) -> int:
-    """Return the bytes that the manifest may have. It has some 120 for each chunk, so that of a large checkpoint is a small
-    part of its data; one that is not takes memory without need."""
+    """Return the bytes that the manifest may have. That of a large checkpoint is a small part of its data; one that is not
+    takes memory without need."""
     if (folder.size(NAME) or 0) <= LONGEST:
         return LONGEST
-    data = sum(folder.size(name) or 0 for name in folder.list() if DATA_FILE.fullmatch(name))
+    data = sum(size for name, size in folder.sizes().items() if DATA_FILE.fullmatch(name))
     return max(LONGEST, data // 256)
 
 
@@ -111,15 +109,11 @@ def verify_data(folder: Folder, manifest: Manifest) -> Iterator[int]:
     """Verify the checksum of every chunk. Yields the size of each chunk in bytes.
 
     Raises:
-        BrokenCheckpoint: a chunk does not match its checksum.
+        BrokenCheckpoint: a chunk does not match its checksum, or a file contains something else.
     """
-    by_file: dict[str, list[tuple[str, StoredTensor, Chunk]]] = {}
-    for name, stored in manifest.tensors.items():
-        for chunk in stored.chunks:
-            by_file.setdefault(chunk.file, []).append((name, stored, chunk))
-    for file_name, chunks in by_file.items():
+    for file_name, chunks in chunks_by_file(folder, manifest):
         with folder.open(file_name) as file:
-            for name, stored, chunk in sorted(chunks, key=lambda entry: entry[2].start):
+            for name, stored, chunk in chunks:
                 file.seek(chunk.start)
                 check_chunk(name, stored.dtype, chunk, file.read(chunk.num_bytes))
                 yield chunk.num_bytes

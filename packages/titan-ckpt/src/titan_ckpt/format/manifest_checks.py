@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import pairwise, product
+from itertools import product
 from typing import Annotated, Any, Protocol
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from titan_ckpt.format.dtypes import ITEM_BYTES
+from titan_ckpt.format.layout import Layout, layout_of, number_of_pieces
 from titan_ckpt.format.stored import (
     DATA_FILE,
     FORMAT,
@@ -20,9 +22,10 @@ from titan_ckpt.format.stored import (
     OBSERVERS,
     OPTIMIZER,
     BrokenCheckpoint,
-    Chunk,
+    DataFile,
     Manifest,
     StoredTensor,
+    data_file,
     is_file_name,
     of_replica,
     tensors_in,
@@ -52,7 +55,8 @@ def _tokenizer_file(name: str) -> str:
 
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
-Shape = Annotated[list[Count], Field(max_length=64)]
+_ENTRY_BYTES = 64
+"""An entry of an index is longer than its checksum."""
 
 
 class Box(Protocol):
@@ -73,10 +77,16 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-class _Tensor(_Strict):
-    dtype: str
-    shape: Shape
-    chunks: list[Annotated[list[Any], Field(min_length=6, max_length=6)]]
+_Run = Annotated[list[int], Field(min_length=3, max_length=3)]
+
+
+class _Layout(_Strict):
+    cuts: Annotated[list[list[_Run]], Field(max_length=64)]
+    files: list[_Run]
+
+
+_Tensor = tuple[str, int]
+_File = tuple[Count, Count, str]
 
 
 class About(BaseModel):
@@ -155,8 +165,9 @@ class _Contents(_Strict):
     created: Annotated[str, AfterValidator(_time)]
     about: About
     state: dict[str, Any]
-    files: dict[Annotated[str, AfterValidator(_data_file)], Count]
-    tensors: dict[str, _Tensor]
+    files: dict[Annotated[str, AfterValidator(_data_file)], Annotated[_File, Field(strict=False)]]
+    layouts: list[_Layout]
+    tensors: dict[str, Annotated[_Tensor, Field(strict=False)]]
     tokenizer: dict[Annotated[str, AfterValidator(_tokenizer_file)], str] = Field(
         default_factory=dict, max_length=MOST_FILES
     )
@@ -177,10 +188,13 @@ def checked_manifest(contents: Any) -> Manifest:
             _require_state(checked.state)
             if checked.state["step"] != checked.step:
                 raise BrokenCheckpoint(f"{NAME} is of step {checked.step}, but its state is of step {checked.state['step']}")
-        tensors = {name: _stored(name, tensor) for name, tensor in checked.tensors.items()}
     except ValidationError as error:
         raise BrokenCheckpoint(f"{NAME} is damaged: {_first(error)}") from None
-    _require_whole_files(checked.files, tensors)
+    layouts = _layouts(checked.layouts, checked.tensors, checked.files)
+    for name, (dtype, _) in checked.tensors.items():
+        if dtype not in ITEM_BYTES:
+            raise BrokenCheckpoint(f"{name} has unknown dtype {dtype!r}")
+    tensors = {name: StoredTensor(dtype, layouts[number]) for name, (dtype, number) in checked.tensors.items()}
     _require_known_names(tensors, checked.about.diverging_replicas)
     if checked.state:
         stored = {name for name in tensors if name.startswith("optimizer.")}
@@ -190,7 +204,8 @@ def checked_manifest(contents: Any) -> Manifest:
             known, lacking = ("tensors", "optimizer state") if name in stored else ("optimizer state", "tensors")
             raise BrokenCheckpoint(f"{name} is listed in the {known}, but not in the {lacking}")
     about = contents["about"]
-    return Manifest(checked.step, checked.created, about, checked.state, tensors, checked.files, checked.tokenizer)
+    files = {name: DataFile(*file) for name, file in checked.files.items()}
+    return Manifest(checked.step, checked.created, about, checked.state, tensors, files, checked.tokenizer)
 
 
 def _require_state(state: dict[str, Any]) -> None:
@@ -205,16 +220,30 @@ def _first(error: ValidationError, *parents: str) -> str:
     return f"{'.'.join(map(str, (*parents, *first['loc'])))}: {first['msg']}"
 
 
-def _stored(name: str, tensor: _Tensor) -> StoredTensor:
-    """Convert a tensor, after checking that its chunks cover it exactly."""
-    if tensor.dtype not in ITEM_BYTES:
-        raise BrokenCheckpoint(f"{name} has unknown dtype {tensor.dtype!r}")
-    chunks = tuple(_checked_chunk(name, tensor, chunk) for chunk in tensor.chunks)
-    shape = tuple(tensor.shape)
-    problem = cover_problem(chunks, shape)
-    if problem:
-        raise BrokenCheckpoint(f"{name} {problem}")
-    return StoredTensor(tensor.dtype, shape, chunks)
+def _layouts(found: Sequence[_Layout], tensors: Mapping[str, _Tensor], files: Mapping[str, _File]) -> list[Layout]:
+    """Convert the layouts, after checking that the files have as many pieces, so that a small manifest takes little memory.
+
+    Raises:
+        BrokenCheckpoint: a layout is no grid of pieces in these files.
+    """
+    known = set(files)
+    try:
+        counts = [number_of_pieces(runs.cuts, runs.files) for runs in found]
+        if any(not 0 <= number < len(found) for _, number in tensors.values()):
+            raise BrokenCheckpoint(f"{NAME} is damaged: a tensor has a layout that it does not list")
+        used = Counter(number for _, number in tensors.values())
+        listed = sum(index_bytes for _, index_bytes, _ in files.values()) // _ENTRY_BYTES
+        if len(used) != len(found) or sum(counts[number] * times for number, times in used.items()) > listed:
+            raise BrokenCheckpoint(
+                f"{NAME} is damaged: it has more pieces of tensors than the indexes of its files can list"
+            )
+        layouts = [layout_of(runs.cuts, runs.files) for runs in found]
+    except ValueError as error:
+        raise BrokenCheckpoint(f"{NAME} is damaged: a layout {error}") from None
+    for layout in layouts:
+        if missing := next((name for name in map(data_file, layout.files) if name not in known), None):
+            raise BrokenCheckpoint(f"a tensor has a piece in {missing}, which the checkpoint does not list")
+    return layouts
 
 
 def cover_problem(chunks: Sequence[Box], shape: tuple[int, ...]) -> str:
@@ -241,24 +270,6 @@ def _require_known_names(tensors: Mapping[str, StoredTensor], replicas: int) -> 
                 raise BrokenCheckpoint(f"{name} {why}")
 
 
-def _checked_chunk(name: str, tensor: _Tensor, contents: list[Any]) -> Chunk:
-    # Not a pydantic model, for speed: a checkpoint of a large model has millions of chunks.
-    offset, shape, file, start, num_bytes, sha256 = contents
-    sizes = [*offset, *shape, start, num_bytes] if isinstance(offset, list) and isinstance(shape, list) else [None]
-    plain = all(type(size) is int and 0 <= size < 2**63 for size in sizes)
-    if not (plain and isinstance(file, str) and isinstance(sha256, str)):
-        raise BrokenCheckpoint(f"{NAME} is damaged: a chunk of {name} has values of the wrong type")
-    chunk = Chunk(tuple(offset), tuple(shape), file, start, num_bytes, sha256)
-    inside = len(offset) == len(shape) == len(tensor.shape) and all(
-        first + size <= whole for first, size, whole in zip(offset, shape, tensor.shape, strict=True)
-    )
-    if not inside:
-        raise BrokenCheckpoint(f"{name} has a chunk out of bounds: offset {offset} and shape {shape} in {tensor.shape}")
-    if num_bytes != math.prod(shape) * ITEM_BYTES[tensor.dtype]:
-        raise BrokenCheckpoint(f"{name} has a chunk of {num_bytes} bytes, which does not match {tensor.dtype} {shape}")
-    return chunk
-
-
 def _overlap(chunks: Sequence[Box], shape: tuple[int, ...]) -> bool:
     """Whether an element is in two of ``chunks``. The borders of the chunks divide the tensor into cells, of which there are
     few if the division is regular; no cell may be in two chunks."""
@@ -280,23 +291,3 @@ def _overlap(chunks: Sequence[Box], shape: tuple[int, ...]) -> bool:
                 return True
             seen.add(cell)
     return False
-
-
-def _require_whole_files(files: Mapping[str, int], tensors: Mapping[str, StoredTensor]) -> None:
-    """Require every byte of the files to belong to exactly one chunk.
-
-    Raises:
-        BrokenCheckpoint: a byte belongs to no chunk or to several. The message names the file.
-    """
-    spans: dict[str, list[tuple[int, int]]] = {name: [(0, 0)] for name in files}
-    for name, stored in tensors.items():
-        for chunk in stored.chunks:
-            if chunk.file not in files:
-                raise BrokenCheckpoint(f"{name} has a chunk in {chunk.file}, which the checkpoint does not list")
-            spans[chunk.file].append((chunk.start, chunk.start + chunk.num_bytes))
-    for file, of_file in spans.items():
-        ordered = [*sorted(of_file), (files[file], files[file])]
-        for (_, end), (start, _) in pairwise(ordered):
-            if start != end:
-                owners = "several chunks" if start < end else "no chunk"
-                raise BrokenCheckpoint(f"{file} has bytes that belong to {owners}, from byte {min(start, end)} on")

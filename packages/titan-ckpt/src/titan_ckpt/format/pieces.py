@@ -4,6 +4,7 @@ no rank collects the pieces of the others to plan a save."""
 from __future__ import annotations
 
 import zlib
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from titan_ckpt.format.dtypes import dtype_name
+from titan_ckpt.format.layout import Layout
 from titan_core.toolkit.optimizers import global_offset
 
 Numbers = NDArray[numpy.int64]
@@ -53,6 +55,21 @@ class Pieces:
         """Return offset and shape of the piece that ``rank`` writes, if any: at most one."""
         found = numpy.flatnonzero(self.ranks == rank)
         return (tuple(self.offsets[found[0]].tolist()), tuple(self.shapes[found[0]].tolist())) if len(found) else None
+
+    def layout(self, shape: Sequence[int]) -> Layout:
+        """Return the layout of a tensor of this shape, in the ranks' files.
+
+        Raises:
+            RuntimeError: the pieces are no grid.
+        """
+        cuts, numbers = [], numpy.zeros(len(self.ranks), numpy.int64)
+        for dim, size in enumerate(shape):
+            begins, at = numpy.unique(self.offsets[:, dim], return_inverse=True)
+            numbers = numbers * len(begins) + at.reshape(-1)
+            cuts.append(array("q", [*begins.tolist(), size]))
+        if len(self.ranks) != prod(len(of_dim) - 1 for of_dim in cuts) or len(numpy.unique(numbers)) != len(numbers):
+            raise RuntimeError("a tensor is sharded into pieces that are not those of a grid")
+        return Layout(tuple(cuts), array("q", self.ranks[numpy.argsort(numbers)].tolist()))
 
 
 def described(tensors: Mapping[str, Tensor]) -> dict[str, Placed]:
@@ -151,7 +168,8 @@ def planned(descriptions: Sequence[tuple[Mapping[str, Placed], Spans]]) -> dict[
         if len({(other.dtype, other.shape) for other in of_name}) > 1:
             raise RuntimeError(f"{name} has another dtype or shape on another rank")
         found[name] = placed, _pieces(name, placed, spans)
-    _boxes.cache_clear()  # megabytes for each kind of tensor on thousands of ranks
+    for cached in (_boxes, _whole, _sharded):
+        cached.cache_clear()  # megabytes for each kind of tensor on thousands of ranks
     return found
 
 
@@ -160,19 +178,36 @@ def _pieces(name: str, placed: Placed, spans: Spans) -> Pieces:
     much."""
     chance = zlib.crc32(name.encode())
     if not placed.sizes:
-        whole = numpy.array([placed.shape], numpy.int64).reshape(1, -1)
-        return Pieces(numpy.array([_nth(sorted(spans), chance)]), numpy.zeros_like(whole), whole)
-    first = min(spans)[0]  # the first of the meshes that hold it
-    ranks = first + (_at(placed.sizes, placed.ranks) if placed.regular else numpy.array(placed.ranks).reshape(placed.sizes))
-    chosen: list[Any] = []
+        return _whole(placed.shape, _nth(sorted(spans), chance))
+    chosen: list[int] = []
     for size, split in zip(placed.sizes, placed.splits, strict=True):
-        chosen.append(slice(None) if split is not None else chance % size)
+        chosen.append(-1 if split is not None else chance % size)
         chance //= size if split is None else 1
-    flat = numpy.atleast_1d(ranks[tuple(chosen)]).reshape(-1)
-    offsets, shapes = (array[tuple(chosen)].reshape(len(flat), len(placed.shape)) for array in _boxes(placed))
+    # The first of the meshes that hold it writes.
+    return _sharded(replace(placed, dtype=""), min(spans)[0], tuple(chosen))
+
+
+@cache
+def _whole(shape: tuple[int, ...], rank: int) -> Pieces:
+    box = numpy.array([shape], numpy.int64).reshape(1, -1)
+    return Pieces(numpy.array([rank]), numpy.zeros_like(box), box)
+
+
+@cache
+def _sharded(placed: Placed, first: int, chosen: tuple[int, ...]) -> Pieces:
+    """Return the pieces, the same object for tensors that are sharded alike.
+
+    Args:
+        first: the first rank of the mesh.
+        chosen: for each dimension of the mesh, the replica that writes; -1 if the dimension shards the tensor.
+    """
+    ranks = first + (_at(placed.sizes, placed.ranks) if placed.regular else numpy.array(placed.ranks).reshape(placed.sizes))
+    where = tuple(slice(None) if at < 0 else at for at in chosen)
+    flat = numpy.atleast_1d(ranks[where]).reshape(-1)
+    offsets, shapes = (found[where].reshape(len(flat), len(placed.shape)) for found in _boxes(placed))
     filled = (shapes > 0).all(axis=1)
     if not filled.any():
-        filled = numpy.arange(len(flat)) == 0  # an empty tensor has one empty piece
+        return _whole(placed.shape, int(flat[0]))  # an empty tensor has one empty piece
     return Pieces(flat[filled], offsets[filled], shapes[filled])
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+from titan_ckpt.format.dtypes import ITEM_BYTES
+from titan_ckpt.format.layout import Layout, Piece
 
 NAME = "checkpoint.json"
 UNFINISHED = "unfinished"
 """Name of a file that exists while a checkpoint is being written or removed. Data with neither a manifest nor this file is
 not left over from an interrupted save, and is never removed."""
-FORMAT = 2
+FORMAT = 3
 TOKENIZER = "tokenizer"
 """Name of the folder of the tokenizer's files."""
 DATA_FILE = re.compile(r"data-[0-9]{5,}\.bin")
@@ -24,6 +28,11 @@ MOST_FILES = 64
 """Most files of a tokenizer."""
 MODEL, OPTIMIZER, OBSERVERS = "model", "optimizer", "observers"
 """Prefixes of tensor names."""
+
+
+def data_file(number: int) -> str:
+    """Return the name of the data file of a rank."""
+    return f"data-{number:05d}.bin"
 
 
 def is_file_name(name: str) -> bool:
@@ -65,14 +74,32 @@ class Chunk:
     """:func:`chunk_digest` of its place and its bytes."""
 
 
+class DataFile(NamedTuple):
+    """The size of a data file, and of the index at its end (:mod:`titan_ckpt.format.index`)."""
+
+    num_bytes: int
+    """Of the tensors' pieces."""
+    index_bytes: int
+    sha256: str
+    """Of the index."""
+
+
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor, divided into chunks."""
+    """A tensor, divided into pieces."""
 
     dtype: str
     """Name of the dtype without ``torch.``, e.g. ``"float32"``."""
-    shape: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
+    layout: Layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole tensor."""
+        return self.layout.shape
+
+    def bytes_of(self, piece: Piece) -> int:
+        """Return the size of a piece."""
+        return math.prod(piece.shape) * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -87,15 +114,17 @@ class Manifest:
     state: Mapping[str, Any]
     """State that is not a tensor; empty if only weights were saved."""
     tensors: Mapping[str, StoredTensor]
-    files: Mapping[str, int]
-    """Size of each data file in bytes, by name."""
+    files: Mapping[str, DataFile]
+    """The data files, by name."""
     tokenizer: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of each file of the tokenizer, by name (:mod:`titan_ckpt.format.tokenizer_files`)."""
+    indexes: dict[str, Mapping[str, tuple[int, str]]] = field(default_factory=dict, compare=False, repr=False)
+    """The indexes of data files that were read with whole tensors, which need them again and again."""
 
     @property
     def num_bytes(self) -> int:
         """Size of all tensors in bytes."""
-        return sum(self.files.values())
+        return sum(file.num_bytes for file in self.files.values())
 
     @property
     def diverging_replicas(self) -> int:

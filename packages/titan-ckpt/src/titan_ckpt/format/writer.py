@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import datetime
-import math
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -19,11 +18,13 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from titan_ckpt.format.chunks import bytes_of, local
-from titan_ckpt.format.dtypes import ITEM_BYTES, dtype_name
+from titan_ckpt.format.dtypes import dtype_name
 from titan_ckpt.format.folder import Folder, write_all
+from titan_ckpt.format.index import write_index
+from titan_ckpt.format.layout import Layout
 from titan_ckpt.format.manifest import write_manifest
 from titan_ckpt.format.pieces import Pieces, Placed, described, planned
-from titan_ckpt.format.stored import MODEL, UNFINISHED, Chunk, Manifest, StoredTensor, chunk_digest
+from titan_ckpt.format.stored import MODEL, UNFINISHED, DataFile, Manifest, StoredTensor, chunk_digest, data_file
 from titan_ckpt.format.tokenizer_files import write_files
 from titan_core.api.parallel.tree import gather_on_first, values_of_ranks
 
@@ -32,7 +33,6 @@ Plan: TypeAlias = Mapping[str, tuple[Placed, Pieces]]
 Digest = concurrent.futures.Future[str]
 _WAITING = 4
 """Number of chunks that may wait for their digests."""
-_FILE = "data-00000.bin"
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Writer:
 
     def save(self, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> None:
         """Write the tensors of all ranks, each piece once. Collective in ``group``, which has all ranks. No rank collects
-        the pieces of the others: each derives which it writes, and the first one receives their checksums.
+        the pieces of the others: each derives which it writes, and the first one receives the sizes of their files.
 
         Raises:
             CheckpointException: a rank failed; on every rank.
@@ -84,7 +84,7 @@ class Writer:
         descriptions = [(description, spans) for (description, _), spans in answers if description is not None]
         plan: dict[str, tuple[Placed, Pieces]] = {}
 
-        def write() -> bytes:
+        def write() -> DataFile | None:
             plan.update(planned(descriptions))
             return self._write(plan, tensors)
 
@@ -92,8 +92,8 @@ class Writer:
         results = gather_on_first((written, error), group)
         failures = {rank: failed for rank, (_, failed) in results.items() if failed is not None}
         if self._rank == 0 and not failures:
-            digests = {rank: of_rank for rank, (of_rank, _) in results.items() if of_rank is not None}
-            _, error = _tried(lambda: self._commit(plan, digests))
+            files = {data_file(rank): of_rank for rank, (of_rank, _) in results.items() if of_rank is not None}
+            _, error = _tried(lambda: self._commit(plan, files))
             failures = {} if error is None else {0: error}
         if dist.is_initialized():
             box = [failures]
@@ -110,41 +110,40 @@ class Writer:
             self._folder.write(UNFINISHED, b"")
         return described(tensors)
 
-    def _write(self, plan: Plan, tensors: Mapping[str, Tensor]) -> bytes:
-        """Write this rank's pieces one at a time, each hashed while it is written; return their checksums, in order."""
+    def _write(self, plan: Plan, tensors: Mapping[str, Tensor]) -> DataFile | None:
+        """Write this rank's pieces one at a time, each hashed while it is written, and their index. Return the file's sizes,
+        if it has a piece."""
         pieces = []
         for name, (placed, of_all) in plan.items():
             if (box := of_all.of_rank(self._rank)) is not None:
                 pieces.append(_Piece(name, placed.dtype, *box, local(tensors[name])))
+        if not pieces:
+            return None
+        starts: list[int] = []
         digests: list[str] = []
-        if pieces:
-            with self._folder.create(_file_of(self._rank)) as file, ThreadPoolExecutor(1) as hashing:
-                hashed: deque[Digest] = deque()
-                for piece in pieces:
-                    data = bytes_of(piece.tensor)
-                    hashed.append(hashing.submit(chunk_digest, piece.name, piece.dtype, piece.offset, piece.shape, data))
-                    write_all(file, data)
-                    # A tensor stays in memory until it is hashed, so limit how many wait.
-                    while len(hashed) > _WAITING:
-                        digests.append(hashed.popleft().result())
-                digests += [digest.result() for digest in hashed]
-        return bytes.fromhex("".join(digests))
+        num_bytes = 0
+        with self._folder.create(data_file(self._rank)) as file, ThreadPoolExecutor(1) as hashing:
+            hashed: deque[Digest] = deque()
+            for piece in pieces:
+                data = bytes_of(piece.tensor)
+                hashed.append(hashing.submit(chunk_digest, piece.name, piece.dtype, piece.offset, piece.shape, data))
+                write_all(file, data)
+                starts.append(num_bytes)
+                num_bytes += len(data)
+                # A tensor stays in memory until it is hashed, so limit how many wait.
+                while len(hashed) > _WAITING:
+                    digests.append(hashed.popleft().result())
+            digests += [digest.result() for digest in hashed]
+            places = zip(starts, digests, strict=True)
+            return write_index(file, dict(zip((piece.name for piece in pieces), places, strict=True)), num_bytes)
 
-    def _commit(self, plan: Plan, digests: Mapping[int, bytes]) -> None:
+    def _commit(self, plan: Plan, files: Mapping[str, DataFile]) -> None:
         """Write the manifest, once all ranks have written their data."""
-        files: dict[str, int] = {}
-        left = {rank: iter([found[at : at + 32] for at in range(0, len(found), 32)]) for rank, found in digests.items()}
-        tensors = {}
-        for name, (placed, pieces) in plan.items():
-            chunks = []
-            for rank, offset, shape in zip(
-                pieces.ranks.tolist(), pieces.offsets.tolist(), pieces.shapes.tolist(), strict=True
-            ):
-                file, num_bytes = _file_of(rank), math.prod(shape) * ITEM_BYTES[placed.dtype]
-                start = files.setdefault(file, 0)
-                files[file] = start + num_bytes
-                chunks.append(Chunk(tuple(offset), tuple(shape), file, start, num_bytes, next(left[rank]).hex()))
-            tensors[name] = StoredTensor(placed.dtype, placed.shape, tuple(chunks))
+        distinct = {
+            id(pieces): (placed, pieces) for placed, pieces in plan.values()
+        }  # one of tensors that are sharded alike
+        layouts = {key: pieces.layout(placed.shape) for key, (placed, pieces) in distinct.items()}
+        tensors = {name: StoredTensor(placed.dtype, layouts[id(pieces)]) for name, (placed, pieces) in plan.items()}
         tokenizer = write_files(self._folder, self._tokenizer)
         if self._folder.is_local:
             self._folder.sync()
@@ -153,10 +152,6 @@ class Writer:
             raise self._error
         write_manifest(self._folder, Manifest(self._step, created, self._about, self._state, tensors, files, tokenizer))
         self._folder.remove(UNFINISHED)
-
-
-def _file_of(rank: int) -> str:
-    return f"data-{rank:05d}.bin"
 
 
 def _tried(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
@@ -183,16 +178,22 @@ class WeightsWriter:
     _file: IO[bytes]
     stored: dict[str, StoredTensor] = field(default_factory=dict)
     num_bytes: int = 0
+    _index: dict[str, tuple[int, str]] = field(default_factory=dict)
+    _layouts: dict[tuple[int, ...], Layout] = field(default_factory=dict)
 
     def add(self, parameter: str, tensor: Tensor) -> None:
         """Write the tensor of ``parameter``, a fully qualified name in the model."""
         data = bytes_of(tensor)
         write_all(self._file, data)
         name, dtype, shape = f"{MODEL}.{parameter}", dtype_name(tensor.dtype), tuple(tensor.shape)
-        begin = (0,) * len(shape)
-        chunk = Chunk(begin, shape, _FILE, self.num_bytes, len(data), chunk_digest(name, dtype, begin, shape, data))
-        self.stored[name] = StoredTensor(dtype, shape, (chunk,))
+        layout = self._layouts.setdefault(shape, Layout(tuple((0, size) for size in shape), (0,)))
+        self.stored[name] = StoredTensor(dtype, layout)
+        self._index[name] = self.num_bytes, chunk_digest(name, dtype, (0,) * len(shape), shape, data)
         self.num_bytes += len(data)
+
+    def finish(self) -> DataFile:
+        """Write the index of the tensors."""
+        return write_index(self._file, self._index, self.num_bytes)
 
 
 @contextmanager
@@ -206,8 +207,9 @@ def written_weights(
         about: see :class:`~titan_ckpt.format.stored.Manifest`.
         tokenizer: the files of the tokenizer, by name.
     """
-    with folder.create(_FILE) as file:
+    with folder.create(data_file(0)) as file:
         yield (writer := WeightsWriter(file))
+        files = {data_file(0): writer.finish()}
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     hashes = write_files(folder, tokenizer)
-    write_manifest(folder, Manifest(step, created, about, {}, writer.stored, {_FILE: writer.num_bytes}, hashes))
+    write_manifest(folder, Manifest(step, created, about, {}, writer.stored, files, hashes))
