@@ -53,7 +53,7 @@ def rehearse(extra: str, out: Path, python: str) -> dict[str, tuple[Path, Path]]
         print("wheels from the repository are the same", flush=True)
         both = [str(one) for pair in files.values() for one in pair]
         _run(folder, sys.executable, "-m", "twine", "--no-color", "check", "--strict", *both)
-        print("twine has no objection", flush=True)
+        print("twine check passed", flush=True)
         interpreter = folder / "venv/bin/python"
         uv("venv", "--python", python, str(folder / "venv"))
         uv(

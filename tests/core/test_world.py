@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import pickle
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from email.message import Message
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
+from urllib.error import HTTPError
 
 import pytest
 import torch
@@ -22,7 +25,7 @@ from harness.one_of_many import OneOfMany
 from titan_core.__main__ import main
 from titan_core.api import MeshDim, MeshPlan, UserError, World
 from titan_core.api.parallel.mesh import STANDARD_DIMS
-from titan_core.api.parallel.tree import gather_objects
+from titan_core.api.parallel.tree import gather_objects, portable
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.loop.world import join_world, require_same_job, store_of_job
 from titan_core.toolkit.open_files import allow_open_files
@@ -184,7 +187,7 @@ def summed(parts: list[list[float]]) -> tuple[list[float], list[float], float]:
         replicas = [torch.distributed.new_group(ranks) for ranks in (range(size - 1), [size - 1])]
         plan = MeshPlan(STANDARD_DIMS, {dim.name: size if dim.name == "dp_shard" else 1 for dim in STANDARD_DIMS})
         world = World(rank, torch.device("cpu"), plan, cast(Any, None), cast(Any, replicas[rank == size - 1]))
-        mine = torch.tensor(parts[rank], dtype=torch.float64)
+        mine = torch.tensor(parts[rank], dtype=torch.float64).repeat_interleave(2)[::2]  # not contiguous
         with patch("titan_core.api.parallel.world.LONGEST_RING", 1):
             of_replica = world.sum_later(mine * 2, over_replica=True)
             of_all = world.sum_later(mine.clone())
@@ -203,6 +206,18 @@ def test_sums_over_a_tree_are_the_same_on_all_ranks(gloo: GlooPool, size: int) -
     assert of_replica == pytest.approx([2 * sum(part[at] for part in parts[:-1]) for at in (0, 1)], rel=1e-14)
     assert largest == parts[-1][0]
     assert found == [(sums, of_replica, largest)] * (size - 1) + [(sums, [2 * part for part in parts[-1]], largest)]
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (FileNotFoundError(2, "No such file", "a"), "FileNotFoundError(2, 'No such file')"),
+        (HTTPError("http://a", 404, "Not Found", Message(), None), "OSError('HTTPError: HTTP Error 404: Not Found')"),
+        (KeyError("a"), "RuntimeError(\"KeyError('a')\")"),
+    ],
+)
+def test_an_error_reaches_other_ranks_as_one_that_they_can_unpickle(error: Exception, shown: str) -> None:
+    assert repr(pickle.loads(pickle.dumps(portable(error)))) == shown
 
 
 def trained(dump_folder: str, longest_ring: int) -> tuple[list[float], dict[str, torch.Tensor]]:

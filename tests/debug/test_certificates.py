@@ -97,6 +97,9 @@ def certificate() -> Certificate:
     )  # fmt: skip
 
 
+WEIGHTS = certificate().weights.model_dump(mode="json")
+
+
 def test_a_certificate_is_read_as_written(tmp_path: Path) -> None:
     file = tmp_path / "new/certificate.json"
     certificate().write(file)
@@ -128,6 +131,10 @@ def test_a_changed_certificate_is_refused(tmp_path: Path, old: str, new: str, me
         ("version", 2, r"version: Input should be less than or equal to 1"),
         ("steps", "2", "steps: Input should be a valid integer"),
         ("unknown", 1, "unknown: Extra inputs are not permitted"),
+        ("meshes", {}, "meshes: Dictionary should have at least 1 item"),
+        ("losses", {}, "losses: Dictionary should have at least 1 item"),
+        ("weights", {**WEIGHTS, "after": {}}, "weights: .*before and after are of different parameters"),
+        ("weights", {**WEIGHTS, "before": {}, "after": {}}, "weights.before: Dictionary should have at least 1 item"),
     ],
 )
 def test_a_certificate_of_another_form_is_refused(tmp_path: Path, key: str, value: object, message: str) -> None:

@@ -131,8 +131,9 @@ def test_what_lacks_a_file_is_not_tried_and_no_mistake(capsys: pytest.CaptureFix
 
 
 def test_a_name_that_cannot_be_used_is_one_error(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plugin", "new", "My Plugin", "--stage", "model"]) == 2
-    assert "is no name of a distribution; use lower-case letters" in capsys.readouterr().err
+    for name in ("My Plugin", "titan-2d", "class", "titan-import"):
+        assert main(["plugin", "new", name, "--stage", "model"]) == 2
+        assert "is no name of a distribution; use lower-case letters" in capsys.readouterr().err
     assert main(["plugin", "new", "titan-llama", "--stage", "model"]) == 2
     assert "a plugin 'llama' is installed; choose another name" in capsys.readouterr().err
     Path("taken").mkdir()

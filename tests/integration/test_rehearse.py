@@ -19,7 +19,7 @@ def test_everything_but_the_upload(tmp_path: Path, capsys: pytest.CaptureFixture
     files = rehearse("", tmp_path / "dist", sys.executable)
     assert files.keys() == {META, "titan-completion", "titan-core", "titan-models-llama", "titan-nn"}
     assert capsys.readouterr().out.splitlines() == [
-        "built 5 sdists, and a wheel from each", "wheels from the repository are the same", "twine has no objection",
+        "built 5 sdists, and a wheel from each", "wheels from the repository are the same", "twine check passed",
         "installed titan-llm from the index", "trained a step",
     ]  # fmt: skip
 

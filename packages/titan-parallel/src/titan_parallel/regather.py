@@ -27,8 +27,7 @@ class Regather:
     def __init__(self, ranks: Ranks, always: bool) -> None:
         """
         Args:
-            always: within a checkpoint as well. Recomputation has gathered the input by then, so that this gathers it for
-                the third time.
+            always: within a checkpoint as well, where recomputation has gathered the input before: a third gather in a step.
         """
         self._ranks = ranks
         self._always = always

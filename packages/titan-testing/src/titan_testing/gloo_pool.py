@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TextIO
+from unittest.mock import patch
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -174,17 +175,20 @@ def _threads(written: str) -> list[str]:
 
 
 def _start(stacks: bool) -> tuple[multiprocessing.process.BaseProcess, Connection]:
-    os.environ["OMP_NUM_THREADS"] = "1"  # inherited by the new process
     here, there = _context.Pipe()
     process = _context.Process(target=_serve, args=(there, stacks), daemon=True)
-    process.start()
+    with patch.dict(os.environ, OMP_NUM_THREADS="1"):  # inherited by the new process
+        process.start()
     living.add(process.pid)
     there.close()
     return process, here
 
 
 def _serve(pipe: Connection, stacks: bool) -> None:
-    file = _stacks_of(os.getpid()).open("w", encoding="utf-8") if stacks else None
+    file: TextIO | None = None
+    if stacks:
+        _stacks_of(os.getpid()).unlink(missing_ok=True)  # of an earlier process with this id
+        file = _stacks_of(os.getpid()).open("x", encoding="utf-8")  # follows no link
     if file is not None:
         faulthandler.enable(file)
     from titan_core.torch_private import one_worker_per_gloo_group  # imported before the fork, and slow elsewhere

@@ -34,8 +34,8 @@ class Placed:
     sizes: tuple[int, ...] = ()
     """Of the mesh's dimensions; none for a tensor that is whole."""
     ranks: tuple[int, ...] = ()
-    """What a step along each dimension of the mesh adds to the rank, or, if the mesh is not ``regular``, all ranks less the
-    first one."""
+    """Distance in rank between neighbours along each dimension of the mesh, or, if the mesh is not ``regular``, all ranks
+    less the first one."""
     regular: bool = True
     splits: tuple[tuple[int, int] | None, ...] = ()
     """For each dimension of the mesh, the dimension of the tensor that it shards, and the split factor of a strided shard

@@ -26,7 +26,7 @@ from titan_ckpt.format.manifest import write_manifest
 from titan_ckpt.format.pieces import Pieces, Placed, described, planned
 from titan_ckpt.format.stored import MODEL, UNFINISHED, DataFile, Manifest, StoredTensor, chunk_digest, data_file
 from titan_ckpt.format.tokenizer_files import write_files
-from titan_core.api.parallel.tree import gather_on_first, values_of_ranks
+from titan_core.api.parallel.tree import gather_on_first, portable, values_of_ranks
 
 T = TypeVar("T")
 Plan: TypeAlias = Mapping[str, tuple[Placed, Pieces]]
@@ -159,8 +159,7 @@ def _tried(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
     try:
         return work(), None
     except Exception as error:  # noqa: BLE001 - raised on all ranks
-        plain = isinstance(error, OSError | MemoryError | torch.OutOfMemoryError)
-        return None, error if plain else RuntimeError(repr(error))
+        return None, error if isinstance(error, torch.OutOfMemoryError) else portable(error)
 
 
 def _raise(failures: Mapping[int, Exception], own: Exception | None) -> None:

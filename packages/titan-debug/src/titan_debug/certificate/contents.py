@@ -17,9 +17,9 @@ import math
 from collections.abc import Iterator, Mapping
 from operator import add
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from titan_core.api import UserError
 from titan_core.toolkit.atomic_write import atomic_write
@@ -83,12 +83,19 @@ class Recorded(_Plain):
     step: int
     """Step after which ``after`` was read."""
     device: str
-    before: dict[str, Fingerprint]
+    before: Annotated[dict[str, Fingerprint], Field(min_length=1)]
     after: dict[str, Fingerprint]
+
+    @model_validator(mode="after")
+    def _require_the_same_parameters(self) -> Self:
+        shapes = [{name: one.shape for name, one in weights.items()} for weights in (self.before, self.after)]
+        if shapes[0] != shapes[1]:
+            raise ValueError("before and after are of different parameters")
+        return self
 
 
 class OnMesh(_Plain):
-    """How far a mesh is from one device."""
+    """Differences between a mesh and one device."""
 
     losses: float
     """Largest relative difference between the losses of a step."""
@@ -113,9 +120,9 @@ class Certificate(_Plain):
     recipe: str
     steps: Annotated[int, Field(ge=1)]
     global_batch_size: int
-    losses: dict[int, float]
+    losses: Annotated[dict[int, float], Field(min_length=1)]
     """Of one device, by step."""
-    meshes: dict[str, OnMesh]
+    meshes: Annotated[dict[str, OnMesh], Field(min_length=1)]
     """By mesh, as ``titan job show`` prints it."""
     config: dict[str, object]
     """The keys that affect what is trained, if they differ from their defaults."""

@@ -31,7 +31,7 @@ class Comparison:
     """Repetitions of one rank's work, compared with each other."""
 
     shifts: tuple[int, ...]
-    """How far before this rank's group, in the ring, the group is that computed each repetition."""
+    """Of each repetition, the number of places in the ring from the group that computed it to this rank's group."""
     differences: Mapping[tuple[int, int], Difference]
     """Of the pairs of repetitions that differ, the first number being the lower one."""
 

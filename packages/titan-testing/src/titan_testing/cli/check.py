@@ -123,8 +123,9 @@ def _setting(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or "." not in key:
         raise UserError.one(f"--set {text}", "is no KEY=VALUE", "write it like --set racks.count=2")
-    # Jobs run in folders of their own.
-    return key, str(Path(value).absolute()) if value and Path(value).exists() else value
+    # Jobs run in folders of their own. A name, such as that of an optimizer, may also be that of a folder here.
+    names_file = (key in PATHS.values() or "/" in value) and Path(value).exists()
+    return key, str(Path(value).absolute()) if names_file else value
 
 
 def _checks(plugin: Plugin, settings: Mapping[str, str], args: str, ranks: int, jobs: _Jobs, reader: str) -> Iterator[Check]:
@@ -308,7 +309,7 @@ def _result(component: str, name: str, check: Callable[[], str]) -> Result:
         passed, detail = None, str(error)
     except AssertionError as error:
         passed, detail = False, " ".join(str(error).split())
-    except Exception as error:  # noqa: BLE001 - the plugin's code may raise anything, and the other checks go on
+    except Exception as error:  # noqa: BLE001 - the plugin's code may raise anything, and the other checks continue
         passed, detail = False, _last_line(error)
     return Result(component, name, passed, detail, round(time.monotonic() - began, 2))
 

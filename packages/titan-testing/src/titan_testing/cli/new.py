@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import keyword
 import re
 import shlex
 from dataclasses import dataclass
@@ -84,8 +85,11 @@ def run(context: CommandContext) -> int:
     """
     arguments = context.arguments
     distribution: str = arguments.name
-    if not _NAME.fullmatch(distribution):
-        fix = "use lower-case letters, digits and dashes, as in titan-rotary"
+    package = distribution.replace("-", "_")
+    if not _NAME.fullmatch(distribution) or any(
+        keyword.iskeyword(one) or not one.isidentifier() for one in (package, package.removeprefix("titan_"))
+    ):
+        fix = "use lower-case letters, digits and dashes, first a letter and no word of Python's own, as in titan-rotary"
         raise UserError.one(f"name {distribution!r}", "is no name of a distribution", fix)
     folder = Path(arguments.output or distribution)
     if folder.exists():

@@ -180,7 +180,7 @@ class DataSection(Section):
     """Restrict attention to each document and start positions at 0 in each. Otherwise a sequence is one stream of tokens,
     regardless of the documents in it."""
     document_attention: Literal["flex", "varlen"] = "flex"
-    """How GPUs compute attention within documents: by FlexAttention, which computes every model, or by torch's
+    """The kernel of GPUs for attention within documents: FlexAttention, which computes every model, or torch's
     variable-length attention (FlashAttention, or cuDNN's), which is compiled for no shape, computes in half precision and
     takes heads of up to 256 features. Capped scores, attention sinks and sequences that a ring of ranks shards stay with
     FlexAttention. CPUs have a mask either way."""

@@ -117,7 +117,7 @@ class Transform(Component):
 
     kind = "transform"
     phase: Phase
-    """When it is applied, relative to other transforms."""
+    """Its position among the transforms of a job."""
     active: Callable[[JobContext[Any]], bool]
     """Whether the job uses the transform. Must be pure and must not import torch."""
     apply: Ref[Callable[[ModelPart, TrainingContext[Any]], ModelPart | Sequence[ModelPart]]] | None = None
@@ -138,9 +138,9 @@ class Transform(Component):
     check: Ref[Callable[[JobContext[Any]], Iterable[Problem]]] | None = None
     """Returns the reasons why the job cannot run, before anything is built. Called if active; must not import torch."""
     checks: Checks = Checks()
-    """What it checks of the built model and of the machine."""
+    """Checks of the built model and of the machine."""
     steps: StepUse = StepUse()
-    """What it does in a step, or between steps."""
+    """Work in a step, or between steps."""
     planning: Planning = Planning()
     """What ``titan plan`` and ``titan estimate`` may know of it."""
 

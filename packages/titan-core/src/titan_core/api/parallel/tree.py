@@ -47,20 +47,24 @@ def reduce_over_tree(
     """Combine the ``tensor`` on the CPU of all ranks in place. The result is bitwise the same on all ranks.
 
     Args:
+        tensor: of any strides.
         combine: a commutative function of two ranks' tensors, such as ``torch.add``.
         tag: differs from that of every other exchange of the group that is under way.
     """
     parent, children = relatives(*place(group))
-    received = torch.empty_like(tensor)
+    combined = tensor.contiguous()  # gloo sends no other tensors
+    received = torch.empty_like(combined)
     for child in children:
         dist.recv(received, group=group, group_src=child, tag=tag)
-        tensor.copy_(combine(tensor, received))
+        combined.copy_(combine(combined, received))
     if parent is not None:
-        dist.send(tensor, group=group, group_dst=parent, tag=tag)
-        dist.recv(tensor, group=group, group_src=parent, tag=tag)
-    for work in [dist.isend(tensor, group=group, group_dst=child, tag=tag) for child in reversed(children)]:
+        dist.send(combined, group=group, group_dst=parent, tag=tag)
+        dist.recv(combined, group=group, group_src=parent, tag=tag)
+    for work in [dist.isend(combined, group=group, group_dst=child, tag=tag) for child in reversed(children)]:
         assert work is not None
         work.wait()
+    if combined is not tensor:
+        tensor.copy_(combined)
 
 
 def in_background(work: Callable[[], T]) -> Future[T]:
@@ -117,6 +121,14 @@ def gather_on_first(value: T, group: dist.ProcessGroup | None = None) -> dict[in
         return found
     send(found, [parent], group)
     return {}
+
+
+def portable(error: Exception) -> Exception:
+    """Return ``error`` if every rank can unpickle it, or one of Python's own that shows it."""
+    if not isinstance(error, OSError | MemoryError):
+        return RuntimeError(repr(error))
+    # Those of libraries, such as urllib's HTTPError, need arguments that pickle does not keep.
+    return error if type(error).__module__ == "builtins" else OSError(f"{type(error).__name__}: {error}")
 
 
 def place(group: dist.ProcessGroup | None) -> tuple[int, int]:

@@ -13,7 +13,14 @@ from torch import Tensor
 
 from titan_core.api.parallel.job_mesh import JobMesh
 from titan_core.api.parallel.mesh import MeshDim, MeshPlan
-from titan_core.api.parallel.tree import FIRST_SUM_TAG, LONGEST_RING, gather_objects, in_background, reduce_over_tree
+from titan_core.api.parallel.tree import (
+    FIRST_SUM_TAG,
+    LONGEST_RING,
+    gather_objects,
+    in_background,
+    portable,
+    reduce_over_tree,
+)
 from titan_core.api.plugins.errors import PluginFailure, UserError
 
 T = TypeVar("T")
@@ -148,15 +155,15 @@ class World:
         """Call ``find`` on rank 0, and return its result on every rank.
 
         Raises:
-            Exception: the exception that ``find`` raised, on every rank. If it is neither a UserError nor an OSError, a
-                RuntimeError that shows it, because other ranks may not be able to unpickle its class.
+            Exception: the exception that ``find`` raised, on every rank. If it is neither a UserError nor one that Python
+                defines, an OSError or RuntimeError that shows it, because other ranks may not be able to unpickle it.
         """
         box: list[Any] = [None, None]
         if self.rank == 0:
             try:
                 box = [find(), None]
             except Exception as error:  # noqa: BLE001 - raised below, on all ranks
-                box = [None, error if isinstance(error, UserError | OSError) else RuntimeError(repr(error))]
+                box = [None, error if isinstance(error, UserError) else portable(error)]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         if box[1] is not None:
             raise box[1]
