@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -71,6 +72,7 @@ DAMAGE: dict[str, Callable[[Path, Path], object]] = {
     "a flipped byte of the manifest": lambda data, manifest: replaced(manifest, '"tokens_seen":', '"tokens_sfen":'),
     "a changed number in the manifest": lambda data, manifest: replaced(manifest, '"step":4', '"step":5'),
     "garbage for a manifest": lambda data, manifest: manifest.write_bytes(b"\x00\xff garbage"),
+    "the data of another step": lambda data, manifest: shutil.copy(data.parents[1] / "step-2" / data.name, data),
     "truncated data": lambda data, manifest: data.write_bytes(data.read_bytes()[:-1]),
     "no data": lambda data, manifest: data.unlink(),
     "no manifest": lambda data, manifest: manifest.unlink(),
