@@ -125,6 +125,18 @@ def test_names_and_hooks_exist(page: Path) -> None:
     assert words - PACKAGES - HOOKS == set()
 
 
+def test_the_files_that_ask_for_the_simulation_are_listed() -> None:
+    page = (ROOT / "docs/architecture/simulation.md").read_text(encoding="utf-8")
+    asking = [
+        file.relative_to(ROOT).as_posix()
+        for file in ROOT.glob("packages/*/src/**/*.py")
+        if re.search(r"(?<!def )\b(current_simulation|has_values)\(\)", file.read_text(encoding="utf-8"))
+        and file.name != "simulation.py"
+    ]
+    places = [place for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for place in re.findall("`(.*?)`", row)]
+    assert len(asking) == len(places) and all(any(file.endswith(f"/{place}") for file in asking) for place in places)
+
+
 def test_references_in_docstrings_resolve() -> None:
     referred = re.compile(r":(?:class|func|meth|mod|attr|data|exc):`~?(titan_\w+(?:\.\w+)+)`")
     sources = list((ROOT / "packages").rglob("src/**/*.py"))
