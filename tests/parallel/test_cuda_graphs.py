@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 import torch
@@ -33,9 +33,6 @@ from titan_core.model.next_token import NextToken
 from titan_parallel import cuda_graphs
 from titan_testing.gloo_pool import GlooPool
 from titan_testing.jobs import TINY, RunRecord, make_job, run_recipe
-
-if TYPE_CHECKING:
-    from titan_simulate.engine.result import SimulatedRank
 
 GRAPHS: dict[str, object] = {"training.disable_cuda_graphs": "false"}
 STEPS: dict[str, object] = {**TINY, "training.steps": 6, "job.device": "cpu"}
@@ -218,7 +215,7 @@ def test_a_job_on_the_cpu_says_that_it_has_no_graphs(in_tmp: Path, caplog: pytes
     assert "training.disable_cuda_graphs = false has no effect: this job computes on the CPU" in caplog.text
 
 
-def repeated_on_fake_cuda(overrides: dict[str, object], ranks: int) -> SimulatedRank:
+def repeated_on_fake_cuda(overrides: dict[str, object], ranks: int) -> Any:
     """Train with graphs whose kernels the host launches one by one, from the tensors of the recording."""
 
     def launched(step: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Callable[[], object]]:
