@@ -1,8 +1,9 @@
-"""Measures the host time of a step by part: on one device, with FSDP over 2 ranks, with tensor parallelism over 2 ranks.
+"""Measures the host time of a step by part: on one device, and of one rank with each parallelism over 2 ranks.
 
 Shapes are tiny, so a step's kernels take almost no time and the host's own work remains. Collectives are free: a fake
 process group stands for the other ranks. Times are CPU times of the training thread. All variants train in one process, in
 alternating blocks of steps, so that other load on the machine affects all of them; the ratios are medians over the rounds.
+Each variant is compared with its base: the same model on one device, and a pipeline with the work of its first stage alone.
 
     uv run python benchmarks/host.py
     uv run python benchmarks/host.py --only "one device" --only "FSDP 2" --rounds 9
@@ -20,14 +21,19 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, TypeVar
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from titan_core.api import JobMesh, World
+from titan_core.api import JobMesh, ModelPart, StepInput, World
 from titan_core.api.config.resolved import Override
+from titan_core.api.parallel.model_part import arguments_of
+from titan_core.api.training.batch import with_positions
 from titan_core.config.load import load_config
 from titan_core.data.streams import OpenedData
 from titan_core.job.assemble import assemble
@@ -37,6 +43,7 @@ from titan_core.model import build
 from titan_core.plugins.lifecycle import Lifecycle
 from titan_core.plugins.registry import Components
 from titan_core.runlog.run_directory import RunDirectory
+from titan_parallel import pipeline
 
 T = TypeVar("T")
 
@@ -51,17 +58,48 @@ SHAPES = {
     "sample.enable": "false",
 }
 
-VARIANTS: dict[str, tuple[int, dict[str, str]]] = {
-    "one device": (1, {}),
-    "FSDP 2": (2, {"training.global_batch_size": "4"}),
-    "FSDP 2, each block": (2, {"training.global_batch_size": "4", "parallelism.fsdp_group_mib": "0"}),
-    "TP 2": (2, {"parallelism.tensor_parallel_degree": "2"}),
-    "TP 2, inputs kept": (
+FSDP = {"training.global_batch_size": "4"}
+PIPELINE = {
+    "parallelism.pipeline_parallel_degree": "2",
+    "training.local_batch_size": "4",
+    "training.global_batch_size": "4",
+}
+"""Four microbatches of one sequence."""
+EXPERTS = {
+    "model.args": "{dim = 64, n_layers = 6, n_heads = 4, n_kv_heads = 2, head_dim = 16, expert_dim = 128}",
+    "experts.balance": "none",
+}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The job of a variant."""
+
+    ranks: int = 1
+    settings: dict[str, str] = field(default_factory=dict)
+    recipe: str = "llama3_debug"
+    base: str = "one device"
+    """The variant that it is compared with."""
+    alone: bool = False
+    """Whether a plain loop runs the first stage of the pipeline."""
+
+
+VARIANTS = {
+    "one device": Setup(),
+    "FSDP 2": Setup(2, FSDP),
+    "FSDP 2, each block": Setup(2, {**FSDP, "parallelism.fsdp_group_mib": "0"}),
+    "TP 2": Setup(2, {"parallelism.tensor_parallel_degree": "2"}),
+    "TP 2, inputs kept": Setup(
         2,
         {"parallelism.tensor_parallel_degree": "2", "parallelism.tensor_parallel_reshard_after_forward": "never"},
     ),
-    "CP 2": (2, {"parallelism.context_parallel_degree": "2"}),
-    "hf": (
+    "CP 2": Setup(2, {"parallelism.context_parallel_degree": "2"}),
+    "a stage alone": Setup(2, PIPELINE, base="a stage alone", alone=True),
+    "PP 2, 1F1B": Setup(2, PIPELINE, base="a stage alone"),
+    "experts": Setup(1, EXPERTS, "qwen3_moe_debug", "experts"),
+    "experts, FSDP 2": Setup(2, {**EXPERTS, **FSDP}, "qwen3_moe_debug", "experts"),
+    "EP 2": Setup(2, {**EXPERTS, **FSDP, "parallelism.expert_parallel_degree": "2"}, "qwen3_moe_debug", "experts"),
+    "hf": Setup(
         1,
         {
             "model.name": "hf",
@@ -72,7 +110,6 @@ VARIANTS: dict[str, tuple[int, dict[str, str]]] = {
         },
     ),
 }
-"""Number of ranks and settings of each variant; a rank has the same batch in each."""
 
 PARTS = ("data", "forward and backward", "norm and clipping", "optimizer", "bookkeeping")
 
@@ -85,15 +122,29 @@ class FirstOfEqualRanks(World):
         return [value] * self.size
 
 
+def stage_alone(part: ModelPart) -> Callable[[StepInput], Tensor]:
+    """Return the step that computes a pipeline's first stage, one microbatch after another, and sends nothing."""
+
+    def step(inputs: StepInput) -> Tensor:
+        batches = [one for batch in inputs.batches for one in with_positions(part.transformed(batch)).split(1)]
+        for microbatch in replace(inputs, batches=batches).microbatches():
+            with part.computing(microbatch) as batch:
+                hidden = part.module(batch.tokens, **arguments_of(batch, part.layout))
+            hidden.backward(torch.zeros_like(hidden))
+        return torch.zeros(())
+
+    return step
+
+
 class Variant:
     """A trainer whose parts are timed. It takes its steps as rank 0 of its world."""
 
-    def __init__(self, ranks: int, settings: dict[str, str]) -> None:
-        overrides = {**SHAPES, **settings, "job.dump_folder": tempfile.mkdtemp()}
+    def __init__(self, setup: Setup) -> None:
+        overrides = {**SHAPES, **setup.settings, "job.dump_folder": tempfile.mkdtemp()}
         config, registry = load_config(
-            "llama3_debug", [Override(key, value) for key, value in overrides.items()], Components.from_installed()
+            setup.recipe, [Override(key, value) for key, value in overrides.items()], Components.from_installed()
         )
-        job = assemble(config, registry, ranks)
+        job = assemble(config, registry, setup.ranks)
         device, plan = torch.device("cpu"), job.mesh
         world = FirstOfEqualRanks(0, device, plan, JobMesh(plan, device.type))
         lifecycle = Lifecycle([debugger.build.load()(debugger.context(job)) for debugger in job.observers])
@@ -103,11 +154,12 @@ class Variant:
         self.trainer = Trainer(job, world, OpenedData.of(job), lifecycle, RunDirectory.create(job.dump_folder))
         lifecycle.train_start(self.trainer.run_start())
         self.trainer.requests.complete(world)
-        self._instrument()
+        self._instrument(setup)
 
-    def _instrument(self) -> None:
+    def _instrument(self, setup: Setup) -> None:
         trainer = self.trainer
-        trainer.run_step = self._timer("forward and backward", trainer.run_step, evaluate=trainer.run_step.evaluate)
+        step = stage_alone(trainer.state.parts[0]) if setup.alone else trainer.run_step
+        trainer.run_step = self._timer("forward and backward", step, evaluate=trainer.run_step.evaluate)
         for owner, part, names in (
             (trainer.loader, "data", ("peek", "next_step")),
             (trainer.state.optimizer, "optimizer", ("step", "zero_grad")),
@@ -161,8 +213,13 @@ def main() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     # Gradients of collectives that do nothing are wrong, which the trial of a division would report.
     build.try_division = lambda *arguments: None
+    # Nor can a stage learn its shapes from its neighbour, or receive numbers: its buffers must not have arbitrary ones.
+    pipeline.current_simulation = lambda: cast(Any, "fake process group")
+    empty = torch.empty_strided
+    torch.empty_strided = lambda *arguments, **options: empty(*arguments, **options).zero_()
     names = [arguments.profile] if arguments.profile else arguments.only or list(VARIANTS)
-    variants = {name: Variant(*VARIANTS[name]) for name in names}
+    names = [name for name in VARIANTS if name in names or any(VARIANTS[other].base == name for other in names)]
+    variants = {name: Variant(VARIANTS[name]) for name in names}
     for variant in variants.values():  # warm up
         variant.block(arguments.block)
         variant.seconds.clear()
@@ -170,11 +227,9 @@ def main() -> None:
     for number in range(arguments.rounds):
         order = list(variants.values())
         for variant in order if number % 2 else reversed(order):
-            if profiler is not None:
-                profiler.enable()
-            variant.block(arguments.block)
-            if profiler is not None:
-                profiler.disable()
+            profiled = nullcontext() if profiler is None or variant is not variants[arguments.profile] else profiler
+            with profiled:
+                variant.block(arguments.block)
     if profiler is not None:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
     print_table(variants)
@@ -184,18 +239,19 @@ def main() -> None:
 
 
 def print_table(variants: dict[str, Variant]) -> None:
-    """Print milliseconds by part, and the ratio of each variant to the first."""
-    first = next(iter(variants.values()))
+    """Print milliseconds by part, and the ratio of each variant to its base."""
     print(f"\ntorch {torch.__version__}, {torch.get_num_threads()} threads, {os.cpu_count()} CPUs; milliseconds of a step\n")
     print("| part | " + " | ".join(variants) + " |")
     print("| --- |" + " ---: |" * len(variants))
     for part in (*PARTS, "step"):
         print(f"| {part} | " + " | ".join(f"{1e3 * variant.median(part):.2f}" for variant in variants.values()) + " |")
+    bases = {name: variants[VARIANTS[name].base].seconds["step"] for name in variants}
     ratios = [
-        statistics.median(mine / base for mine, base in zip(variant.seconds["step"], first.seconds["step"], strict=True))
-        for variant in variants.values()
+        statistics.median(mine / base for mine, base in zip(variant.seconds["step"], bases[name], strict=True))
+        for name, variant in variants.items()
     ]
-    print(f"| step, compared with {next(iter(variants))} | " + " | ".join(f"{ratio:.2f} x" for ratio in ratios) + " |")
+    print("| compared with | " + " | ".join(VARIANTS[name].base for name in variants) + " |")
+    print("| step | " + " | ".join(f"{ratio:.2f} x" for ratio in ratios) + " |")
 
 
 if __name__ == "__main__":
