@@ -26,7 +26,7 @@ from titan_ckpt.format.manifest import paused_gc
 from titan_ckpt.format.reader import Reader
 from titan_ckpt.format.stored import NAME, DataFile, data_file
 from titan_ckpt.format.writer import Writer
-from titan_core.api.parallel.tree import gather_on_first
+from titan_core.api.parallel.tree import gather_on_first, key_of
 
 WIDTH = 4
 """Elements of each tensor on each rank: tensors are small, because only their number counts here."""
@@ -68,12 +68,13 @@ class _Others(OtherRanks):
         if not self._gathering:
             return super().answer(block)
         own = self.written
-        checksums = (own.sha256[:-12] + f"{rank:012d}" for rank in block)  # each its own, which a pickle contains
-        others = {rank: (own._replace(sha256=sha256), None) for rank, sha256 in zip(block, checksums, strict=True)}
-        return others | ({self.ranks - 1: (self._last, None)} if self.ranks - 1 in block else {})
+        of_ranks = {rank: own._replace(sha256=own.sha256[:-12] + f"{rank:012d}") for rank in block}  # each its own checksum
+        if self._last is not None and self.ranks - 1 in block:
+            of_ranks[self.ranks - 1] = self._last
+        return {key_of(pickle.dumps((tuple(file), None)), whole=True): [rank, rank + 1] for rank, file in of_ranks.items()}
 
-    def gather(self, value: tuple[DataFile, None], group: None) -> dict[int, tuple[DataFile, None]]:
-        self._gathering, (self.written, _) = True, value
+    def gather(self, value: tuple[Any, None], group: None) -> list[tuple[Any, list[tuple[int, int]]]]:
+        self._gathering, self.written = True, DataFile(*value[0])
         return gather_on_first(value, group)
 
     def broadcast_object_list(self, box: list[Any], **_: object) -> None:
@@ -87,8 +88,8 @@ class _Others(OtherRanks):
 
 
 def _states(ranks: int) -> dict[str, Any]:
-    """Return a run's state. The states of the ranks' random generators are real; everything else, which does not grow with
-    the ranks, is empty."""
+    """Return a run's state. The state of the random generators, the same on all ranks, is real; everything else, which does
+    not grow with the ranks, is empty."""
     own: dict[str, Any] = {"state": {}, "extra": {}}
     return {
         "step": 1,
@@ -98,7 +99,7 @@ def _states(ranks: int) -> dict[str, Any]:
         "optimizer": {"parameters": {}, "groups": [], "group_of": {}, "own": own},
         "loader": {"stream_of": {}, "shards": {}},
         "mesh": {},
-        "generators": seeded_generators(ranks),
+        "generators": [{**seeded_generators(0), "ranks": [0, ranks]}],
         "observers": {},
     }
 

@@ -21,7 +21,7 @@ from titan_ckpt.contents.state import generator_states
 from titan_core.api import UserError, World
 from titan_core.api.observe.shared_request import SharedRequests
 from titan_core.api.parallel import tree, world as worlds
-from titan_core.api.parallel.tree import gather_objects
+from titan_core.api.parallel.tree import gather_objects, gather_on_first
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.data.loader import StepData
 from titan_core.loop import world as joining
@@ -37,10 +37,11 @@ class OtherRanks:
     (:mod:`titan_core.api.parallel.tree`), and counts messages and bytes. The time that it takes itself is in
     :attr:`serving`."""
 
-    def __init__(self, rank: int, ranks: int, value_of: Callable[[int], object] | None = None) -> None:
+    def __init__(self, rank: int, ranks: int, value_of: Callable[[int], object] | None = None, whole: bool = False) -> None:
         """
         Args:
             value_of: the value of each rank; without it, all have this rank's.
+            whole: whether the values are exchanged at once, without digests.
         """
         self.rank, self.ranks, self.cost, self.serving = rank, ranks, Cost(), 0.0
         pickled: dict[int, bytes] = {}
@@ -48,7 +49,7 @@ class OtherRanks:
         self._pickles = [pickled.setdefault(id(value), pickle.dumps(value)) for value in values]
         self._own = b""
         self._summed: Tensor | None = None
-        self._whole = False
+        self._whole = whole
         """Whether the values themselves are exchanged, because their digests differ."""
         self._messages: list[Tensor] = []
         """What the peer of this round has still to send."""
@@ -176,32 +177,33 @@ def same_job(job: AssembledJob, ranks: int, one_differs: bool) -> Row:
 def stages(ranks: int) -> Row:
     """Gather the names, shapes and dtypes of tensors, of which ranks have as many different sets as pipeline stages."""
     sets = [{f"stage{stage}.layer{n}.weight": ((4096, 4096), "float32") for n in range(TENSORS)} for stage in range(STAGES)]
-    return _gathering(f"b tensors' names, {STAGES} pipeline stages", ranks, lambda rank: sets[rank * STAGES // ranks])
+    return _gathering(
+        f"b tensors' names, {STAGES} pipeline stages", ranks, lambda rank: sets[rank * STAGES // ranks], gather_objects
+    )
 
 
 def generators(ranks: int) -> Row:
-    """Gather the states of the random generators, which have another seed on every rank, and have not been drawn from."""
-    found = seeded_generators(ranks)
-    return _gathering("b random generators, all different", ranks, found.__getitem__)
-
-
-def seeded_generators(ranks: int) -> list[dict[str, Any]]:
-    """Return what each rank saves of random generators that it has only seeded."""
-    found = []
+    """Gather the states of the random generators, which have only been seeded, on rank 0."""
     kept = torch.get_rng_state(), random.getstate()
-    for rank in range(ranks):
-        torch.manual_seed(rank)
-        random.seed(rank)
-        found.append(generator_states(torch.device("cpu")))
+    states = seeded_generators(0)
+    assert states == seeded_generators(ranks - 1)
     torch.set_rng_state(kept[0])
     random.setstate(kept[1])
-    return found
+    return _gathering("b random generators, seeded", ranks, lambda rank: states, gather_on_first)
 
 
-def _gathering(part: str, ranks: int, value_of: Callable[[int], object]) -> Row:
+def seeded_generators(rank: int) -> dict[str, Any]:
+    """Return what a rank with data of its own saves of random generators that it has only seeded."""
+    torch.manual_seed(rank)
+    random.seed(rank)
+    return generator_states(cast(World, SimpleNamespace(device=torch.device("cpu"), data_rank=rank)))
+
+
+def _gathering(part: str, ranks: int, value_of: Callable[[int], object], gather: Callable[[Any], object]) -> Row:
     def cost(rank: int) -> Cost:
         own = value_of(rank)
-        return OtherRanks(rank, ranks, value_of).measure(lambda: gather_objects(own))
+        others = OtherRanks(rank, ranks, value_of, whole=gather is gather_on_first)
+        return others.measure(lambda: gather(own))
 
     return Row(part, ranks, cost(0), cost(ranks - 1))
 

@@ -74,7 +74,7 @@ MUTANTS = (
     Mutant("staging-of-another-dtype", "ckpt/save/staging.py", " or copy.dtype != local.dtype:", ":", (SAVING,)),
     Mutant("python-generator-not-restored", "ckpt/contents/state.py", "random.setstate((version, tuple(words), gauss))", "pass", (STEPS,)),
     Mutant("torch-generator-not-restored", "ckpt/contents/state.py", "torch.set_rng_state(_tensor_of(cpu))", "pass", (STEPS,)),
-    Mutant("generators-of-the-first-rank", "ckpt/contents/state.py", 'saved["generators"][dist.get_rank()]', 'saved["generators"][0]', (PARTS,)),
+    Mutant("generators-of-the-first-rank", "ckpt/contents/state.py", '[states for states in saved["generators"] if _has(states["ranks"], world.rank)]', 'saved["generators"][:1]', (PARTS,)),
     Mutant("schedule-not-restored", "ckpt/contents/state.py", "scheduler.load_state_dict(_merged(present, kept))", "scheduler.load_state_dict(present)", (PARTS,)),
     Mutant("rates-of-groups-not-restored", "ckpt/torch_private.py", '[group["lr"] for group in scheduler.optimizer.param_groups]', '[0.0 for group in scheduler.optimizer.param_groups]', ("tests/ckpt/test_checkpoint_parts.py",)),
     Mutant("data-not-restored", "ckpt/contents/state.py", 'state.loader.load_state_dict(saved["loader"], allowed)', "pass", (SAVING,)),

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from harness.one_of_many import OneOfMany
 from titan_ckpt.contents import state
@@ -23,22 +22,30 @@ from titan_ckpt.resume.optimizer_restore import restore_rates
 from titan_ckpt.save.retention import to_remove
 
 
-@pytest.mark.parametrize(("mesh", "seed"), [({"dp_shard": 2}, 22), ({"tp": 2}, 7)], ids=["same mesh", "other mesh"])
+@pytest.mark.parametrize(("mesh", "seed"), [({"dp_shard": 4}, 22), ({"tp": 4}, 7)], ids=["same mesh", "other mesh"])
 def test_each_rank_restores_its_own_generators(monkeypatch: pytest.MonkeyPatch, mesh: dict[str, int], seed: int) -> None:
-    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    world = OneOfMany({"dp_shard": 4}, at={"dp_shard": 2})
+    object.__setattr__(world, "rank", 2)
     ignore = lambda *arguments: None  # noqa: E731
     context: Any = SimpleNamespace(
         state=SimpleNamespace(loader=SimpleNamespace(load_state_dict=ignore), lr_scheduler=None),
-        world=OneOfMany({"dp_shard": 2}),
+        world=world,
         lifecycle=SimpleNamespace(save_state=dict, restore_state=ignore),
     )
     monkeypatch.setattr(state, "restore_schedule", ignore)
     saved: dict[str, Any] = {"loader": {}, "lr_scheduler": {}, "step": 5, "tokens_seen": 9, "tokens_by_dataset": {}}
-    saved |= {"generators": [{"python": seed, "cpu": seed} for seed in (11, 22)], "observers": {}}
+    of_ranks = {11: [0, 2, 3, 4], 20: [2, 3]}  # relative to the data rank
+    saved |= {
+        "generators": [{"python": own, "cpu": own, "ranks": ranks} for own, ranks in of_ranks.items()],
+        "observers": {},
+    }
     saved["mesh"] = {**dict.fromkeys(context.world.plan.degrees, 1), **mesh}
     torch.manual_seed(7)
     state.apply(saved, context, (), new_schedule=False)
     assert torch.initial_seed() == seed and context.state.step == 5
+    saved["mesh"], saved["generators"] = dict(world.plan.degrees), saved["generators"][:1]
+    with pytest.raises(ValueError, match="it has 0 states of the random generators of rank 2, expected one"):
+        state.apply(saved, context, (), new_schedule=False)
 
 
 @pytest.mark.parametrize(

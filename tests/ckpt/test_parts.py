@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.one_of_many import OneOfMany
 from titan_ckpt.contents.state import generator_states, restore_generators
 from titan_ckpt.contents.tensors import model_tensors
 from titan_ckpt.format.chunks import read_whole
@@ -25,7 +26,7 @@ from titan_ckpt.format.stored import NAME, UNFINISHED, BrokenCheckpoint, chunk_d
 from titan_ckpt.format.writer import Writer
 from titan_core.api import ModelPart
 
-CPU = torch.device("cpu")
+WORLD = OneOfMany({"dp_shard": 4}, at={"dp_shard": 3})
 
 
 class Model(nn.Module):
@@ -66,10 +67,11 @@ def test_random_generators_continue_after_restoring(drawn_before: int) -> None:
     random.seed(2**63 + 5)
     for _ in range(drawn_before):
         random.gauss(0, 1), torch.rand(1)
-    assert (len(json.dumps(generator_states(CPU))) < 100) == (not drawn_before)
-    states = json.loads(json.dumps(generator_states(CPU)))
+    saved = json.dumps(generator_states(WORLD))
+    assert (len(saved) < 100) == (not drawn_before)
+    states = json.loads(saved)
     drawn = [(random.random(), random.gauss(0, 1), torch.rand(3).tolist()) for _ in range(2)]
-    restore_generators(states, CPU)
+    restore_generators(states, WORLD)
     assert [(random.random(), random.gauss(0, 1), torch.rand(3).tolist()) for _ in range(2)] == drawn
 
 
@@ -83,12 +85,12 @@ def test_random_generators_continue_after_restoring(drawn_before: int) -> None:
     ids=lambda states: str(states)[:40],
 )  # fmt: skip
 def test_damaged_generators_are_refused(states: dict[str, Any]) -> None:
-    before = generator_states(CPU)
+    before = generator_states(WORLD)
     try:
         with pytest.raises(ValueError, match="the state of a random generator is damaged"):
-            restore_generators(states, CPU)
+            restore_generators(states, WORLD)
     finally:
-        restore_generators(before, CPU)
+        restore_generators(before, WORLD)
 
 
 def divided(folder: Path) -> tuple[Folder, Any]:

@@ -30,7 +30,7 @@ CHANGES: dict[str, Callable[[], object]] = {
     "one normal number": numpy.random.standard_normal,
     "two normal numbers": lambda: numpy.random.standard_normal(2),
     "another seed": lambda: numpy.random.seed(1),
-    "the state": lambda: numpy.random.set_state(("MT19937", [7] * 624, 5, 1, 0.5)),
+    "the state": lambda: numpy.random.set_state(("MT19937", numpy.full(624, 7, numpy.uint32), 5, 1, 0.5)),
     "enough for new words": lambda: numpy.random.rand(1000),
 }
 

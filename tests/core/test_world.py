@@ -25,7 +25,7 @@ from harness.one_of_many import OneOfMany
 from titan_core.__main__ import main
 from titan_core.api import MeshDim, MeshPlan, UserError, World
 from titan_core.api.parallel.mesh import STANDARD_DIMS
-from titan_core.api.parallel.tree import gather_objects, portable
+from titan_core.api.parallel.tree import gather_objects, gather_on_first, portable
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.loop.world import join_world, require_same_job, store_of_job
 from titan_core.toolkit.open_files import allow_open_files
@@ -162,6 +162,21 @@ def gathered(values: list[Any]) -> tuple[list[Any], int, int]:
         return found, len(set(map(id, found))), received
     finally:
         torch.distributed.destroy_process_group()
+
+
+def gathered_on_first(values: list[Any]) -> list[tuple[Any, list[tuple[int, int]]]]:
+    torch.distributed.init_process_group("gloo")
+    try:
+        return gather_on_first(values[torch.distributed.get_rank()])
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_the_first_rank_alone_gets_the_distinct_values_of_all(gloo: GlooPool) -> None:
+    values = ["a", "b" * 1000, "b" * 1000, "a", "a"]
+    first, *others = gloo.run(5, gathered_on_first, values)
+    assert first == [("a", [(0, 1), (3, 5)]), ("b" * 1000, [(1, 3)])]
+    assert others == [[]] * 4
 
 
 @pytest.mark.parametrize("kinds", [[0, 0], [0, 0, 0, 0], [0, 1, 1, 0], [2, 1, 0], [3, 2, 1, 0, 0, 1, 0]], ids=str)

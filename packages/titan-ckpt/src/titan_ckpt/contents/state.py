@@ -2,7 +2,8 @@
 for the manifest.
 
 Titan's own random values come from counters, so few jobs ever draw from the generators. The state of one that has only been
-seeded is its seed: with thousands of ranks, whole states (11 KiB each) would be most of a manifest.
+seeded is its seed, and ranks with the same state share one entry: with thousands of ranks, whole states (11 KiB each) would
+be most of a manifest.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import base64
 import random
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from titan_ckpt.config import CheckpointSection
@@ -21,13 +22,15 @@ from titan_ckpt.contents.optimizer_state import OptimizerState, state_of_all
 from titan_ckpt.contents.plain_values import Unsaveable, damaged, decode, encode, require_same_type
 from titan_ckpt.torch_private import GROUP_KEYS, INNER_SCHEDULES, read_rates_from_groups
 from titan_core.api import CheckpointContext, World
+from titan_core.api.parallel.tree import gather_on_first
 from titan_core.toolkit.plain_json import survives_json
 
 NAME = "lr_scheduler"
 
 
 def collect(context: CheckpointContext[CheckpointSection], optimizer: OptimizerState) -> dict[str, Any]:
-    """Return the state of all ranks. Collective.
+    """Return the state of all ranks; the position in the data and the random generators on the first rank only, which
+    writes the manifest. Collective.
 
     Args:
         optimizer: state of this rank's optimizer.
@@ -38,11 +41,12 @@ def collect(context: CheckpointContext[CheckpointSection], optimizer: OptimizerS
     """
     state, world = context.state, context.world
     loader = state.loader.state_dict()
-    by_rank: list[Any] = world.gather((loader["shards"], generator_states(world.device)))
-    shards = {name: position for owned, _ in by_rank for name, position in owned.items()}
-    for key, value in (("stream_of", loader["stream_of"]), ("position", shards)):
-        if not survives_json(value):
-            raise Unsaveable(f"the data loader's {key}", "is not made of JSON values with strings as keys")
+    parts = {"stream_of": loader["stream_of"], "position": loader["shards"]}
+    wrong = next((name for name, value in parts.items() if not survives_json(value)), "")
+    if name := next(filter(None, world.gather(wrong)), ""):
+        raise Unsaveable(f"the data loader's {name}", "is not made of JSON values with strings as keys")
+    shards = {name: position for owned, _ in gather_on_first(loader["shards"]) for name, position in owned.items()}
+    generators = gather_on_first(generator_states(world))
     return {
         "step": state.step,
         "tokens_seen": state.tokens_seen,
@@ -51,7 +55,7 @@ def collect(context: CheckpointContext[CheckpointSection], optimizer: OptimizerS
         "optimizer": state_of_all(optimizer, world),
         "loader": {"stream_of": loader["stream_of"], "shards": shards},
         "mesh": dict(world.plan.degrees),
-        "generators": [generators for _, generators in by_rank],
+        "generators": [{**states, "ranks": list(chain(*spans))} for states, spans in generators],
         "observers": context.lifecycle.save_state(),
     }
 
@@ -77,9 +81,10 @@ def apply(
     state.tokens_seen = saved["tokens_seen"]
     state.tokens_by_dataset = dict(saved["tokens_by_dataset"])
     if saved["mesh"] == dict(world.plan.degrees):
-        if len(saved["generators"]) != world.size:
-            raise ValueError(f"it has the random generators of {len(saved['generators'])} ranks, expected {world.size}")
-        restore_generators(saved["generators"][dist.get_rank()], world.device)
+        own = [states for states in saved["generators"] if _has(states["ranks"], world.rank)]
+        if len(own) != 1:
+            raise ValueError(f"it has {len(own)} states of the random generators of rank {world.rank}, expected one")
+        restore_generators(own[0], world)
     for name, present in context.lifecycle.save_state().items():
         require_same_type(saved["observers"].get(name), present, f"the state of the observer {name!r}")
     context.lifecycle.restore_state(saved["observers"])
@@ -143,21 +148,30 @@ def _merged(present: dict[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def generator_states(device: torch.device) -> dict[str, Any]:
-    """Return the states of Python's generator, of torch's CPU generator, and of torch's generator on ``device`` if CUDA."""
+def generator_states(world: World) -> dict[str, Any]:
+    """Return the states of Python's generator, of torch's CPU generator, and of torch's generator on the device if CUDA.
+
+    A seed is relative to :attr:`World.data_rank <titan_core.api.World.data_rank>`, as a run's seeds are
+    (``prepare_numerics``): so it is the same on all ranks.
+    """
     seed = torch.initial_seed()
     cpu, python = torch.get_rng_state(), random.getstate()
     version, words, gauss = python
+    own = seed - world.data_rank
     states: dict[str, Any] = {
-        "python": seed if random.Random(seed).getstate() == python else [version, list(words), gauss],
-        "cpu": seed if torch.equal(torch.Generator().manual_seed(seed).get_state(), cpu) else _text_of(cpu),
+        "python": own if random.Random(seed).getstate() == python else [version, list(words), gauss],
+        "cpu": own if torch.equal(torch.Generator().manual_seed(seed).get_state(), cpu) else _text_of(cpu),
     }
-    if device.type == "cuda":
-        states["cuda"] = _text_of(torch.cuda.get_rng_state(device))
+    if world.device.type == "cuda":
+        states["cuda"] = _text_of(torch.cuda.get_rng_state(world.device))
     return states
 
 
-def restore_generators(states: dict[str, Any], device: torch.device) -> None:
+def _has(spans: Sequence[int], rank: int) -> bool:
+    return any(start <= rank < stop for start, stop in zip(spans[::2], spans[1::2], strict=True))
+
+
+def restore_generators(states: dict[str, Any], world: World) -> None:
     """Set the generators to ``states``, a result of :func:`generator_states`.
 
     Raises:
@@ -166,18 +180,18 @@ def restore_generators(states: dict[str, Any], device: torch.device) -> None:
     try:
         python, cpu = states["python"], states["cpu"]
         if isinstance(python, int):
-            random.seed(python)
+            random.seed(python + world.data_rank)
         else:
             version, words, gauss = python
             if not all(type(word) is int for word in words) or type(gauss) not in (float, type(None)):
                 raise TypeError("the state of Python's generator is not made of numbers")
             random.setstate((version, tuple(words), gauss))
         if isinstance(cpu, int):
-            torch.default_generator.manual_seed(cpu)
+            torch.default_generator.manual_seed(cpu + world.data_rank)
         else:
             torch.set_rng_state(_tensor_of(cpu))
-        if device.type == "cuda" and "cuda" in states:
-            torch.cuda.set_rng_state(_tensor_of(states["cuda"]), device)
+        if world.device.type == "cuda" and "cuda" in states:
+            torch.cuda.set_rng_state(_tensor_of(states["cuda"]), world.device)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ValueError(f"the state of a random generator is damaged: {error}") from None
 

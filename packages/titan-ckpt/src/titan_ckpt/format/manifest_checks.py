@@ -110,6 +110,8 @@ class About(BaseModel):
 
 
 class _Generators(_Strict):
+    ranks: list[Count]
+    """First rank of each range of ranks that have these states, and the one after its last."""
     python: list[Any] | int
     cpu: str | int
     cuda: str | None = None

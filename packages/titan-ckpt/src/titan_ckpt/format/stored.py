@@ -17,7 +17,7 @@ NAME = "checkpoint.json"
 UNFINISHED = "unfinished"
 """Name of a file that exists while a checkpoint is being written or removed. Data with neither a manifest nor this file is
 not left over from an interrupted save, and is never removed."""
-FORMAT = 3
+FORMAT = 4
 TOKENIZER = "tokenizer"
 """Name of the folder of the tokenizer's files."""
 DATA_FILE = re.compile(r"data-[0-9]{5,}\.bin")

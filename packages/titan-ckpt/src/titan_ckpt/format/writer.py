@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import datetime
+import itertools
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ from titan_core.api.parallel.tree import gather_on_first, portable, values_of_ra
 T = TypeVar("T")
 Plan: TypeAlias = Mapping[str, tuple[Placed, Pieces]]
 Digest = concurrent.futures.Future[str]
+Results: TypeAlias = Sequence[tuple[tuple[Any, Exception | None], list[tuple[int, int]]]]
+"""Of ranks: what each has done, or why it could not, and the ranks that have this result."""
 _WAITING = 4
 """Number of chunks that may wait for their digests."""
 
@@ -80,19 +83,25 @@ class Writer:
         """
         begun, error = _tried(lambda: self._begin(tensors))
         answers = values_of_ranks((begun, error), group)
-        _raise({spans[0][0]: failed for (_, failed), spans in answers if failed is not None}, error)
+        _raise(_failures(answers), error)
         descriptions = [(description, spans) for (description, _), spans in answers if description is not None]
         plan: dict[str, tuple[Placed, Pieces]] = {}
 
-        def write() -> DataFile | None:
+        def write() -> tuple[int, int, str] | None:
             plan.update(planned(descriptions))
-            return self._write(plan, tensors)
+            file = self._write(plan, tensors)
+            return None if file is None else tuple(file)  # which pickles without the name of the class
 
         written, error = _tried(write)
         results = gather_on_first((written, error), group)
-        failures = {rank: failed for rank, (_, failed) in results.items() if failed is not None}
+        failures = _failures(results)
         if self._rank == 0 and not failures:
-            files = {data_file(rank): of_rank for rank, (of_rank, _) in results.items() if of_rank is not None}
+            files = {
+                data_file(rank): DataFile(*file)
+                for (file, _), spans in results
+                if file is not None
+                for rank in itertools.chain(*itertools.starmap(range, spans))
+            }
             _, error = _tried(lambda: self._commit(plan, files))
             failures = {} if error is None else {0: error}
         if dist.is_initialized():
@@ -160,6 +169,11 @@ def _tried(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return work(), None
     except Exception as error:  # noqa: BLE001 - raised on all ranks
         return None, error if isinstance(error, torch.OutOfMemoryError) else portable(error)
+
+
+def _failures(results: Results) -> dict[int, Exception]:
+    """Return the distinct failures, each of the first rank that has it."""
+    return {spans[0][0]: failed for (_, failed), spans in results if failed is not None}
 
 
 def _raise(failures: Mapping[int, Exception], own: Exception | None) -> None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from titan_core.api import JobContext, Run, World, hookimpl
+from titan_core.api import JobContext, Run, hookimpl
+from titan_core.api.parallel.tree import gather_on_first
 from titan_core.toolkit.atomic_write import atomic_write
 from titan_core.toolkit.optimizers import global_offset
 from titan_debug.certificate.contents import PROJECTIONS, WEIGHTS, Fingerprint, Fingerprints
@@ -46,7 +47,7 @@ class WeightRecorder:
     def _record(self, when: str, step: int) -> None:
         run = self._run
         assert run is not None
-        self._found[when] = fingerprints((pair for part in run.parts for pair in part.named_parameters()), run.world)
+        self._found[when] = fingerprints(pair for part in run.parts for pair in part.named_parameters())
         if run.world.rank:
             return
         weights = {when: {name: one.model_dump() for name, one in found.items()} for when, found in self._found.items()}
@@ -58,14 +59,15 @@ class WeightRecorder:
             log.error("%s cannot be written: %s", Path(run.dump_folder, WEIGHTS), error.strerror)
 
 
-def fingerprints(named: Iterable[tuple[str, nn.Parameter]], world: World) -> dict[str, Fingerprint]:
-    """Return the fingerprint of each parameter of all ranks, by name. All ranks must call it."""
+def fingerprints(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Fingerprint]:
+    """Return the fingerprint of each parameter of all ranks, by name, on the first rank, and nothing on the others. All
+    ranks must call it."""
     boxes = {}
     for name, parameter in named:
         local, offset = _box(parameter)
         if local.numel():
             boxes[name, offset, tuple(local.shape)] = fingerprint(local, parameter.shape, offset)
-    distinct = {key: one for of_rank in world.gather(boxes) for key, one in of_rank.items()}  # of replicas, one
+    distinct = {key: one for of_rank, _ in gather_on_first(boxes) for key, one in of_rank.items()}  # of replicas, one
     found: dict[str, Fingerprint] = {}
     for (name, *_), one in sorted(distinct.items(), key=itemgetter(0)):
         found[name] = found[name] + one if name in found else one

@@ -154,7 +154,7 @@ def read_weights(context: CommandContext, path: str) -> Fingerprints:
     # An export may have no tokenizer, and a job needs one.
     stored = replace(stored, sections={**stored.sections, "model": {"tokenizer": "byte", **stored.sections["model"]}})
     with context.models.open(context.models.job(stored, 1), stored) as loaded:
-        return fingerprints(loaded.part.named_parameters(), loaded.world)
+        return fingerprints(loaded.part.named_parameters())
 
 
 def _weights(certificate: Certificate, found: Fingerprints, tolerance: float | None) -> Compared:

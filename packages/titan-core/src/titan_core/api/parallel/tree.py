@@ -103,24 +103,29 @@ def values_of_ranks(value: T, group: dist.ProcessGroup | None = None) -> list[tu
     if len(found) > 1 and any(other[:1] == b"d" for other in found):
         key = key_of(own, whole=True)
         found = merged({key: [rank, rank + 1]}, rank, size, group)
-    ordered = sorted(found.items(), key=lambda entry: entry[1][0])
-    return [
-        (value if other == key else pickle.loads(other[1:]), list(zip(spans[::2], spans[1::2], strict=True)))
-        for other, spans in ordered
-    ]
+    return _values(found, {key: value})
 
 
-def gather_on_first(value: T, group: dist.ProcessGroup | None = None) -> dict[int, T]:
-    """Return the value of each rank on the first one, and nothing on the others."""
+def gather_on_first(value: T, group: dist.ProcessGroup | None = None) -> list[tuple[T, list[tuple[int, int]]]]:
+    """Return on the first rank what :func:`values_of_ranks` does, and nothing on the others."""
     rank, size = place(group)
     parent, children = relatives(rank, size)
-    found: dict[int, Any] = {rank: value}
+    key = key_of(pickle.dumps(value), whole=True)
+    found = {key: [rank, rank + 1]}
     for child in children:
-        found |= receive(child, group)
+        join(found, receive(child, group))
     if parent is None:
-        return found
+        return _values(found, {key: value})
     send(found, [parent], group)
-    return {}
+    return []
+
+
+def _values(found: Spans, own: dict[bytes, T]) -> list[tuple[T, list[tuple[int, int]]]]:
+    """Return the values that ``found`` has whole, by the first rank of each. The ``own`` one stays the same object."""
+    return [
+        (own[key] if key in own else pickle.loads(key[1:]), list(zip(spans[::2], spans[1::2], strict=True)))
+        for key, spans in sorted(found.items(), key=lambda entry: entry[1][0])
+    ]
 
 
 def portable(error: Exception) -> Exception:
