@@ -87,7 +87,7 @@ class Writer:
         descriptions = [(description, spans) for (description, _), spans in answers if description is not None]
         plan: dict[str, tuple[Placed, Pieces]] = {}
 
-        def write() -> tuple[int, int, str] | None:
+        def write() -> tuple[Any, ...] | None:
             plan.update(planned(descriptions))
             file = self._write(plan, tensors)
             return None if file is None else tuple(file)  # which pickles without the name of the class
