@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from harness import varlen_kernel
+from harness.model_trials import require
 from titan_core.api import Batch, UserError
 from titan_core.api.model import packed_attention
 from titan_core.api.model.attention import attend
@@ -92,6 +94,20 @@ def test_heads_that_no_kernel_takes_are_refused() -> None:
     assert documents is not None
     with pytest.raises(UserError, match=r'document_attention = "varlen": heads have 264 features.* 256 .*set it to "flex"'):
         attend_packed(heads, heads, heads, documents)
+
+
+@pytest.mark.parametrize("dim", [512, 528])
+def test_a_job_whose_heads_are_too_wide_is_refused_before_it_trains(dim: int) -> None:
+    settings: dict[str, object] = {
+        "model.args": f"{{dim = {dim}, n_heads = 2, n_kv_heads = 2}}",
+        "data.document_mask": "true",
+        "data.document_attention": "varlen",
+        "training.mixed_precision_param": "bfloat16",
+    }
+    job = make_job("tiny", settings)
+    refused = r"data\.document_attention.*heads have 264 features.* 256 at most"
+    with pytest.raises(UserError, match=refused) if dim > 512 else nullcontext():
+        require(job)
 
 
 def test_fp32_keeps_its_mask() -> None:

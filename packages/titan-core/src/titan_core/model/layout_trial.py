@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from titan_core.api import CAUSAL_ATTENTION, CausalAttention, JobMesh, Mixer, ModuleCall, Problem, UserError
+from titan_core.api.config.sections import DataSection
+from titan_core.api.model.packed_attention import WIDEST, too_wide
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.model.cached_decoding import check_decoding
 from titan_core.model.counted_flops import check_flops
@@ -51,7 +53,7 @@ def _problems(
     model: nn.Module, trial: SmallModelTrial, job: AssembledJob, mesh: JobMesh, device: torch.device
 ) -> Sequence[Problem]:
     """Return what contradicts the layout, or the needs of a transform."""
-    if problems := [*_mistakes(trial), *check_streams(model, trial)]:
+    if problems := [*_mistakes(trial), *check_streams(model, trial), *_wide_heads(trial, job)]:
         return problems
     if problems := [*check_draws_and_order(trial, job), *check_flops(trial, model, job, trial.flops)]:
         return problems
@@ -174,6 +176,21 @@ def _mixers(trial: SmallModelTrial) -> Iterator[Problem]:
                 why = f"mixers says {declared} of {call.name!r}, which computes with {computed}"
                 yield trial.problem(why, "give both the same options")
                 return
+
+
+def _wide_heads(trial: SmallModelTrial, job: AssembledJob) -> Iterator[Problem]:
+    """Yield a problem if the job uses variable-length attention, and a head is too wide for it."""
+    if job.config.section(DataSection).document_attention != "varlen":
+        return
+    mixers = ((call, trial.layout.mixer(call.name)) for call in trial.calls)
+    packed = [
+        call
+        for call, mixer in mixers
+        if mixer is not None and mixer.kind == CAUSAL_ATTENTION and mixer.softcap is None and not mixer.sinks
+    ]
+    widest = max((shape[3] for call in packed for shape in call.arguments[:3] if isinstance(shape, tuple)), default=0)
+    if widest > WIDEST:
+        yield job.config.problem("data.document_attention", too_wide(widest), 'set it to "flex"')
 
 
 def _own_mixer(trial: SmallModelTrial, call: ModuleCall, mixer: Mixer) -> Iterator[Problem]:

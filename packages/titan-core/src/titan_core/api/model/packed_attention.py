@@ -17,8 +17,8 @@ from titan_core.api.plugins.errors import UserError
 from titan_core.api.training.batch import Batch
 
 _TYPES = (torch.bfloat16, torch.float16)
-_WIDEST = 256
-"""Features of a head, as many as FlashAttention takes."""
+WIDEST = 256
+"""Most features of a head: as many as FlashAttention takes."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ def attend_packed(
         UserError: heads are too wide.
     """
     width, values = q.shape[-1], v.shape[-1]
-    padded = max(width, values) + -max(width, values) % 8  # kernels take one width, a multiple of 8
-    if padded > _WIDEST:
-        why = f"heads have {max(width, values)} features, and variable-length attention takes {_WIDEST} at most"
-        raise UserError.one('data.document_attention = "varlen"', why, 'set it to "flex"')
+    widest = max(width, values)
+    if widest > WIDEST:  # of a model that has not been tried (titan_core.model.layout_trial)
+        raise UserError.one('data.document_attention = "varlen"', too_wide(widest), 'set it to "flex"')
+    padded = widest + -widest % 8  # kernels take one width, a multiple of 8
     rows = [F.pad(one, (0, padded - one.shape[-1])).transpose(1, 2).flatten(0, 1) for one in (q, k, v)]
     ends, longest = packed.ends, packed.longest
     seen = (-1 if window is None else window - 1, 0)
@@ -81,6 +81,11 @@ def attend_packed(
     # The same tensor of bounds twice: cuDNN's causal mask requires it.
     result: Tensor = packed.kernel(*rows, ends, ends, longest, longest, scale=factor, window_size=seen)
     return result.unflatten(0, packed.shape).transpose(1, 2)[..., :values]
+
+
+def too_wide(width: int) -> str:
+    """Return why heads of ``width`` features, more than :data:`WIDEST`, cannot be computed."""
+    return f"heads have {width} features, and variable-length attention takes {WIDEST} at most"
 
 
 @cache
