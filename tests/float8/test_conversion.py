@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from importlib.metadata import version
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +14,7 @@ import torch
 from torch import nn
 from torchao.float8.float8_linear import Float8Linear
 
-from titan_core.api import Column, ModelLayout, ModelPart, Row, UserError
+from titan_core.api import Column, ModelLayout, ModelPart, ModuleCall, Problem, Row, UserError
 from titan_core.model.next_token import NextToken
 from titan_float8 import config as sections, float8, hardware, mx
 from titan_float8.config import AUTO_FILTER, Float8Section, MXSection
@@ -96,6 +100,47 @@ def test_ranks_divide_no_block_of_mxfp8() -> None:
     assert converted(mx.apply(part_of(w1=(32, 64)), context_of(MXSection(emulate=True))))
     with pytest.raises(UserError, match=r"\[mx\]: converts no layer"):
         mx.apply(part_of(w1=(32, 64)), context_of(MXSection(emulate=True), tp=2))
+
+
+@pytest.mark.parametrize("shape", [(16, 64), (2, 4, 64), (16, 1, 64), (8, 2, 64)], ids=str)
+@pytest.mark.parametrize("recipe", ["nvfp4", "mxfp8_rceil"])
+def test_a_layer_that_receives_no_sequences_is_refused_for_nvfp4(recipe: Any, shape: tuple[int, ...]) -> None:
+    def problems(*filters: str) -> list[Problem]:
+        calls = [ModuleCall("blocks.0.w1", (shape,), shape), ModuleCall("blocks.0.w2", ((2, 8, 64),), (2, 8, 64))]
+        trial: Any = SimpleNamespace(
+            tokens=torch.zeros(2, 8),
+            layout=LAYOUT,
+            calls_of=lambda names: [call for call in calls if call.name in names],
+        )
+        context = context_of(MXSection(recipe_name=recipe, filter_fqns=list(filters)))
+        context.config = SimpleNamespace(problem=Problem)
+        return list(mx.check_model(part_of(w1=(64, 64), w2=(64, 64)).module, trial, context))
+
+    found = problems()
+    assert [problem.where for problem in found] == ["mx.filter_fqns"] * (recipe == "nvfp4")
+    for problem in found:
+        assert f"'blocks.0.w1' is called with {list(shape)}, not [batch, seq, features] (batch 2, seq 8)" in problem.why
+        assert "add 'blocks.0.w1'" in problem.fix
+    assert problems("w1") == []
+
+
+def test_prototypes_of_torchao_are_imported_in_one_file() -> None:
+    package = Path(mx.__file__).parent
+    files = {file.name for file in package.glob("*.py") if re.search(r"(from|import) torchao\.prototype", file.read_text())}
+    assert files == {"torchao_prototypes.py"}
+
+
+def test_another_torchao_is_refused_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.prototype.mx_formats.kernels", None)
+    for name in ("mx", "grouped_mx", "nvfp4", "torchao_prototypes"):
+        monkeypatch.delitem(sys.modules, f"titan_float8.{name}")
+    job = make_job("tiny", {"mx.enable": "true", "mx.emulate": "true"})
+    (transform,) = job.transforms
+    assert transform.apply is not None
+    with pytest.raises(
+        UserError, match=rf"plugin.*float8.*prototypes of torchao 0\.18, and torchao {version('torchao')} has"
+    ):
+        transform.apply.load()
 
 
 @pytest.mark.parametrize(("names", "cast"), [(["w1", "w3"], True), (["w1"], False), ([], False)], ids=str)

@@ -97,9 +97,9 @@ def test_filters(filters: list[str], convert_head: bool, expected: set[str]) -> 
     with torch.device("meta"):
         model: Any = definition.build()
     part = ModelPart(model, definition.layout, NextToken())
-    names = [name for name, _ in linear_layers(part, filters, convert_head, 16)]
+    names = [name for name, _ in linear_layers(part.named_modules(), part.layout, filters, convert_head, 16)]
     assert {name.rpartition(".")[2] for name in names} == expected
-    assert list(linear_layers(part, [], False, 4096)) == []
+    assert list(linear_layers(part.named_modules(), part.layout, [], False, 4096)) == []
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])

@@ -42,7 +42,7 @@ def apply(part: ModelPart, context: TrainingContext[Float8Section]) -> ModelPart
     """Convert the linear layers of ``part`` to float8. Names and weights do not change."""
     section = context.section
     filters = [pattern for pattern in section.filter_fqns if pattern != AUTO_FILTER]
-    layers = dict(linear_layers(part, filters, section.convert_head, _MULTIPLE))
+    layers = dict(linear_layers(part.named_modules(), part.layout, filters, section.convert_head, _MULTIPLE))
     if AUTO_FILTER in section.filter_fqns:
         layers = {name: layer for name, layer in layers.items() if _gains(section.recipe_name, name, layer)}
     experts = convert_experts(part, section, filters, Float8GroupedLinear, context.job.mesh.degree("tp"))

@@ -10,11 +10,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchao.prototype.mx_formats.config import ScaleCalculationMode
-from torchao.prototype.mx_formats.mx_tensor import to_dtype, to_mx
-from torchao.prototype.mx_formats.utils import to_blocked
 
 from titan_float8.grouped import FilledRows, LowPrecisionGroupedLinear
+from titan_float8.torchao_prototypes import ScaleCalculationMode, to_blocked, to_dtype, to_mx
 from titan_nn.experts import grouped_linear
 
 BLOCK = 32

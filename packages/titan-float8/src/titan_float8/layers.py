@@ -8,17 +8,18 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from titan_core.api import ModelPart, UserError, matches
+from titan_core.api import ModelLayout, ModelPart, UserError, matches
 from titan_core.api.parallel.model_part import PrunedModule
 from titan_float8.config import MXSection
 
 
 def linear_layers(
-    part: ModelPart, filters: Sequence[str], convert_head: bool, multiple: int
+    modules: Iterable[tuple[str, nn.Module]], layout: ModelLayout, filters: Sequence[str], convert_head: bool, multiple: int
 ) -> Iterator[tuple[str, nn.Linear]]:
-    """Yield the linear layers of ``part`` to convert, with their names: none that compute in fp32 by the model's layout.
+    """Yield the linear layers to convert, with their names: none that compute in fp32 by the model's layout.
 
     Args:
+        modules: those of the model, with their names.
         filters: layers to skip: parts of names, or patterns.
         convert_head: whether to convert the layer that computes the logits.
         multiple: skips layers unless both dimensions of the weight are multiples of this number.
@@ -26,11 +27,11 @@ def linear_layers(
     Raises:
         UserError: another transform has given a layer a parameter, which the conversion would drop.
     """
-    head = () if convert_head else part.layout.head[-1:]
-    for name, module in part.named_modules():
+    head = () if convert_head else layout.head[-1:]
+    for name, module in modules:
         if not isinstance(module, nn.Linear) or any(name == last or name.startswith(f"{last}.") for last in head):
             continue
-        if is_filtered(name, filters) or matches(f"{name}.weight", part.layout.exact):
+        if is_filtered(name, filters) or matches(f"{name}.weight", layout.exact):
             continue
         if all(size % multiple == 0 for size in module.weight.shape):
             if added := {leaf for leaf, _ in module.named_parameters(recurse=False)} - {"weight", "bias"}:

@@ -4,23 +4,24 @@ arXiv 2310.10537; recipes for training: Mishra et al., arXiv 2506.08027), and NV
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torchao.prototype.mx_formats.config import (
-    MXFP8Dim0CastKernelChoice as Rows,
-    MXFP8Dim1CastKernelChoice as Columns,
-    ScaleCalculationMode,
-)
-from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
 
-from titan_core.api import ModelPart, TrainingContext, UserError
+from titan_core.api import ModelLayout, ModelPart, ModelTrial, Problem, TrainingContext
 from titan_float8.config import MXSection
 from titan_float8.experts import convert_experts, experts_of, record_flops_of_experts
 from titan_float8.grouped_mx import BLOCK, MXGroupedLinear
 from titan_float8.layers import ConvertedLinear, linear_layers, record_flops, require_matches, require_some
 from titan_float8.nvfp4 import NVFP4Linear
+from titan_float8.torchao_prototypes import (
+    KernelPreference,
+    MXFP8Dim0CastKernelChoice as Rows,
+    MXFP8Dim1CastKernelChoice as Columns,
+    ScaleCalculationMode,
+    mx_product,
+)
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +39,7 @@ def apply(part: ModelPart, context: TrainingContext[MXSection]) -> ModelPart:
     section = context.section
     degree = context.job.mesh.degree("tp")
     kind = NVFP4Linear if section.recipe_name.startswith("nvfp4") else MXLinear
-    # Tensor parallelism shards one dimension of a weight, and must not cut through a block.
-    layers = dict(linear_layers(part, section.filter_fqns, section.convert_head, BLOCK * degree))
+    layers = _layers(part.named_modules(), part.layout, context)
     experts = convert_experts(part, section, section.filter_fqns, MXGroupedLinear, degree)
     require_some({*layers, *experts}, part, "mx")
     require_matches(part, section.filter_fqns, "mx", experts_of(part) if section.convert_experts else ())
@@ -52,6 +52,31 @@ def apply(part: ModelPart, context: TrainingContext[MXSection]) -> ModelPart:
     found = f"{len(layers)} linear layers" + (f", {len(experts)} modules of experts" if experts else "")
     log.info("%s%s: %s", section.recipe_name, " (emulated)" if section.emulate else "", found)
     return part
+
+
+def check_model(model: nn.Module, trial: ModelTrial, context: TrainingContext[MXSection]) -> Iterator[Problem]:
+    """Require the layers in NVFP4, which round gradients by a token's place in the batch, to be called with sequences."""
+    if not context.section.recipe_name.startswith("nvfp4"):
+        return
+    sequences = tuple(trial.tokens.shape)
+    for call in trial.calls_of(_layers(model.named_modules(), trial.layout, context)):
+        shape = call.arguments[0] if call.arguments else None
+        if isinstance(shape, tuple) and (len(shape) < 3 or shape[:2] != sequences):
+            why = (
+                f"NVFP4 rounds by a token's place in the batch, and {call.name!r} is called with {list(shape)}, not "
+                f"[batch, seq, features] (batch {sequences[0]}, seq {sequences[1]})"
+            )
+            yield context.config.problem("mx.filter_fqns", why, f"add {call.name!r} to it, which stays in high precision")
+
+
+def _layers(
+    modules: Iterable[tuple[str, nn.Module]], layout: ModelLayout, context: TrainingContext[MXSection]
+) -> dict[str, nn.Linear]:
+    """Return the linear layers to convert."""
+    section = context.section
+    # Tensor parallelism shards one dimension of a weight, and must not cut through a block.
+    multiple = BLOCK * context.job.mesh.degree("tp")
+    return dict(linear_layers(modules, layout, section.filter_fqns, section.convert_head, multiple))
 
 
 class MXLinear(ConvertedLinear):
@@ -69,7 +94,7 @@ class MXLinear(ConvertedLinear):
         Raises:
             UserError: torchao cannot be used with this triton.
         """
-        _product()
+        mx_product()
         converted = super().from_linear(layer, section)
         floor = section.recipe_name == "mxfp8_floor"
         converted.scaling = ScaleCalculationMode.FLOOR if floor else ScaleCalculationMode.RCEIL
@@ -77,7 +102,7 @@ class MXLinear(ConvertedLinear):
 
     def _matmul(self, input: Tensor, weight: Tensor) -> Tensor:
         kernels, rows, columns = KERNELS[self.emulate]
-        output: Tensor = _product().apply(
+        output: Tensor = mx_product().apply(
             input,
             weight,
             _E4M3,
@@ -91,12 +116,3 @@ class MXLinear(ConvertedLinear):
             self.weight_gradient_in_high_precision,
         )
         return output
-
-
-def _product() -> Any:
-    try:
-        from torchao.prototype.moe_training.mxfp8_linear import mx_mm
-    except ValueError as error:  # torchao 0.18 on a GPU with triton 3.9: github.com/pytorch/ao, pull request 4880
-        reason = f"its MX kernels cannot be imported ({error})"
-        raise UserError.one("package torchao", reason, "install torchao above 0.18, or triton below 3.9") from None
-    return mx_mm

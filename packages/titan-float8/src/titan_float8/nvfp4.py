@@ -19,14 +19,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchao.prototype.mx_formats.kernels import f4_unpacked_to_f32, f32_to_f4_unpacked, pack_uint4
-from torchao.prototype.mx_formats.nvfp4_tensor import E4M3_EPS, per_tensor_amax_to_scale
-from torchao.prototype.mx_formats.utils import to_blocked
 
 from titan_core.api import RandomStream
 from titan_core.api.model.random_streams import element_bits
 from titan_float8.config import MXSection
 from titan_float8.layers import ConvertedLinear
+from titan_float8.torchao_prototypes import (
+    E4M3_EPS,
+    f4_unpacked_to_f32,
+    f32_to_f4_unpacked,
+    pack_uint4,
+    per_tensor_amax_to_scale,
+    to_blocked,
+)
 
 BLOCK = 16
 """Number of elements that share a scale."""

@@ -32,7 +32,7 @@ def titan_precisions() -> list[Transform]:
             phase=Phase.PRECISION,
             active=lambda context: context.section.enable,
             check=Ref("titan_float8.checks:check_mx"),
-            checks=Checks(hardware=Ref("titan_float8.hardware:mxfp8")),
+            checks=Checks(model=Ref("titan_float8.mx:check_model"), hardware=Ref("titan_float8.hardware:mxfp8")),
             apply=Ref("titan_float8.mx:apply"),
             planning=Planning(costs=Ref("titan_float8.config:mx_costs")),
         ),
