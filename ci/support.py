@@ -10,7 +10,8 @@ import re
 from ci.workspace import CORE, ROOT, Package, distributions
 
 PAGE = ROOT / "docs/install.md"
-_TABLE = re.compile(r"(?<=<!-- uv run python -m ci.support -->\n)(\|.*\n)*")
+MARK = "<!-- uv run python -m ci.support -->"
+_TABLE = re.compile(rf"(?<={re.escape(MARK)}\n)(\|.*\n)*")
 _API = re.compile(r"(?m)^api = \((\d+), (\d+)\)$")
 
 
@@ -32,8 +33,15 @@ def _contract(package: Package) -> str:
 
 
 def render() -> str:
-    """Return the page with its table."""
-    return _TABLE.sub(table(), PAGE.read_text(encoding="utf-8"), count=1)
+    """Return the page with its table.
+
+    Raises:
+        SystemExit: the page has no place for it.
+    """
+    text, tables = _TABLE.subn(table(), PAGE.read_text(encoding="utf-8"), count=1)
+    if not tables:
+        raise SystemExit(f"{PAGE.relative_to(ROOT)}: has no line `{MARK}`, below which its table is written: put it back")
+    return text
 
 
 def main() -> None:

@@ -70,3 +70,11 @@ def test_a_tag_is_of_this_commit_and_of_this_repository(monkeypatch: pytest.Monk
 def test_the_table_of_what_works_with_what_is_that_of_the_metadata() -> None:
     assert support.PAGE.read_text(encoding="utf-8") == support.render(), "run `uv run python -m ci.support`"
     assert all(f"| `{name}` | {one.project['version']} | 3.11, " in support.table() for name, one in distributions().items())
+
+
+def test_a_page_without_a_place_for_the_table_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(support, "ROOT", tmp_path)
+    monkeypatch.setattr(support, "PAGE", tmp_path / "install.md")
+    support.PAGE.write_text("# Install\n")
+    with pytest.raises(SystemExit, match=r"install\.md: has no line `<!-- uv run python -m ci\.support -->`"):
+        support.render()
