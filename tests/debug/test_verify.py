@@ -136,6 +136,15 @@ def test_invalid_tolerances(in_tmp: Path, capsys: pytest.CaptureFixture[str], te
     assert "is not a relative difference from 0 to 1000000" in capsys.readouterr().err
 
 
+def test_a_certificate_that_cannot_be_written_is_refused_before_any_training(
+    in_tmp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").touch()
+    assert main(["verify", "tiny", "--mesh", "tp=2", *TINY, "--certificate", "file/certificate.json"]) == 2
+    assert re.search(r"file/certificate\.json: cannot be written: (Not a directory|File exists)", capsys.readouterr().err)
+    assert not Path("outputs").exists()
+
+
 @pytest.mark.parametrize(
     ("mesh", "message"),
     [

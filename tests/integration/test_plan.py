@@ -331,6 +331,7 @@ def test_third_parties_dimensions_and_views_are_searched(examples: str) -> None:
         (["--gpus", "0"], "is not a whole number from 1"),
         (["--gpus", "8", "--device", "h1000"], "no machine has this name"),
         (["--gpus", "8", "--out", "/dev/null"], "already exists"),
+        (["--gpus", "8", "--out", "/dev/null/planned.toml"], "--out /dev/null/planned.toml: cannot be written"),
         (["--gpus", "8", "--headroom", "5"], "is not a share from 0 to 0.9"),
         (["--gpus", "7", "--parallelism.tensor_parallel_degree", "2"], "no mesh has this number of ranks"),
     ],

@@ -181,6 +181,9 @@ def test_a_check_that_shows_nothing_is_refused(in_tmp: Path, capsys: pytest.Capt
     assert "mup.base = {}: is not set; name the arguments of the base model" in capsys.readouterr().err
     assert main([*CHECK, "--times", "2"]) == 2
     assert "--times: growth needs at least two widths" in capsys.readouterr().err
+    Path("folder").mkdir()
+    assert main([*CHECK, "--to", "folder"]) == 2
+    assert "--to folder: cannot be written: Is a directory" in capsys.readouterr().err
 
 
 def test_the_check_observes_without_a_trace(in_tmp: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from titan_core.api import CommandContext, Config, Run, StepReport, UserError, hookimpl
 from titan_core.api.config.resolved import Override
 from titan_core.toolkit.arguments import integer, json_argument
-from titan_core.toolkit.atomic_write import atomic_write
+from titan_core.toolkit.atomic_write import atomic_write, require_writable
 from titan_core.toolkit.text import print_json, print_table, say
 from titan_optim.config import MUP_OPTIMIZER, MuPSection
 
@@ -96,7 +96,7 @@ def run(context: CommandContext) -> int:
     """Train, print the changes by width and the exponents with which they grow, and draw them.
 
     Raises:
-        UserError: the recipe has no base model, or fewer than two widths are given.
+        UserError: the recipe has no base model, fewer than two widths are given, or the picture cannot be written.
     """
     arguments = context.arguments
     times: list[int] = sorted(set(arguments.times))
@@ -105,6 +105,7 @@ def run(context: CommandContext) -> int:
     base = context.config().section(MuPSection).base
     if not base:
         raise UserError(context.config().problem("mup.base", "is not set", "name the arguments of the base model"))
+    require_writable(Path(arguments.to), f"--to {arguments.to}")
     logging.disable(
         logging.WARNING
     )  # what plugins notice about a run, such as that it saves nothing, is not meant for these

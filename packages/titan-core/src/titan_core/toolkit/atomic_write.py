@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from titan_core.api import UserError
 
 
 @contextmanager
@@ -17,11 +20,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the file cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The name is unique to this process because several ranks may write the same file.
-    part = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.part")
+    part = _hidden(path)
     try:
-        part.unlink(missing_ok=True)  # of a killed process with the same id
         part.touch(exist_ok=False)
         mode = part.stat().st_mode & 0o777
         yield part
@@ -30,3 +30,31 @@ def atomic_write(path: Path) -> Iterator[Path]:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def require_writable(path: Path, where: str) -> None:
+    """Check that :func:`atomic_write` can write ``path``, before the work of which it is to hold the result.
+
+    Args:
+        where: the option that names the file.
+
+    Raises:
+        UserError: it cannot.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        part = _hidden(path)
+        part.touch()
+        part.unlink()
+    except OSError as error:
+        raise UserError.one(where, f"cannot be written: {error.strerror}", "choose another file") from None
+
+
+def _hidden(path: Path) -> Path:
+    """Return the path of a file beside ``path``, whose folder then exists, and remove what is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The name is unique to this process because several ranks may write the same file.
+    part = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.part")
+    part.unlink(missing_ok=True)  # of a killed process with the same id
+    return part

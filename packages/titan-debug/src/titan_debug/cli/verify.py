@@ -14,6 +14,7 @@ from titan_core.api.config.resolved import Override
 from titan_core.api.config.sections import JobSection, TrainingSection
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import json_argument, number, recipe_arguments, step_count
+from titan_core.toolkit.atomic_write import require_writable
 from titan_core.toolkit.folder_lock import FolderLock
 from titan_core.toolkit.runs.child_runs import ChildRun, without_checkpoints
 from titan_core.toolkit.runs.run_log import RunLog
@@ -108,7 +109,7 @@ def _certified(file: str | None, reference: Mesh) -> Path | None:
     """Return the file of the certificate.
 
     Raises:
-        UserError: the reference is a mesh of several devices, or ``file`` is a folder.
+        UserError: the reference is a mesh of several devices, or ``file`` cannot be written.
     """
     where = f"--certificate {file}"
     if file and str(reference) != ONE_DEVICE:
@@ -117,6 +118,8 @@ def _certified(file: str | None, reference: Mesh) -> Path | None:
         )
     if file and Path(file).is_dir():
         raise UserError.one(where, "is a folder", "name a file, such as certificate.json in it")
+    if file:
+        require_writable(Path(file), where)
     return Path(file) if file else None
 
 

@@ -19,6 +19,7 @@ from titan_core.api.config.secrets import redact
 from titan_core.api.config.sections import JobSection, TrainingSection
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import json_argument, number, rank_count, recipe_arguments, seconds, small_integer
+from titan_core.toolkit.atomic_write import require_writable
 from titan_core.toolkit.errors import EXIT_INTERRUPTED
 from titan_core.toolkit.text import describe_model, print_json, say
 from titan_simulate.cli.estimate import imbalance_argument
@@ -80,6 +81,8 @@ def run(context: CommandContext) -> int:
     machine = whole.model_copy(update={"memory_gib": whole.memory_gib * (1.0 - options.headroom)})
     if options.out is not None and os.path.lexists(options.out):
         raise UserError.one(f"--out {options.out}", "already exists", "name a new file")
+    if options.out is not None:
+        require_writable(Path(options.out), f"--out {options.out}")
     return print_from_fork(partial(_searched, context, machine), "planning")
 
 
