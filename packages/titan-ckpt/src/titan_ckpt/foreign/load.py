@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from titan_ckpt.all_ranks import on_all_ranks
 from titan_ckpt.contents.tensors import model_tensors, require_patterns_match, without_absent
 from titan_ckpt.foreign.arrangement import read
 from titan_ckpt.foreign.checks import as_named_in, declared_tensors, require_equal_copies, require_weights
@@ -40,14 +41,10 @@ def load_foreign(
     Raises:
         UserError: the weights are not those of this job's model; on every rank.
     """
-    opened, mistake = None, None
     names = [name for of_rank in world.gather(list(model_tensors(parts))) for name in of_rank]
     require_patterns_match(job, excluded, names, str(path))
-    try:
-        opened = _open(job, world, parts, path, excluded, job.config.where(key, str(path)) if key else str(path))
-    except UserError as error:
-        mistake = error
-    world.raise_together(mistake)
+    where = job.config.where(key, str(path)) if key else str(path)
+    opened, _ = on_all_ranks(lambda: _open(job, world, parts, path, excluded, where), world)
     assert opened is not None
     tensors, reader = opened
     load(tensors, storage_reader=reader)

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
+from titan_ckpt.all_ranks import on_all_ranks
 from titan_ckpt.format.chunks import local, read_chunk
 from titan_ckpt.format.folder import Folder
 from titan_ckpt.format.index import located, read_index
@@ -95,9 +96,4 @@ class Reader:
 
     def load_on_all(self, tensors: Mapping[str, Tensor], world: World) -> str:
         """Call :meth:`load` on all ranks. Returns why one of them could not, or ``""``; the same on all."""
-        problem = ""
-        try:
-            self.load(tensors)
-        except (BrokenCheckpoint, OSError) as error:
-            problem = str(error)
-        return next(filter(None, world.gather(problem)), "")
+        return on_all_ranks(lambda: self.load(tensors), world, (BrokenCheckpoint, OSError))[1]

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from titan_ckpt.all_ranks import on_all_ranks
 from titan_ckpt.config import CheckpointSection
 from titan_ckpt.contents import state as plain
 from titan_ckpt.contents.optimizer_state import OWN, parameter_names
@@ -96,18 +97,11 @@ def load_checkpoint(
     if optimizer is None:
         log.info("starting from the weights in %s", found.folder)
         return ""
-    broken, mistake = "", None
-    try:
-        _apply(context, manifest, optimizer, attempt, changes)
-    except ValueError as error:
-        broken = f"its state is damaged: {error}"
-    except UserError as error:
-        mistake = error
-    world.raise_together(mistake)
-    broken = next(filter(None, world.gather(broken)), "")
-    if broken:
+    plan = optimizer
+    _, damage = on_all_ranks(lambda: _apply(context, manifest, plan, attempt, changes), world, (ValueError,))
+    if damage:
         state.optimizer.state.clear()
-        return broken
+        return f"its state is damaged: {damage}"
     log.info("resuming after step %d from %s", manifest.step, found.folder)
     return ""
 
@@ -123,12 +117,10 @@ def _require_same_training(
     data_changes: list[RefusedChange] = []
     with suppress(ValueError), damaged("the position in the data"):  # restoring the data's state reports the damage
         data_changes = context.state.loader.refused_changes(manifest.state["loader"], allowed)
-    changes, mistake = Changes((), ()), None
-    try:
-        changes = require_same_training(context.job, manifest.about, manifest.step, allowed, data_changes)
-    except UserError as error:
-        mistake = error
-    context.world.raise_together(mistake)
+    changes, _ = on_all_ranks(
+        lambda: require_same_training(context.job, manifest.about, manifest.step, allowed, data_changes), context.world
+    )
+    assert changes is not None
     return changes
 
 
@@ -142,18 +134,21 @@ def _plan_optimizer(
     """
     state, world = context.state, context.world
     initialise_state(state.optimizer)
-    saved, plan, mistake = manifest.state["optimizer"], OptimizerPlan(), None
-    try:
-        same_mesh = manifest.state["mesh"] == dict(world.plan.degrees)
-        with damaged("the optimizer"):
-            plan = plan_restore(
-                state.parts, state.optimizer, saved, manifest.tensors, excluded, same_mesh, unfreezes=changes.frozen
-            )
-    except Unsaveable as error:
-        mistake = UserError.one(error.name, error.why)
-    except ValueError as error:
-        mistake = UserError.one(str(found.folder), f"its optimizer state is damaged: {error}")
-    world.raise_together(mistake)
+    saved, same_mesh = manifest.state["optimizer"], manifest.state["mesh"] == dict(world.plan.degrees)
+
+    def planned() -> OptimizerPlan:
+        try:
+            with damaged("the optimizer"):
+                return plan_restore(
+                    state.parts, state.optimizer, saved, manifest.tensors, excluded, same_mesh, unfreezes=changes.frozen
+                )
+        except Unsaveable as error:
+            raise UserError.one(error.name, error.why) from None
+        except ValueError as error:
+            raise UserError.one(str(found.folder), f"its optimizer state is damaged: {error}") from None
+
+    plan, _ = on_all_ranks(planned, world)
+    assert plan is not None
     names = {name for names in world.gather(list(parameter_names(state.parts).values())) for name in names}
     gone = [f"{OPTIMIZER}.{name}" for name in saved["parameters"] if name not in names]
     problems = [f"{name} is not in this job" for name in gone if not matches(name, excluded)]
