@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import re
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -28,6 +29,7 @@ from titan_core.api.parallel.mesh import STANDARD_DIMS
 from titan_core.api.parallel.tree import gather_objects, gather_on_first, portable
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.loop.world import join_world, require_same_job, store_of_job
+from titan_core.toolkit.errors import caused_by_peer
 from titan_core.toolkit.open_files import allow_open_files
 from titan_testing.gloo_pool import GlooPool
 from titan_testing.jobs import TINY, make_job, run_recipe
@@ -221,6 +223,38 @@ def test_sums_over_a_tree_are_the_same_on_all_ranks(gloo: GlooPool, size: int) -
     assert of_replica == pytest.approx([2 * sum(part[at] for part in parts[:-1]) for at in (0, 1)], rel=1e-14)
     assert largest == parts[-1][0]
     assert found == [(sums, of_replica, largest)] * (size - 1) + [(sums, [2 * part for part in parts[-1]], largest)]
+
+
+def summed_without(lost: int) -> tuple[str, bool] | None:
+    """Return the error of a sum over a tree that the rank ``lost`` has left, and whether it counts as another rank's."""
+    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=20))
+    try:
+        rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        plan = MeshPlan(STANDARD_DIMS, {dim.name: size if dim.name == "dp_shard" else 1 for dim in STANDARD_DIMS})
+        world = World(rank, torch.device("cpu"), plan, cast(Any, None))
+        with patch("titan_core.api.parallel.world.LONGEST_RING", 1):
+            assert world.sum(torch.ones(1))[0] == size  # all are connected
+            if rank == lost:
+                return None
+            try:
+                world.sum_later(torch.ones(1))()
+            except RuntimeError as error:
+                return str(error), caused_by_peer(error)
+        raise AssertionError("the sum has ended without a rank")
+    finally:
+        gc.collect()  # an error keeps the connections, which the end of a process would close
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("lost", [0, 2, 3])
+def test_a_sum_over_a_tree_ends_if_a_rank_is_lost(gloo: GlooPool, lost: int) -> None:
+    """Its root, an inner rank, and a leaf."""
+    found = gloo.run(4, summed_without, lost)
+    for answer in found[:lost] + found[lost + 1 :]:
+        assert answer is not None
+        error, of_peer = answer
+        assert re.search("closed by peer|reset by peer|[Tt]imed out", error), error
+        assert of_peer, error
 
 
 @pytest.mark.parametrize(
