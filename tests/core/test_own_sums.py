@@ -121,13 +121,22 @@ def test_replicas_that_agree_train_to_the_end(gloo: GlooPool, tmp_path: Path) ->
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.float8_e4m3fn])
 def test_a_checksum_sees_each_bit(dtype: torch.dtype) -> None:
     tensor = torch.arange(1.0, 25.0).reshape(4, 6).to(dtype)
-    turned = tensor.t()
-    assert checksum(tensor) == checksum(turned) == checksum(tensor.clone())
+    strided = tensor.t().contiguous().t()
+    before = tensor.clone()
+    assert checksum(tensor) == checksum(strided) == checksum(before)
+    assert torch.equal(tensor.view(torch.uint8), before.view(torch.uint8))
     assert int(checksum(tensor[:0])) == 0
     for index in (0, 23):
         other = tensor.clone()
         other.view(torch.uint8).flatten()[index * tensor.element_size()] ^= 1
         assert checksum(other) != checksum(tensor)
+
+
+def test_a_checksum_sees_places_and_changes_that_cancel() -> None:
+    tensor = torch.randn(4, 6)
+    others = [tensor.t(), tensor.flip(0), tensor[:, [1, 0, 2, 3, 4, 5]], tensor.clone()]
+    others[3].view(torch.int32)[0, :2] += torch.tensor([1, -1], dtype=torch.int32)
+    assert len({int(checksum(one)) for one in (tensor, *others)}) == 5
 
 
 def test_a_checksum_of_many_elements_is_that_of_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

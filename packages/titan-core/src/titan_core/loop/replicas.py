@@ -1,8 +1,8 @@
 """Compares the weights of ranks that must hold the same ones, after some steps and before each checkpoint.
 
 A trial (:mod:`titan_core.model.mesh_trial`) has compared the gradients of one step. This finds what changes later: gradients
-that are not summed in a later step, or an update that differs between ranks. Each rank sums the bits of its shards; one
-reduction of a few kilobytes over each dimension of the mesh compares the sums.
+that are not summed in a later step, or an update that differs between ranks. Each rank computes a checksum of
+each of its shards; one reduction of a few kilobytes over each dimension of the mesh compares them.
 """
 
 from __future__ import annotations
