@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from titan_ckpt.all_ranks import on_all_ranks
 from titan_ckpt.contents.tensors import model_tensors, require_patterns_match, without_absent
@@ -23,8 +13,9 @@ from titan_ckpt.foreign.arrangement import read
 from titan_ckpt.foreign.checks import as_named_in, declared_tensors, require_equal_copies, require_weights
 from titan_ckpt.foreign.config import CONFIG_OF, DOWNLOAD_AGAIN, accepting, formats_of, kind_of, owner, read_config
 from titan_ckpt.foreign.files import ForeignFiles, open_files
+from titan_ckpt.format.chunks import local
 from titan_ckpt.format.dtypes import dtype_name
-from titan_ckpt.format.reader import PlainReader
+from titan_ckpt.format.reader import first_index
 from titan_ckpt.format.stored import MODEL
 from titan_core.api import ForeignTensor, ModelPart, UserError, World, matches
 from titan_core.api.plugins.assembled_job import AssembledJob
@@ -46,14 +37,13 @@ def load_foreign(
     where = job.config.where(key, str(path)) if key else str(path)
     opened, _ = on_all_ranks(lambda: _open(job, world, parts, path, excluded, where), world)
     assert opened is not None
-    tensors, reader = opened
-    load(tensors, storage_reader=reader)
+    on_all_ranks(lambda: _read(*opened), world)
 
 
 def _open(
     job: AssembledJob, world: World, parts: Sequence[ModelPart], path: Path, excluded: Sequence[str], where: str
-) -> tuple[dict[str, Tensor], ForeignReader]:
-    """Return the tensors to load into, and the reader to load them with.
+) -> tuple[ForeignFiles, dict[str, tuple[Tensor, ForeignTensor, tuple[int, ...]]]]:
+    """Return the arguments of :func:`_read`.
 
     Raises:
         UserError: the weights are not those of this job's model.
@@ -99,32 +89,16 @@ def _open(
     require_weights(files, declared, wanted, form.ignored, where, f"{owner(job.family)}, format {kind!r}")
     if world.rank == 0:  # on one rank only, because it reads whole tensors
         require_equal_copies(files, declared, where)
-    return tensors, ForeignReader(files, {name: (foreign[name], tuple(tensor.shape)) for name, tensor in tensors.items()})
+    return files, {name: (tensor, foreign[name], tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
-class ForeignReader(PlainReader):
-    """Presents each foreign tensor to DCP as one chunk, under the name of this model's parameter."""
+def _read(files: ForeignFiles, wanted: Mapping[str, tuple[Tensor, ForeignTensor, tuple[int, ...]]]) -> None:
+    """Read this rank's shards in place.
 
-    def __init__(self, files: ForeignFiles, tensors: Mapping[str, tuple[ForeignTensor, tuple[int, ...]]]) -> None:
-        """
-        Args:
-            tensors: foreign tensors and the shapes of the whole parameters, by the name of the tensor to load into.
-        """
-        self._files, self._tensors = files, tensors
-
-    def read_metadata(self, *arguments: Any, **keywords: Any) -> Metadata:
-        """Return the shapes and dtypes in the files."""
-        stored: dict[str, Any] = {}
-        for name, (tensor, shape) in self._tensors.items():
-            whole = ChunkStorageMetadata(torch.Size([0] * len(shape)), torch.Size(shape))
-            properties = TensorProperties(dtype=getattr(torch, self._files.dtype(tensor.names[0])))
-            stored[name] = TensorStorageMetadata(properties, torch.Size(shape), [whole])
-        return Metadata(stored)
-
-    def read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
-        """Read the part of the parameter that each item is."""
-        for item in plan.items:
-            tensor, shape = self._tensors[item.storage_index.fqn]
-            target = planner.resolve_tensor(item).detach()
-            target.copy_(read(self._files, tensor, shape, item.storage_offsets, item.lengths))
-            planner.commit_tensor(item, target)
+    Args:
+        wanted: the tensors to load into, by name, each with its foreign tensor and the shape of the whole parameter.
+    """
+    for tensor, foreign, shape in wanted.values():
+        target = local(tensor.detach())
+        if target.numel():
+            target.copy_(read(files, foreign, shape, first_index(tensor), target.shape))

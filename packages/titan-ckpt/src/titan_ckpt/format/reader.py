@@ -1,20 +1,12 @@
-"""Reading tensors: from a checkpoint, whose data is used only after its checksum is verified, and a storage reader for
-:func:`torch.distributed.checkpoint.load`, which plans what each rank reads of other formats."""
+"""Reading tensors from a checkpoint, whose data is used only after its checksum is verified."""
 
 from __future__ import annotations
 
-import os
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any
 
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
-from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
-from torch.futures import Future
 
 from titan_ckpt.all_ranks import on_all_ranks
 from titan_ckpt.format.chunks import local, read_chunk
@@ -24,40 +16,6 @@ from titan_ckpt.format.layout import Piece
 from titan_ckpt.format.stored import BrokenCheckpoint, Chunk, Manifest, data_file
 from titan_core.api import World
 from titan_core.toolkit.optimizers import global_offset
-
-
-class PlainReader(StorageReader):
-    """A reader by which each rank reads what it needs itself, at once, and without a second look at the plans."""
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """Do nothing: the reader keeps no state between loads."""
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *arguments: Any, **keywords: Any) -> None:
-        """Do nothing: the coordinator reads like any other rank."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan unchanged."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans unchanged."""
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Call :meth:`read`."""
-        self.read(plan, planner)
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
-
-    @abstractmethod
-    def read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
-        """Read each item of the plan into the tensor that the planner resolves for it."""
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return ``False``: the source of the data is an argument of the constructor, not an id."""
-        return False
 
 
 class Reader:
@@ -75,7 +33,7 @@ class Reader:
         wanted: list[tuple[int, str, Piece, Tensor, tuple[int, ...]]] = []
         for name, tensor in tensors.items():
             target = local(tensor.detach())
-            offset = global_offset(tensor) if isinstance(tensor, DTensor) else (0,) * target.dim()
+            offset = first_index(tensor)
             for piece in self._manifest.tensors[name].layout.overlapping(offset, target.shape):
                 wanted.append((piece.file, name, piece, target, offset))
         wanted.sort(key=lambda entry: entry[:2])
@@ -97,3 +55,8 @@ class Reader:
     def load_on_all(self, tensors: Mapping[str, Tensor], world: World) -> str:
         """Call :meth:`load` on all ranks. Returns why one of them could not, or ``""``; the same on all."""
         return on_all_ranks(lambda: self.load(tensors), world, (BrokenCheckpoint, OSError))[1]
+
+
+def first_index(tensor: Tensor) -> tuple[int, ...]:
+    """Return the index of the first element of this rank's shard of ``tensor``."""
+    return global_offset(tensor) if isinstance(tensor, DTensor) else (0,) * tensor.dim()
