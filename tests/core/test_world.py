@@ -314,6 +314,8 @@ def test_the_limit_on_open_files_is_raised_and_checked() -> None:
         "ulimit -n: allows 1000 open files (hard limit 1000), but this process needs 12352: 12288 connec"
     )
     assert "--ulimit nofile=65536" in error
+    error, _ = in_new_process(limited, 1000, 131072)
+    assert "this process needs 131136: 131072 connections; raise the hard limit to 131136" in error
 
 
 def test_a_rank_checks_the_limit_before_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,4 +340,4 @@ def test_a_rank_checks_the_limit_before_it_joins(monkeypatch: pytest.MonkeyPatch
             monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", lazy)
         with pytest.raises(Stop), join_world(job):
             raise AssertionError
-    assert asked == [2 * 4096 + 26, 26, 2 * 4096]
+    assert asked == [4096 + 26, 26, 2 * 4096]

@@ -81,9 +81,8 @@ def _joined(job: AssembledJob) -> Iterator[World]:
     timeout = timedelta(seconds=job.config.section(CommSection).init_timeout_seconds)
     with _lazy_connections() as lazy, one_worker_per_gloo_group():
         if (size := plan.world_size) > 1:
-            # Rank 0 may have the store, and DCP, which loads other formats' weights, connects all ranks to it.
-            first = os.environ.get("RANK", "0") == "0"
-            allow_open_files(2 * size * first + 2 * (size.bit_length() if lazy else size))
+            first = os.environ.get("RANK", "0") == "0"  # may have the store, to which all ranks are connected
+            allow_open_files(size * first + 2 * (size.bit_length() if lazy else size))
         shared, rank, world_size = _meet(timeout)
         store = store_of_job(shared, rank, world_size, timeout) if world_size > 1 else shared
         require_same_connections(store, rank, world_size, lazy)

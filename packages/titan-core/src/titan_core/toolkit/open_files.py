@@ -42,14 +42,12 @@ def allow_open_files(connections: int) -> None:
     needed = connections + _SPARE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
-    if soft != unlimited and soft < max(needed, _ENOUGH):
+    most = max(needed, _ENOUGH)
+    if soft != unlimited and soft < most:
         with suppress(ValueError, OSError):  # macOS allows less than its hard limit; what counts is checked below
-            most = max(needed, _ENOUGH)
             resource.setrlimit(resource.RLIMIT_NOFILE, (most if hard == unlimited else min(most, hard), hard))
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != unlimited and soft < needed:
         why = f"allows {soft} open files (hard limit {hard}), but this process needs {needed}: {connections} connections"
-        fix = (
-            f"raise the hard limit to {_ENOUGH}: nofile in /etc/security/limits.conf, LimitNOFILE of a systemd service such "
-        )
-        raise UserError.one("ulimit -n", why, f"{fix}as slurmd, or --ulimit nofile={_ENOUGH} of a container")
+        fix = f"raise the hard limit to {most}: nofile in /etc/security/limits.conf, LimitNOFILE of a systemd service such "
+        raise UserError.one("ulimit -n", why, f"{fix}as slurmd, or --ulimit nofile={most} of a container")
