@@ -32,6 +32,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(context: CommandContext) -> int:
     """Print what the ranks found. Return 1 if a device computes wrong numbers, which also ends the job.
 
+    An answer is of a step, not of a call: it ends all calls that are waiting, as does one that a call has given up on.
+
     Raises:
         UserError: the job is not running, does not answer in time, or cannot repeat a step on other ranks.
     """
