@@ -5,6 +5,10 @@
 * ``DTensor._op_dispatcher``, ``torch._C._clear_DTensor_sharding_propagator_cache`` and the caches of
   ``torch.distributed.tensor._redistribute`` and ``_collective_utils.MeshTopoInfo``.
 * ``DTensor._local_tensor``: ``to_local`` makes a view of each parameter, to mark it as one.
+* ``DTensor._spec`` and ``DTensor.__new__(DTensor, local_tensor, spec, requires_grad=...)``: the public ``from_local`` takes
+  several times the host time.
+* ``torch._C._will_engine_execute_node``, ``Tensor._backward_hooks`` and ``Tensor._post_accumulate_grad_hooks``: whether a
+  gradient is added to ``.grad`` and nothing else.
 * ``torch.distributed.distributed_c10d._world.pg_map``: the table of process groups.
 * ``torch.distributed.device_mesh.new_group`` and ``split_group``: public functions, replaced while a device mesh calls them,
   because its ``backend_override`` does not reach groups that it splits from the group of all ranks (torch 2.15).
@@ -217,6 +221,36 @@ def version_of(tensor: Tensor) -> int:
 def versions_of(tensors: Iterable[Tensor]) -> list[int]:
     """Return :func:`version_of` each of ``tensors``, some 40 ns each."""
     return [tensor._version for tensor in tensors]
+
+
+def sharding_of(tensor: DTensor) -> object:
+    """Return the mesh, placements and global shape of ``tensor``, for :func:`sharded_like`."""
+    return tensor._spec
+
+
+def sharded_like(sharding: Any, local: Tensor) -> DTensor:
+    """Return ``local`` as this rank's shard of a DTensor with ``sharding``. Has no gradient."""
+    # Not its ``__init__``: that does nothing, but through a decorator that takes twice as long as the rest (torch 2.15).
+    shard: DTensor = DTensor.__new__(DTensor, local, sharding, requires_grad=False)
+    return shard
+
+
+def accumulates(node: Any, leaf: Tensor, gradient: Tensor) -> bool:
+    """Whether all that the backward pass does with ``gradient``, which ``node`` returns for its only input ``leaf``, is to
+    add it to ``leaf.grad`` as it is."""
+    if (
+        gradient.dtype != leaf.grad_dtype
+        or torch.is_grad_enabled()
+        or not leaf.is_leaf
+        or leaf._backward_hooks
+        or leaf._post_accumulate_grad_hooks
+    ):
+        return False
+    try:
+        added: bool = torch._C._will_engine_execute_node(node.next_functions[0][0])
+    except RuntimeError:  # raised in torch.autograd.grad, which returns the gradients instead
+        return False
+    return added
 
 
 def local_tensor(tensor: DTensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 
 from titan_core.api import Experts, ModelLayout, ModelPart, TrainingContext
+from titan_core.toolkit.local_shards import local_shard
 from titan_experts.config import DISPATCH, VIEW, ExpertParallelKeys, folded, most_share
 from titan_experts.dispatch import AllToAll, Dispatch, Padded
 from titan_experts.torch_private import registered_parameters, substituted_parameters
@@ -130,7 +131,7 @@ class DividedExperts:
         """Call the original forward with this rank's experts, or its share of them under tensor parallelism, as parameters:
         plain tensors."""
         parameters: Mapping[str, Any] = registered_parameters(self._module)
-        local = {name: parameters[name].to_local(grad_placements=parameters[name].placements) for name in self._names}
+        local = {name: local_shard(parameters[name]) for name in self._names}
         with substituted_parameters(self._module, local):
             output: Tensor = self._inner(rows, counts)
         return output

@@ -23,8 +23,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 
 from titan_core.api import UserError
+from titan_core.toolkit.local_shards import local_shard as local_shard_of
 from titan_parallel.region_collectives import Positions
-from titan_parallel.torch_private import accumulates, local_tensor, registered_parameter, sharded_like, sharding_of
+from titan_parallel.torch_private import registered_parameter
 
 
 def divide_parameters(
@@ -63,52 +64,13 @@ def _reader(name: str, hidden: bool = False) -> Callable[[nn.Module], Tensor | N
 
 def local_shard(parameter: Tensor | None) -> Tensor | None:
     """Return this rank's shard of a parameter that tensor parallelism has divided, as autograd sees it."""
-    if not _is_in_use(parameter):
-        return parameter
-    if torch.compiler.is_compiling():
-        return parameter.to_local()  # which the compiler knows
-    shard: Tensor = _LocalShard.apply(parameter)
-    return shard
+    return local_shard_of(parameter) if _is_in_use(parameter) else parameter
 
 
 def _is_in_use(parameter: Tensor | None) -> TypeGuard[DTensor]:
     """Whether a forward pass reads the parameter. Between forward passes FSDP shards it once more, over a second mesh
     dimension, and expects the DTensor itself."""
     return isinstance(parameter, DTensor) and parameter.device_mesh.ndim == 1
-
-
-class _LocalShard(torch.autograd.Function):
-    """``DTensor.to_local`` for a gradient with the parameter's own placement, in a quarter of the host's time (torch 2.15).
-
-    The backward pass itself puts the gradient into ``parameter.grad``, where autograd would detach and add DTensors, each of
-    which takes longer than the operator that computed the gradient.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, parameter: DTensor) -> Tensor:
-        shard = local_tensor(parameter)
-        ctx.parameter, ctx.sharding, ctx.strides = parameter, sharding_of(parameter), shard.stride()
-        return shard.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> DTensor | None:
-        # Autograd does this for plain parameters, and fused optimizers rely on it.
-        if gradient.stride() != ctx.strides:
-            gradient = torch.empty_strided(gradient.shape, ctx.strides, dtype=gradient.dtype, device=gradient.device).copy_(
-                gradient
-            )
-        parameter: DTensor = ctx.parameter
-        sharded = sharded_like(ctx.sharding, gradient)
-        if not accumulates(ctx, parameter, gradient):
-            return sharded
-        earlier = parameter.grad
-        if earlier is None:
-            parameter.grad = sharded
-        elif isinstance(earlier, DTensor) and sharding_of(earlier) == ctx.sharding:
-            local_tensor(earlier).add_(gradient)
-        else:  # someone else's
-            return sharded
-        return None
 
 
 def divide_embedding(module: nn.Embedding, name: str, mesh: DeviceMesh, positions: Positions) -> None:

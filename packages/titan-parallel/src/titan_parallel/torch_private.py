@@ -5,8 +5,7 @@
   ``schedules._PipelineScheduleRuntime``, the only class that runs a schedule from a CSV file.
 * ``torch.ops._c10d_functional``: collectives that return their result, so that the compiler can trace them;
   ``OpOverload._op``; and ``torch._C._AutoDispatchBelowAutograd``, which skips their gradients.
-* ``DTensor._local_tensor``, ``DTensor._spec`` and ``DTensor.__new__(DTensor, local_tensor, spec, requires_grad=...)``: the
-  public ``to_local`` and ``from_local`` take several times the host time.
+* ``DTensor._local_tensor``: the public ``to_local`` takes several times the host time.
 * ``torch.distributed._symmetric_memory`` and ``torch._inductor.config._micro_pipeline_tp``.
 * ``torch.distributed.distributed_c10d._resolve_process_group``: operators take the names of process groups.
 * ``torch.ops.aten._scaled_dot_product_*`` and ``torch._fused_sdp_choice``: ring attention merges the results of fused
@@ -18,8 +17,6 @@
   ``Tensor._version``: torch's own selective checkpointing uses them too.
 * ``torch._foreach_copy_``.
 * ``torch._C._autograd._top_saved_tensors_default_hooks``, as ``torch.utils.checkpoint`` uses it, and ``Tensor._base``.
-* ``torch._C._will_engine_execute_node``, ``Tensor._backward_hooks`` and ``Tensor._post_accumulate_grad_hooks``: whether a
-  gradient is added to ``.grad`` and nothing else.
 * ``nn.Module._parameters``: ``get_parameter`` reads through attributes, which properties may hide.
 """
 
@@ -260,18 +257,6 @@ def local_tensor(tensor: DTensor) -> Tensor:
     return tensor._local_tensor
 
 
-def sharding_of(tensor: DTensor) -> object:
-    """Return the mesh, placements and global shape of ``tensor``, for :func:`sharded_like`."""
-    return tensor._spec
-
-
-def sharded_like(sharding: Any, local: Tensor) -> DTensor:
-    """Return ``local`` as this rank's shard of a DTensor with ``sharding``. Has no gradient."""
-    # Not its ``__init__``: that does nothing, but through a decorator that takes twice as long as the rest (torch 2.15).
-    shard: DTensor = DTensor.__new__(DTensor, local, sharding, requires_grad=False)
-    return shard
-
-
 def is_whole_view(tensor: Tensor, whole: Tensor) -> bool:
     """Whether ``tensor`` is ``whole`` or a view of it with the same elements in the same order."""
     base = tensor if tensor._base is None else tensor._base
@@ -283,24 +268,6 @@ def saved_tensor_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tenso
     hooks: tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
     return hooks
-
-
-def accumulates(node: Any, leaf: Tensor, gradient: Tensor) -> bool:
-    """Whether all that the backward pass does with ``gradient``, which ``node`` returns for its only input ``leaf``, is to
-    add it to ``leaf.grad`` as it is."""
-    if (
-        gradient.dtype != leaf.grad_dtype
-        or torch.is_grad_enabled()
-        or not leaf.is_leaf
-        or leaf._backward_hooks
-        or leaf._post_accumulate_grad_hooks
-    ):
-        return False
-    try:
-        added: bool = torch._C._will_engine_execute_node(node.next_functions[0][0])
-    except RuntimeError:  # raised in torch.autograd.grad, which returns the gradients instead
-        return False
-    return added
 
 
 def copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
