@@ -95,7 +95,6 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
             ("foreign/convert", 1),
             ("foreign/dcp_files", 1),
             ("foreign/exporting", 1),
-            ("foreign/load", 1),
             ("resume/optimizer_restore", 1),
             ("contents/tensors", 1),
         )
