@@ -132,8 +132,8 @@ def _print(found: Estimate, capacity: float, assumptions: bool) -> None:
                 for one in found.collectives[:SHOWN_COLLECTIVES]
             ],
         )  # fmt: skip
-    if found.host_gib:
-        say(f"\n{found.host_gib:.1f} GiB of host memory per rank for offloaded parameters and optimizer state")
+    if found.host_gib >= 0.05:
+        say(f"\n{found.host_gib:.1f} GiB of host memory per rank for what is offloaded")
     print()
     if assumptions:
         print_table(("assumption", "value"), [(key, str(value)) for key, value in found.assumptions.items()])

@@ -247,7 +247,13 @@ def _verdict(found: SimulatedRank) -> Iterator[str]:
     works = "one step works" if len(found.steps) == 1 else f"{len(found.steps)} steps work"
     yield f"rank {found.rank} of {found.world_size} ({found.mesh}): {works} ({seconds:.0f} s)"
     yield f"  peak: {show_bytes(peak.bytes)} ({owners}), without what the allocator, CUDA and NCCL add"
+    yield from (f"  {line}" for line in _host_memory(found))
     yield f"  communication: {calls:,} collectives, {show_bytes(size)}"
+
+
+def _host_memory(found: SimulatedRank) -> Iterator[str]:
+    if found.on_host >= 2**20:
+        yield f"host memory of what is offloaded: {show_bytes(found.on_host)}"
 
 
 def _print_json(job: AssembledJob, found: Sequence[SimulatedRank]) -> None:
@@ -271,6 +277,8 @@ def _print_tables(found: SimulatedRank) -> None:
     step, peak = found.steps[-1], found.peak
     say(f"rank {found.rank} of {found.world_size} ({found.mesh}), simulated {found.device}")
     say(f"peak: {_gib(peak.bytes)} GiB, in {_place(peak)}")
+    for line in _host_memory(found):
+        say(line)
     print()
     sizes = [(owner, size) for phase in step.phases for owner, size in phase.peak.owners.items()]
     owners = list(dict.fromkeys(owner for owner, size in sizes if size >= peak.bytes // 1000))

@@ -156,7 +156,7 @@ class SimulatedRank:
     """Bytes between steps, by owner: parameters, buffers, optimizer state."""
     on_host: int
     """Largest number of bytes that this rank keeps on the host for its model: offloaded parameters, optimizer state,
-    averages."""
+    averages, activations."""
     allocations: AllocationTrace = AllocationTrace()
     """From the start to the end of the last step."""
 

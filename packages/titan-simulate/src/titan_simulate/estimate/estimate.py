@@ -87,7 +87,7 @@ class Estimate:
     at_peak: Mapping[str, float]
     """GiB by the module that allocated it, blocks together; largest first."""
     host_gib: float
-    """Memory of the host that a rank's offloaded parameters, optimizer state and averages take."""
+    """Memory of the host that a rank's offloaded parameters, optimizer state, averages and activations take."""
     step_seconds: float
     tokens_per_second_per_gpu: float
     mfu: float
