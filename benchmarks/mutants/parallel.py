@@ -8,6 +8,7 @@ from benchmarks.mutants.mutant import Mutant
 
 MESH = "tests/integration/test_oracle.py::test_a_run_on_a_mesh_is_that_of_plain_torch"
 PLAN = "tests/parallel/test_pipeline_plan.py"
+OFFLOADED = "tests/parallel/test_activation_offload.py"
 RECOMPUTED = "tests/parallel/test_activation_checkpoint.py"
 TIED = "tests/parallel/test_equivalence.py::TestTied"
 NORMS = "tests/parallel/test_layout_division.py"
@@ -15,6 +16,7 @@ PARTS = "tests/parallel/test_attention.py"
 
 CP, RING = "parallel/context_parallel.py", "parallel/ring_attention.py"
 EXCHANGE, WINDOWS = "parallel/head_exchange.py", "parallel/window_attention.py"
+OFFLOAD = "parallel/activation_offload.py"
 GRAPHS, REPEATED, COUNTED = (
     "parallel/cuda_graphs.py",
     "tests/parallel/test_cuda_graphs.py",
@@ -54,7 +56,7 @@ MUTANTS = (
     Mutant("gradients-of-norms-of-own-features", "parallel/region_collectives.py", "return all_reduce(gradient.contiguous(), ctx.group), None\n\n\nclass _ScaledGradient", "return gradient, None\n\n\nclass _ScaledGradient", (NORMS,)),
     Mutant("norms-round-later", "parallel/norms.py", "return min(fitting, key=lambda norm: rounded[norm])", "return fitting[0]", ("tests/parallel/test_norms.py",)),
     Mutant("whole-regions-keep-the-first-positions", "parallel/region_collectives.py", "narrow(_POSITIONS, self.ranks.rank * share, share).clone()", "narrow(_POSITIONS, 0, share).clone()", (NORMS,)),
-    Mutant("recomputation-draws-anew", "parallel/activation_checkpoint.py", "use_reentrant=False, **options", "use_reentrant=False, preserve_rng_state=False, **options",
+    Mutant("recomputation-draws-anew", "parallel/activation_checkpoint.py", "use_reentrant=False, **chosen", "use_reentrant=False, preserve_rng_state=False, **chosen",
            ("tests/integration/test_dropout_and_buffers.py::test_recomputation_draws_the_same_again",)),
     Mutant("every-stage-of-one-rank-more", "parallel/pipeline_plan.py", "laps = -(-stages // ranks)", "laps = stages // ranks", (PLAN,),
            equivalent="pipeline_check accepts only multiples of the ranks"),
@@ -65,6 +67,15 @@ MUTANTS = (
     Mutant("every-nth-block-from-the-last", "parallel/activation_checkpoint.py", "elif number % int(section.selective_ac_option) == 0:", "elif (number + 1) % int(section.selective_ac_option) == 0:", (RECOMPUTED,)),
     Mutant("every-second-block-whatever-n", "parallel/activation_checkpoint.py", "elif number % int(section.selective_ac_option) == 0:", "elif number % 2 == 0:", (RECOMPUTED,)),
     Mutant("the-first-matmul-kept", "parallel/activation_checkpoint.py", "keep = keep or matmuls % 2 == 1", "keep = keep or matmuls % 2 == 0", (RECOMPUTED,)),
+    Mutant("offloaded-from-the-last-block", OFFLOAD, "math.ceil(share * max(0, blocks - 1))", "math.ceil(share * blocks)", (OFFLOADED,)),
+    Mutant("offloaded-blocks-fetched-when-needed", OFFLOAD, "                self._before.fetch()\n", "                pass\n", (OFFLOADED,)),
+    Mutant("kept-blocks-wait-for-offloaded-ones", OFFLOAD, "            if self._is_sent:\n", "            if True:\n", (OFFLOADED,)),
+    Mutant("offloaded-memory-freed-before-it-is-copied", OFFLOAD, "            self.host.wait_for(event)\n", "", (OFFLOADED,)),
+    Mutant("fetched-memory-used-at-once", OFFLOAD, "                self._offload.host.arrive()\n", "", (OFFLOADED,)),
+    Mutant("parameters-offloaded", OFFLOAD, "(key := id(storage)) in stay or ", "(key := id(storage)) in () or ", (OFFLOADED,)),
+    Mutant("changes-while-copying-unnoticed", OFFLOAD, "self._was_changed = self.is_changed", "self._was_changed = False", (OFFLOADED,)),
+    Mutant("buffers-lost", "parallel/host_memory.py", "        self._free[buffer.numel()].append(buffer)\n", "        pass\n", (OFFLOADED,)),
+    Mutant("selective-results-not-offloaded", "parallel/split_backward_contexts.py", "if self._tensor is not None and not self.is_changed:", "if False:", (OFFLOADED,)),
     Mutant("frozen-first-stages-end-the-graph", "parallel/pipeline.py", "module.register_forward_hook(_require_grad)", "pass", ("tests/integration/test_freeze.py::test_training_on_a_mesh_is_that_on_one_device",)),
     Mutant("graphs-of-one-batch", GRAPHS, "            static.copy_(tensor)\n", "            pass\n", (REPEATED,)),
     Mutant("graphs-divide-by-one-weight", GRAPHS, "self._weight.fill_(inputs.target_weight)", "self._weight.fill_(124.0)", (REPEATED,)),

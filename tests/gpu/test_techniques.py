@@ -47,6 +47,14 @@ def test_recomputation_gives_the_same_bits(
     same_bits(train_on(device, {**EXACT, **precision, **mode}), train_on(device, {**EXACT, **precision, **base}))
 
 
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_offloading_gives_the_same_bits(device: torch.device, in_tmp: Path, mode: str, share: float) -> None:
+    settings = {**EXACT, **BF16, AC: mode}
+    offloading = train_on(device, {**settings, "activation_checkpoint.offload_share": share})
+    same_bits(offloading, train_on(device, settings))
+
+
 def compiled_for(device: torch.device) -> dict[str, object]:
     """Inductor on a GPU. On the CPU the test checks only itself, with a backend that needs no C++ compiler."""
     return {**COMPILE, "compile.backend": "inductor" if device.type == "cuda" else "aot_eager"}

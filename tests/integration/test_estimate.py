@@ -96,6 +96,18 @@ def test_offloaded_weights_are_on_the_host(fake_cuda: FakeCuda) -> None:
     assert offloaded.allocated_gib < kept.allocated_gib
 
 
+def test_offloaded_activations_are_copied_beside_the_computation(fake_cuda: FakeCuda) -> None:
+    settings = {**JOB, "activation_checkpoint.mode": "full"}
+    kept, offloaded = (
+        fake_cuda.call(estimated, {**settings, "activation_checkpoint.offload_share": share}, 2) for share in (0.0, 1.0)
+    )
+    inputs = 5 * 4 * 512 * 256 * 4  # of all blocks but the last, in fp32
+    assert offloaded.host_gib - kept.host_gib == pytest.approx(inputs / 2**30, rel=0.01)
+    copies = offloaded.seconds["copy to or from the host"]
+    assert copies >= 2 * inputs / 25e9
+    assert offloaded.step_seconds < kept.step_seconds + 0.5 * copies
+
+
 def test_a_window_shortens_attention(fake_cuda: FakeCuda) -> None:
     """Of every second block, to the pairs of positions that it shows."""
     model = "{{dim = 256, n_layers = 6, n_heads = 8, n_kv_heads = 4, ffn_dim = 512{}}}"

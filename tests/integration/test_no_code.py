@@ -143,6 +143,10 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
         3,
         "operators that a layout names",
     ),
+    ("titan-parallel/src/titan_parallel/activation_offload.py", "getattr"): (
+        1,
+        "tensors of which torch says that another consists",
+    ),
     ("titan-parallel/src/titan_parallel/torch_private.py", "getattr"): (2, OWN_NAMES),
     ("titan-parallel/src/titan_parallel/local_parameters.py", "getattr"): (1, OWN_NAMES),
     ("titan-simulate/src/titan_simulate/calibrate/fit.py", "getattr"): (1, OWN_NAMES),

@@ -36,6 +36,7 @@ LLAMA: dict[str, object] = {
 P = "parallelism."
 TP2, TP4 = ({P + "tensor_parallel_degree": degree} for degree in (2, 4))
 FULL = {"activation_checkpoint.mode": "full"}
+OFFLOAD = {"activation_checkpoint.offload_share": 1.0}
 DOCUMENTS = {"data.document_mask": "true"}
 FLOAT8 = {"float8.enable": "true"}
 
@@ -70,6 +71,8 @@ TECHNIQUES = [
     ),
     pytest.param(4, 3, {P + "context_parallel_degree": 4, **DOCUMENTS}, id="CP with documents"),
     pytest.param(2, 0, DOCUMENTS, id="documents"),
+    pytest.param(64, 5, {**TP4, **OFFLOAD}, id="TP, activations in host memory"),
+    pytest.param(2, 1, {**pipeline("1F1B"), **FULL, **OFFLOAD}, id="1F1B, recomputed, activations in host memory"),
     pytest.param(
         512, 511,
         {**TP4, **FULL, P + "pipeline_parallel_degree": 2, P + "context_parallel_degree": 2},

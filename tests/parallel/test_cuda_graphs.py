@@ -198,6 +198,7 @@ REFUSED: dict[str, tuple[int, dict[str, object], str]] = {
         {"data.document_mask": "true", "data.document_attention": "varlen", "training.mixed_precision_param": "bfloat16"},
         "other shapes in each step",
     ),
+    "offloaded activations": (1, {"activation_checkpoint.offload_share": 1.0}, "copies of activations to the host"),
     "eager recomputation": (1, {"activation_checkpoint.mode": "full"}, "set compile.enable = true"),
 }
 

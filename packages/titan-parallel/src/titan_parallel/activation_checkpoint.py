@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from titan_core.api import Experts, ModelPart, TrainingContext, UserError, current_microbatch
 from titan_core.api.parallel.microbatch import microbatch_scope
 from titan_core.api.parallel.step import is_shape_inference, shape_inference
-from titan_parallel.config import ActivationCheckpointSection, CompileSection
+from titan_parallel.config import ActivationCheckpointSection, ActivationOffloadKeys, CompileSection
 from titan_parallel.pipeline_plan import splits_backward
 from titan_parallel.slots import SAVE_POLICIES
 from titan_parallel.split_backward_contexts import contexts
@@ -33,6 +33,7 @@ def apply(part: ModelPart, context: TrainingContext[ActivationCheckpointSection]
     if section.mode == "memory_budget":
         return part  # titan_parallel.compile configures the compiler
     saved, policies = saved_operators(part), part.entries(SAVE_POLICIES)
+    offloads = context.job.section(ActivationOffloadKeys).offload_share > 0
     for name in policies.keys() - part.blocks().keys():
         why = f"a plugin left a policy for {name!r} in {SAVE_POLICIES.name}, which is not a block of this part of the model"
         raise UserError.one(f"module {name!r} of the model", why, "name a block, as in part.blocks()")
@@ -52,23 +53,36 @@ def apply(part: ModelPart, context: TrainingContext[ActivationCheckpointSection]
             )
             eager_experts = has_experts and not context.job.section(CompileSection).enable
             own_record = splits_backward(context.job) or divided or eager_experts
-            _recompute(block, variant, context_fn=_context_function(selection, own_record))
+            compiled_fn = _context_function(selection, own_record)
+            # Torch's record keeps on the device what is to be offloaded.
+            _recompute(block, variant, _context_function(selection, True) if offloads else None, context_fn=compiled_fn)
         elif number % int(section.selective_ac_option) == 0:
             _recompute(block)
     return part
 
 
-def _recompute(block: nn.Module, variant: str = "", **options: Any) -> None:
-    """Make ``block`` recompute. Compiled blocks of one ``variant`` may share a graph."""
+def _recompute(
+    block: nn.Module, variant: str = "", eager_contexts: Callable[[], tuple[Any, Any]] | None = None, **options: Any
+) -> None:
+    """Make ``block`` recompute.
+
+    Args:
+        variant: compiled blocks of one may share a graph.
+        eager_contexts: the ``context_fn`` of code that is not being compiled, if that is another.
+        options: of :func:`torch.utils.checkpoint.checkpoint`.
+    """
     original = block.forward
+    eager_options = options if eager_contexts is None else {**options, "context_fn": eager_contexts}
 
     # A function, not a functools.partial of ``checkpoint``: the compiler starts at Python frames outside torch.
     # preserve_rng_state stays on, so that code that draws from torch's generators draws the same numbers again.
     def forward(*arguments: Any, **keywords: Any) -> Any:
         # Compiled code saves the microbatch's tensors with its other inputs.
-        compute = original if torch.compiler.is_compiling() else _within_microbatch(original)
+        compiling = torch.compiler.is_compiling()
+        compute = original if compiling else _within_microbatch(original)
         assert variant >= ""  # so that the compiler compares it: it does not look into context_fn
-        return checkpoint(compute, *arguments, use_reentrant=False, **options, **keywords)
+        chosen = options if compiling else eager_options
+        return checkpoint(compute, *arguments, use_reentrant=False, **chosen, **keywords)
 
     block.forward = forward
 

@@ -1,5 +1,5 @@
-"""Checks that data parallelism, activation checkpointing and CUDA graphs are possible, run before anything is built. Imports
-no torch."""
+"""Checks that data parallelism, activation checkpointing, offloading and CUDA graphs are possible, run before anything is
+built. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from titan_core.api.config.sections import DataSection, TrainingSection
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_parallel.config import (
     ActivationCheckpointSection,
+    ActivationOffloadKeys,
     CompileSection,
     CudaGraphKeys,
     FSDPKeys,
     TensorParallelKeys,
 )
 from titan_parallel.hints import Option, Refusal, problems
+from titan_parallel.pipeline_plan import number_of_stages, schedule_table
 
 
 def is_active(context: JobContext[Any]) -> bool:
@@ -62,6 +64,22 @@ def _budget(job: Job) -> Iterator[Refusal]:
         yield Refusal(_MODE, why, options)
 
 
+_OFFLOAD = "activation_checkpoint.offload_share"
+
+
+def check_offload(context: JobContext[ActivationOffloadKeys]) -> Iterator[Problem]:
+    """Report a job in which no block could be offloaded."""
+    yield from problems(context.job, _has_other_blocks)
+
+
+def _has_other_blocks(job: Job) -> Iterator[Refusal]:
+    stages = 1 if job.mesh.degree("pp") == 1 else number_of_stages(job, schedule_table(job))
+    if job.section(ActivationOffloadKeys).offload_share > 0 and job.model.layout.num_blocks <= stages:
+        where = "the model" if stages == 1 else f"each of {stages} pipeline stages"
+        why = f"the last block of {where} stays on the device, and there is no other"
+        yield Refusal(_OFFLOAD, why, [{_OFFLOAD: 0.0}])
+
+
 _GRAPHS = "training.disable_cuda_graphs"
 
 
@@ -94,6 +112,11 @@ def _recordable(job: Job) -> Iterator[Refusal]:
             recompute != "none" and not job.section(CompileSection).compiles_blocks,
             "recomputation without the compiler reads the state of the random generator, which a recording forbids",
             {"compile.enable": True},
+        ),
+        (
+            job.section(ActivationOffloadKeys).offload_share > 0,
+            "copies of activations to the host in a graph are untested",
+            {_OFFLOAD: 0.0},
         ),
         (
             job.section(TensorParallelKeys).enable_async_tensor_parallel,

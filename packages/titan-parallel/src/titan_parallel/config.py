@@ -109,6 +109,16 @@ class ActivationCheckpointSection(Section):
         return value
 
 
+class ActivationOffloadKeys(Section):
+    section: ClassVar[str] = "activation_checkpoint"
+    may_change: ClassVar[tuple[str, ...]] = ALL_KEYS
+
+    offload_share: Share = 0.0
+    """Share of the blocks whose activations are copied to pinned host memory after their forward pass, and fetched back
+    while backward computes the block after them: those that `mode` keeps, and the input of blocks that recompute. With 1,
+    all blocks but the last of the model, or of a pipeline stage, in which backward begins."""
+
+
 class CompileSection(Section):
     section: ClassVar[str] = "compile"
     may_change: ClassVar[tuple[str, ...]] = ALL_KEYS

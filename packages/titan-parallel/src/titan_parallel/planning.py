@@ -15,6 +15,7 @@ from titan_core.api.config.sections import DataSection, TrainingSection
 from titan_parallel.config import (
     HEADS,
     ActivationCheckpointSection,
+    ActivationOffloadKeys,
     CompileSection,
     ContextParallelKeys,
     CudaGraphKeys,
@@ -186,6 +187,13 @@ def recomputation_costs(context: JobContext[ActivationCheckpointSection]) -> Cos
         return Costs(kept=0.45, recomputed=0.4)
     whole = 1 / int(section.selective_ac_option)
     return Costs(kept=1.0 - whole, recomputed=whole, blocks_alike=whole == 1.0)
+
+
+def offload_costs(context: JobContext[ActivationOffloadKeys]) -> Costs:
+    """Return what stays on the device. Costs have no time of copies, so plans leave the share as the config has it."""
+    blocks = context.job.model.layout.num_blocks
+    # The memory of a block is freed while the next one computes.
+    return Costs(kept=1.0 - context.section.offload_share * (blocks - 1) / blocks, blocks_alike=False)
 
 
 def compile_choices(context: JobContext[CompileSection]) -> Choices:

@@ -10,6 +10,7 @@ from titan_parallel.checks import is_active, refuse_waits_in_graphs
 from titan_parallel.config import (
     HEADS,
     ActivationCheckpointSection,
+    ActivationOffloadKeys,
     CompileSection,
     ContextParallelKeys,
     CudaGraphKeys,
@@ -99,6 +100,16 @@ def titan_parallelisms() -> list[Transform]:
             check=Ref("titan_parallel.checks:check_recomputation"),
             apply=Ref("titan_parallel.activation_checkpoint:apply"),
             planning=_planning("recomputation"),
+        ),
+        Transform(
+            name="activation_offload",
+            summary="activations in host memory until backward needs them",
+            config=ActivationOffloadKeys,
+            phase=Phase.RECOMPUTE,
+            active=lambda context: context.section.offload_share > 0,
+            check=Ref("titan_parallel.checks:check_offload"),
+            apply=Ref("titan_parallel.activation_offload:apply"),
+            planning=Planning(costs=Ref("titan_parallel.planning:offload_costs")),
         ),
         Transform(
             name="compile",

@@ -5,7 +5,7 @@ positions are kept, and gathered when backward reaches the region, while its las
 et al., arXiv 2205.05198, section 4.2.2).
 
 Autograd's hooks of saved tensors need nothing of the layers that read the input. torch calls only the innermost hooks, so
-those of a checkpoint around the region are called from here.
+those around the region, of a checkpoint or of a block that is offloaded, are called from here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from titan_parallel.activation_offload import BlockPass
 from titan_parallel.region_collectives import Ranks, start_gather
 from titan_parallel.torch_private import is_whole_view, saved_tensor_hooks
 
@@ -38,7 +39,7 @@ class Regather:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled() or hasattr(whole, "__tensor_flatten__"):
             return  # compiled code, which selects what it keeps; evaluation; a float8 tensor
         outer = saved_tensor_hooks()
-        if outer is None or self._always:
+        if outer is None or self._always or isinstance(outer[0], BlockPass):
             saved = _Input(self._ranks, share.detach(), whole, *(outer or (_unchanged, _unchanged)))
             hooks = saved_tensors_hooks(saved.pack, saved.unpack)
             hooks.__enter__()

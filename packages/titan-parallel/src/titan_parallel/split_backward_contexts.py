@@ -4,7 +4,8 @@ each at its first use (torch 2.11 to 2.15).
 
 Also for blocks with experts: torch's contexts refuse a recomputation that calls other operators than forward did, as where
 FSDP gathers experts on their own, and saved results that the model changes in place. These contexts look only at the
-operators whose results are saved, and compute a changed one again.
+operators whose results are saved, and compute a changed one again. Hooks of saved tensors around the block, such as those
+that offload it, receive the results too.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
-from titan_parallel.torch_private import TorchDispatchMode, detach_with_version, version_of
+from titan_parallel.torch_private import TorchDispatchMode, detach_with_version, saved_tensor_hooks, version_of
 
+Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 Decision = Callable[[Any], tuple[Any, bool]]
 """Operator -> a key of this call of it, the same in forward and in recomputation, and whether to keep its result."""
 
@@ -50,6 +52,17 @@ class _Counting(TorchDispatchMode):
 
 
 class _Keeping(_Counting):
+    def __init__(self, new_decision: Callable[[], Decision], kept: dict[Any, Any], hooks: Hooks | None) -> None:
+        super().__init__(new_decision, kept)
+        self._hooks = hooks
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if self._hooks is not None:
+            hooks, self._hooks = self._hooks, None
+            for results in self._kept.values():
+                _mapped(_Kept, lambda one: one.pack(*hooks), results)
+
     def __torch_dispatch__(self, operator: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         result = operator(*arguments, **(keywords or {}))
         if operator in SAC_IGNORED_OPS:
@@ -81,17 +94,26 @@ class _Kept:
     """A saved tensor that notices changes in place."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor = detach_with_version(tensor)
+        self._tensor: Tensor | None = detach_with_version(tensor)
         self._version = version_of(self._tensor)
+        self._read: Callable[[], Tensor] | None = None
 
     @property
     def is_changed(self) -> bool:
-        """Whether the tensor was changed since."""
-        return version_of(self._tensor) != self._version
+        """Whether the tensor was changed since. Who has packed it looks for later changes."""
+        return self._tensor is not None and version_of(self._tensor) != self._version
+
+    def pack(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
+        """Keep what ``pack`` returns for the tensor instead."""
+        if self._tensor is not None and not self.is_changed:
+            packed, self._tensor = pack(self._tensor), None
+            self._read = lambda: unpack(packed)
 
     def detached(self) -> Tensor:
         """Return the tensor, newly detached so that autograd can record each use separately."""
-        return self._tensor.detach()
+        tensor = self._tensor if self._read is None else self._read()
+        assert tensor is not None
+        return tensor.detach()
 
 
 def contexts(new_decision: Callable[[], Decision]) -> tuple[TorchDispatchMode, TorchDispatchMode]:
@@ -101,4 +123,4 @@ def contexts(new_decision: Callable[[], Decision]) -> tuple[TorchDispatchMode, T
         new_decision: returns the decisions for one pass, forward or recomputation.
     """
     kept: dict[Any, Any] = {}
-    return _Keeping(new_decision, kept), _Using(new_decision, kept)
+    return _Keeping(new_decision, kept, saved_tensor_hooks()), _Using(new_decision, kept)
