@@ -54,7 +54,7 @@ def estimated(
         setattr(module, "FEW", 10**6)  # noqa: B010 - in a process of its own
         setattr(module, "MORE", 10**6)  # noqa: B010
     if every_microbatch:
-        setattr(module, "_reduction", lambda job, pipeline: ({}, 1.0))  # noqa: B010
+        setattr(module, "_reduction", lambda job, pipeline, alike: ({}, 1.0, False))  # noqa: B010
     return module.estimate(job_of, train, read_machine("h100"), **options)
 
 
@@ -76,6 +76,25 @@ def test_a_few_blocks_give_the_memory_of_all(fake_cuda: FakeCuda, settings: dict
     assert few.memory == pytest.approx(every.memory, rel=1e-2, abs=0.02)
     assert few.step_seconds == pytest.approx(every.step_seconds, rel=0.03)
     counts = [{(one.operator, one.group): one.count for one in found.collectives} for found in (few, every)]
+    assert counts[0] == pytest.approx(counts[1])
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    ["1F1B", pytest.param("Interleaved1F1B", marks=pytest.mark.full), pytest.param("ZBVZeroBubble", marks=pytest.mark.full)],
+)
+def test_a_short_pipeline_stands_for_a_long_one(fake_cuda: FakeCuda, schedule: str) -> None:
+    pipeline = {"parallelism.pipeline_parallel_degree": 4, "parallelism.pipeline_parallel_schedule": schedule}
+    model = "{dim = 256, n_layers = 12, n_heads = 8, n_kv_heads = 4, ffn_dim = 512}"
+    job = {**JOB, **pipeline, "training.local_batch_size": 12, "model.args": model}
+    short = fake_cuda.call(estimated, job, 8)
+    whole = fake_cuda.call(estimated, job, 8, every_microbatch=True)
+    assert (short.assumptions["simulated microbatches"], whole.assumptions["simulated microbatches"]) == ("4 of 12", "all")
+    assert short.step_seconds == pytest.approx(whole.step_seconds, rel=0.01)
+    assert short.bubble == pytest.approx(whole.bubble, abs=0.01)
+    assert short.allocated_gib == pytest.approx(whole.allocated_gib, rel=0.02)
+    assert short.memory["activations"] == pytest.approx(whole.memory["activations"], rel=0.05)
+    counts = [{(one.operator, one.group): one.count for one in found.collectives} for found in (short, whole)]
     assert counts[0] == pytest.approx(counts[1])
 
 
@@ -226,7 +245,8 @@ def matmuls_of_actions() -> dict[tuple[int, str], int]:
     def job_of(more: Sequence[Override]) -> AssembledJob:
         return make_job("llama3_debug", {**job, **{one.key: one.text for one in more}}, 2, missing_ok=True)
 
-    found = take(job_of, train, 0, None, _device(read_machine("h100")), {}, lambda job: job, 4, checks_model=False)
+    device = _device(read_machine("h100"))
+    found = take(job_of, train, 0, None, device, {}, lambda job: job, None, short=False, checks_model=False)
     total: Counter[tuple[int, str]] = Counter()
     for work in found.trace:
         if work.kind is Kind.MATMUL and work.action is not None:

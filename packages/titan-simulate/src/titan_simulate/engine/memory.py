@@ -10,6 +10,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, UntypedStorage
 
@@ -65,7 +66,8 @@ class DeviceMemory:
         self.live = 0
         self._events: list[Event] | None = [] if traced else None
         self._moments: list[tuple[int, str]] = [(0, "start")]
-        self._numbered = 0
+        self._marks_of_observers: list[tuple[int, Any]] = []
+        self._traced: list[_Piece] = []
         self._pieces: dict[int, _Piece] = {}
         self._log: list[tuple[_Piece, int]] = []
         self._marks: dict[str, _Mark] = {}
@@ -143,14 +145,19 @@ class DeviceMemory:
         if piece.bytes:
             self._events.append((piece.number, 0, 0))
         if size:
-            self._numbered += 1
-            piece.number = self._numbered
+            self._traced.append(piece)
+            piece.number = len(self._traced)
             self._events.append((piece.number, size, current_stream()))
 
     @property
     def trace(self) -> AllocationTrace:
         """All allocations and frees so far."""
-        return AllocationTrace(tuple(self._events or ()), tuple(self._moments))
+        labels = tuple((_owner(piece), piece.module) for piece in self._traced)
+        return AllocationTrace(tuple(self._events or ()), tuple(self._moments), tuple(self._marks_of_observers), labels)
+
+    def mark(self, mark: Any) -> None:
+        """Add ``mark`` to the trace."""
+        self._marks_of_observers.append((len(self._events or ()), mark))
 
     def resident(self) -> dict[Owner, int]:
         """Return the bytes in use now, by owner."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from titan_simulate.engine.allocator import Event
 from titan_simulate.engine.host_waits import HostWait
@@ -72,6 +73,10 @@ class AllocationTrace:
     events: tuple[Event, ...] = ()
     moments: tuple[tuple[int, str], ...] = ()
     """Where each phase begins: (position in :attr:`events`, its name)."""
+    marks: tuple[tuple[int, Any], ...] = ()
+    """What an observer has marked: (position in :attr:`events`, the mark)."""
+    labels: tuple[tuple[Owner, str], ...] = ()
+    """Owner of each allocation, and the module that made it; allocations are numbered from 1."""
 
 
 @dataclass(frozen=True)

@@ -18,19 +18,18 @@ from titan_simulate.engine.simulate import Train
 from titan_simulate.engine.stub_libraries import Device
 from titan_simulate.estimate.after_update import seconds_after_update
 from titan_simulate.estimate.assumptions import assumptions_of
-from titan_simulate.estimate.figures import MICROBATCHES, ONCE, figures_of
+from titan_simulate.estimate.figures import ONCE, REPEATED, figures_of
 from titan_simulate.estimate.imbalance import busiest
 from titan_simulate.estimate.job_memory import FP32, frozen_parameters
 from titan_simulate.estimate.pipeline import Order, PipelineTime, Stage, run, stage_times
 from titan_simulate.estimate.reserved import memory_need
 from titan_simulate.estimate.roofline import send_seconds
-from titan_simulate.estimate.traced_rank import Change, JobOf, TracedRank, take
+from titan_simulate.estimate.short_pipeline import enough_microbatches, microbatches_of, shortened
+from titan_simulate.estimate.traced_rank import FEW, MORE, Change, JobOf, TracedRank, take
 from titan_simulate.estimate.work import Work
 from titan_simulate.hardware.machine import Machine
 
 GIB = 2**30
-FEW, MORE = 2, 3
-"""Blocks per part of the two simulations whose difference is the cost of a block."""
 
 OWN_SHARDS = {"data.logical_shards": "0"}
 """The job's own number need not divide a smaller batch."""
@@ -129,8 +128,6 @@ def estimate(
         raise UserError.one("the job", "does not train", "estimate a job that trains")
     costs = list(costs_of(job.transforms, job))
     pipeline = next((one.pipeline for one in costs if one.pipeline is not None), None)
-    settings, scale = _reduction(job, pipeline)
-    microbatches = None if pipeline is None else pipeline.microbatches
     size = job.mesh.world_size
     ranks = [0] if pipeline is None else [0, size - 1]
     period = _period(job.model.layout, frozen_parameters(job))
@@ -139,6 +136,7 @@ def estimate(
     # Whole periods are added to what is simulated.
     fewest = FEW + (job.model.layout.num_blocks - FEW) % period
     few, more = (fewest, fewest + period * -(-(MORE - FEW) // period)) if alike else (None, None)
+    settings, scale, short = _reduction(job, pipeline, alike)
     device = _device(machine)
 
     # The longest ones first, and of these the one that checks the model too.
@@ -147,8 +145,8 @@ def estimate(
     taken = forks.call_in_forks(
         [
             partial(
-                take, job_of, train, rank, most, device, settings, change, microbatches,
-                checks_model=(rank, most) == samples[0],
+                take, job_of, train, rank, most, device, settings, change, pipeline, short,
+                checks_model=not short and (rank, most) == samples[0],
             )
             for rank, most in samples
         ],
@@ -180,23 +178,29 @@ def _period(layout: ModelLayout, frozen: Collection[str]) -> int:
     return next((n for n in range(1, layout.num_blocks) if kinds[n:] == kinds[:-n]), layout.num_blocks)
 
 
-def _reduction(job: AssembledJob, pipeline: PipelineCosts | None) -> tuple[dict[str, str], float]:
-    """Return settings that reduce the microbatches of a step, and the factor by which to extend what each repeats."""
+def _reduction(
+    job: AssembledJob, pipeline: PipelineCosts | None, alike: bool
+) -> tuple[dict[str, str], float, bool]:  # fmt: skip
+    """Return settings that reduce the microbatches of a step, the factor by which to extend what each repeats, and whether a
+    short pipeline stands for that of the job.
+
+    Args:
+        alike: whether a few blocks of a part stand for all of them.
+    """
     batch = job.batch
     if pipeline is None:
         if batch.microbatches <= 2:
-            return {}, 1.0
+            return {}, 1.0, False
         fewer_sequences = 2 * batch.local_size * batch.ranks
-        return {"training.global_batch_size": str(fewer_sequences), **OWN_SHARDS}, batch.microbatches / 2
-    ranks = max(pipeline.rank_of) + 1
-    fewer = min(pipeline.microbatches, 2 * ranks)
-    # Schedules that keep the activations of more microbatches, such as GPipe, need more memory with every one. Of a schedule
-    # in a file, this is what costs say too: it is for one number of microbatches.
-    if pipeline.microbatches % ranks or fewer == pipeline.microbatches or max(pipeline.alive) > fewer:
-        return {}, 1.0
+        return {"training.global_batch_size": str(fewer_sequences), **OWN_SHARDS}, batch.microbatches / 2, False
+    if alike and shortened(job, pipeline, MORE) is not None:
+        return {}, pipeline.microbatches / microbatches_of(pipeline), True
+    fewer = enough_microbatches(pipeline)
+    if fewer == pipeline.microbatches:
+        return {}, 1.0, False
     local = fewer * pipeline.microbatch_size
     settings = {"training.local_batch_size": str(local), "training.global_batch_size": str(local * batch.ranks)}
-    return {**settings, **OWN_SHARDS}, pipeline.microbatches / fewer
+    return {**settings, **OWN_SHARDS}, pipeline.microbatches / fewer, False
 
 
 def _device(machine: Machine) -> Device:
@@ -294,8 +298,7 @@ def _combined(
     step = first.seconds if pipeline is None else pipeline.seconds + max(one.sections[ONCE] for one in found.values())
     trained = 1 - sum(frozen_parameters(job).values()) / job.model.num_params
     step += max(
-        seconds_after_update(transforms, one.elements * trained, one.sections[MICROBATCHES], machine)
-        for one in found.values()
+        seconds_after_update(transforms, one.elements * trained, one.sections[REPEATED], machine) for one in found.values()
     )
     batch, size = job.batch, job.mesh.world_size
     tokens = batch.tokens_per_step / step / size

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from titan_simulate.hardware.machine import Machine
 if TYPE_CHECKING:
     from titan_simulate.estimate.traced_rank import TracedRank
 
-MICROBATCHES, ONCE = SECTIONS = ("forward and backward of all microbatches", "once per step")
+REPEATED, ONCE = SECTIONS = ("forward and backward of all microbatches", "once per step")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ def figures_of(
     for position, (work, interval, delta, factor) in enumerate(
         zip(trace, timeline.intervals, deltas, factors, strict=True)
     ):  # fmt: skip
-        sections[MICROBATCHES if repeated[position] else ONCE] += factor * delta
+        if work.action is None:
+            sections[REPEATED if repeated[position] else ONCE] += factor * delta
         host += factor * issue_seconds(work, machine)
         duration = interval.end - interval.start
         kinds[work.kind] += factor * duration
@@ -78,42 +79,60 @@ def figures_of(
             entry["seconds"] += factor * duration
             entry["exposed"] += factor * timeline.exposed.get(position, 0.0)
     sections[ONCE] += max(0.0, timeline.seconds - now)
+    stages, steady, beyond = _actions(sample.parts.kept, trace, deltas)
+    sections[REPEATED] += scale * steady
+    sections[ONCE] += beyond
     seconds = sum(sections.values())
     kinds["host"] = seconds if machine.host.computes else host
-    stages = _stages(sample.parts.kept, trace, [delta * one for delta, one in zip(deltas, repeated, strict=True)])
     return Figures(seconds, sections, dict(kinds), collectives, stages)
 
 
 def per_microbatch(trace: Sequence[Work], microbatches: int) -> list[bool]:
     """Return what of a step each microbatch repeats.
 
-    That is forward and backward, but neither what computes outside of the actions of a pipeline's schedule, nor gathers and
+    In a pipeline, that is what the actions between the first and the last one of their kind do: the first of a stage may
+    gather parameters, and the last may reduce gradients. Without one, it is forward and backward, but not gathers and
     reductions of data parallelism that a step does fewer times than it has microbatches: parameters may stay gathered, and
     gradients may be summed before they are reduced.
     """
-    piped = any(work.action is not None for work in trace)
+    if any(work.action is not None for work in trace):
+        middle = _middle({work.action for work in trace if work.action is not None})
+        return [work.action in middle for work in trace]
     same: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for position, work in enumerate(trace):
         if work.name.startswith(("c10d::", "fsdp::")):
             same[work.name, work.phase, work.module, work.group, work.bytes].append(position)
     once = {position for positions in same.values() if len(positions) < microbatches for position in positions}
     return [
-        work.phase in ("forward", "backward") and position not in once and (work.action is not None or not piped)
-        for position, work in enumerate(trace)
-    ]
+        work.phase in ("forward", "backward") and position not in once for position, work in enumerate(trace)
+    ]  # fmt: skip
+
+
+def _middle(actions: Iterable[Action]) -> set[Action]:
+    """Return those of ``actions`` whose stage runs their kind for microbatches before and after; if none is left, all."""
+    numbers: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for kind, stage, microbatch in actions:
+        numbers[kind, stage].append(microbatch)
+    return {
+        (kind, stage, number) for (kind, stage), of_kind in numbers.items() for number in sorted(of_kind)[1:-1] or of_kind
+    }
 
 
 def stands_for(trace: Sequence[Work], repeated: Sequence[bool], microbatches: int, scale: float) -> list[float]:
     """Return for how many of itself in the whole job each operator stands.
 
-    Without a pipeline, the first microbatch stands for itself and the following ones for all others: they add gradients to
-    those of the ones before.
+    The first microbatch stands for itself and the following ones for all others: they add gradients to those of the ones
+    before. In a pipeline, the last one stands for itself too.
 
     Args:
         repeated: of :func:`per_microbatch`.
         microbatches: how many ``trace`` has.
         scale: microbatches of the job per microbatch of ``trace``.
     """
+    if any(work.action is not None for work in trace):
+        ends = 2 if microbatches > 2 else 0
+        between = (scale * microbatches - ends) / (microbatches - ends)
+        return [between if one else 1.0 for one in repeated]
     number, first, before = -1, "", ("", "")  # a microbatch begins where the first module computes forward again
     numbers = []
     for work in trace:
@@ -123,30 +142,37 @@ def stands_for(trace: Sequence[Work], repeated: Sequence[bool], microbatches: in
             number += now == (first, "forward") != before
             before = now
         numbers.append(number)
-    if number + 1 != microbatches or microbatches < 2 or any(work.action is not None for work in trace):
+    if number + 1 != microbatches or microbatches < 2:
         return [scale if one else 1.0 for one in repeated]
     following = (scale * microbatches - 1) / (microbatches - 1)
     return [following if one and count > 0 else 1.0 for one, count in zip(repeated, numbers, strict=True)]
 
 
-def _stages(
+def _actions(
     kept: Sequence[Sequence[str]], trace: Sequence[Work], seconds: Sequence[float]
-) -> list[dict[str, dict[str, float]]]:
-    """Return the seconds of an action of each kind, by stage, of the ``seconds`` of each operator.
+) -> tuple[list[dict[str, dict[str, float]]], float, float]:
+    """Return the seconds of an action of each kind, by stage, of the ``seconds`` of each operator; those of all actions that
+    ran, if each takes as long as its like; and what the first and the last ones take beyond.
 
     Args:
         kept: by stage, its blocks.
     """
     ran: set[Action] = {work.action for work in trace if work.action is not None}
+    middle = _middle(ran)
     numbers = {stage: number for number, stage in enumerate(sorted({stage for _, stage, _ in ran}))}
     found = [{which: dict.fromkeys(ACTIONS, 0.0) for which in (BLOCKS, ALL)} for _ in kept]
-    counts = {(kind, stage): sum(one[:2] == (kind, stage) for one in ran) for kind in ACTIONS for stage in numbers}
+    counts = Counter((kind, stage) for kind, stage, _ in middle)
+    total = 0.0
     for work, duration in zip(trace, seconds, strict=True):
-        if work.action is not None:
+        if work.action is None:
+            continue
+        total += duration
+        if work.action in middle:
             kind, stage, _ = work.action
             number = numbers[stage]
             share = duration / counts[kind, stage]
             found[number][ALL][kind] += share
             if ".".join(work.module.split(".")[:2]) in kept[number]:
                 found[number][BLOCKS][kind] += share
-    return found
+    steady = sum(found[numbers[stage]][ALL][kind] for kind, stage, _ in ran)
+    return found, steady, total - steady

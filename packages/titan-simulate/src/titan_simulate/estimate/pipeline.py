@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+from titan_core.api import PipelineCosts
 from titan_simulate.estimate.work import ACTIONS, ALL, BLOCKS, Action
 
 
@@ -29,7 +31,12 @@ class Order:
 class Schedule:
     """The schedule that a simulated rank ran, if any."""
 
-    def __init__(self) -> None:
+    def __init__(self, mark: Callable[[Action], None]) -> None:
+        """
+        Args:
+            mark: receives each action when it begins and when it ends.
+        """
+        self._mark = mark
         self._ran: Any = None
         self._stages: dict[int, Any] = {}
         self._microbatches: set[int] = set()
@@ -46,48 +53,68 @@ class Schedule:
         finally:
             self.action = None
 
-    def act(self, kind: str, stage: Any, microbatch: int) -> None:
-        """Note that ``stage``, one of torch's, begins an action."""
+    @contextmanager
+    def acting(self, kind: str, stage: Any, microbatch: int) -> Iterator[None]:
+        """Within the ``with`` block, ``stage``, one of torch's, runs an action."""
         self.action = kind, stage.stage_index, microbatch
         self._stages[stage.stage_index] = stage
         self._microbatches.add(microbatch)
+        self._mark(self.action)
+        yield
+        self._mark(self.action)
 
     @property
     def microbatches(self) -> int | None:
         """Microbatches of a step; ``None`` without a pipeline."""
         return None if self._ran is None else len(self._microbatches)
 
-    def of_job(self, microbatches: int) -> tuple[Order | None, int]:
-        """Return the order of the schedule of a job with ``microbatches``, ``None`` without a pipeline; and how many tensors
-        more than the one that ran it keeps after it has sent them."""
+    def of_job(self, pipeline: PipelineCosts, rank: int) -> tuple[Order | None, int]:
+        """Return the order of the schedule of a job with ``pipeline``, ``None`` if no schedule ran; and how many more sent
+        tensors it keeps on ``rank`` than the one that ran."""
         if self._ran is None:
             return None, 0
+        ranks, microbatches, stages = max(pipeline.rank_of) + 1, pipeline.microbatches, pipeline.rank_of
         kept = 0
-        stage = next(iter(self._stages.values()))
-        ranks = stage.group_size
-        stages = tuple(stage.stage_index_to_group_rank[number] for number in range(stage.num_stages))
         name = type(self._ran).__name__
         if name == "ScheduleGPipe":
-            actions = [gpipe(rank, microbatches) for rank in range(ranks)]
+            actions = [gpipe(one, microbatches) for one in range(ranks)]
         elif name == "Schedule1F1B":
-            actions = [one_forward_one_backward(rank, ranks, microbatches) for rank in range(ranks)]
+            actions = [one_forward_one_backward(one, ranks, microbatches) for one in range(ranks)]
         else:
             whole = self._ran
-            if microbatches != self.microbatches:
-                own = [self._stages[number] for number in sorted(self._stages)]
-                whole = type(self._ran)(own, microbatches, loss_fn=lambda *args: None)
+            if (ranks, microbatches) != (next(iter(self._stages.values())).group_size, self.microbatches):
+                whole = type(self._ran)(_stages_of(pipeline, rank), microbatches, loss_fn=lambda *args: None)
             actions = _actions_of(whole)
             kept = _most_pending_sends(whole) - _most_pending_sends(self._ran)
         return Order(tuple(map(tuple, actions)), stages), kept
 
 
+def _stages_of(pipeline: PipelineCosts, rank: int) -> list[Any]:
+    """Return what torch's schedules read of the stages of ``rank`` to order their actions."""
+    from torch import nn
+
+    last = len(pipeline.stages) - 1
+    return [
+        SimpleNamespace(
+            stage_index=number, num_stages=last + 1, is_first=number == 0, is_last=number == last,
+            group_size=max(pipeline.rank_of) + 1, group_rank=rank, submod=nn.Identity(),
+        )
+        for number, holder in enumerate(pipeline.rank_of)
+        if holder == rank
+    ]  # fmt: skip
+
+
 @contextmanager
-def watch_schedule() -> Iterator[Schedule]:
-    """Note the schedule that runs within the ``with`` block, and its actions."""
+def watch_schedule(mark: Callable[[Action], None] = lambda action: None) -> Iterator[Schedule]:
+    """Note the schedule that runs within the ``with`` block, and its actions.
+
+    Args:
+        mark: receives each action when it begins and when it ends.
+    """
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
-    noted = Schedule()
+    noted = Schedule(mark)
 
     def noting_schedule(step: Any) -> Any:
         def run(self: Any, *args: Any, **keywords: Any) -> Any:
@@ -99,8 +126,8 @@ def watch_schedule() -> Iterator[Schedule]:
     def noting_action(kind: str, method: Any) -> Any:
         def run(self: Any, microbatch: int, *args: Any, **keywords: Any) -> Any:
             what = kind if keywords.get("full_backward", True) else "I"
-            noted.act(what, self, microbatch)
-            return method(self, microbatch, *args, **keywords)
+            with noted.acting(what, self, microbatch):
+                return method(self, microbatch, *args, **keywords)
 
         return run
 

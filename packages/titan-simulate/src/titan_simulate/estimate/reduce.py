@@ -21,6 +21,8 @@ class Parts:
     """Names of the blocks that remain of each."""
     modules: list[set[str]]
     """First two parts of the names of all modules of each."""
+    whole: list[int] | None = None
+    """Number of blocks of each, if the model that is built has fewer."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,11 @@ def keep_blocks(job: AssembledJob, most: int | None, parts: Parts) -> AssembledJ
 
     def apply(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
         names = list(part.blocks())
-        kept = names if most is None else names[:most]
+        whole = len(names) if parts.whole is None else parts.whole[len(parts.blocks)]
+        kept = names[: whole if most is None else min(most, whole)]
         for name in names[len(kept) :]:
             part.module.set_submodule(name, PrunedModule())
-        parts.blocks.append(len(names))
+        parts.blocks.append(whole)
         parts.kept.append(kept)
         units = (*part.layout.embedding, *part.layout.head)
         parts.modules.append({*kept, *part.present(units)})

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from titan_core.api import PipelineCosts
 from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.costs import costs_of
 from titan_simulate.engine.observation import Observation, Operation
-from titan_simulate.engine.result import SimulatedRank
+from titan_simulate.engine.result import Owner, PhaseFigures, SimulatedRank
 from titan_simulate.engine.resumed import from_the_start
 from titan_simulate.engine.simulate import SETTINGS, Train, simulate
 from titan_simulate.engine.stub_libraries import Device
 from titan_simulate.estimate.pipeline import Order, watch_schedule
 from titan_simulate.estimate.reduce import Parts, keep_blocks
+from titan_simulate.estimate.short_pipeline import blocks_of_rank, enough_microbatches, first_blocks, names_blocks, shortened
 from titan_simulate.estimate.trace import Trace
+from titan_simulate.estimate.unroll_actions import peaks_by_moment, unroll_actions
 from titan_simulate.estimate.work import Action, Kind, Work
 
 JobOf = Callable[[Sequence[Override]], AssembledJob]
 """More overrides -> the job. Files that this machine lacks must be tolerated."""
+FEW, MORE = 2, 3
+"""Blocks per part of the two simulations whose difference is the cost of a block."""
 Change = Callable[[AssembledJob], AssembledJob]
 """Changes a job before it is simulated."""
 
@@ -56,22 +62,33 @@ class TracedRank:
 
 def take(
     job_of: JobOf, train: Train, rank: int, most: int | None, device: Device,
-    settings: dict[str, str], change: Change, microbatches: int | None, checks_model: bool,
+    settings: dict[str, str], change: Change, pipeline: PipelineCosts | None, short: bool, checks_model: bool,
 ) -> TracedRank:  # fmt: skip
     """Simulate ``rank`` with at most ``most`` blocks in each of its parts.
 
     Args:
+        rank: the first or the last one.
         settings: overrides that reduce the job.
-        microbatches: of the whole job's pipeline, for :attr:`TracedRank.order`.
+        pipeline: of the whole job.
+        short: whether to simulate a short pipeline in its place (:mod:`titan_simulate.estimate.short_pipeline`).
         checks_model: whether to check the model on a small copy, which one of the simulations of a job should do.
     """
     logging.disable(logging.WARNING)  # what plugins notice about a run, such as an impossible MFU, is not true of this one
     with tempfile.TemporaryDirectory(prefix="titan-estimate-") as folder:
         values = {**SETTINGS, "training.stop_at_step": "1", "job.dump_folder": folder, **settings}
         job = job_of([Override(key, value) for key, value in values.items()])
+        along = 0 if pipeline is None or rank == 0 else max(pipeline.rank_of)
+        parts = Parts([], [], [])
+        simulated = rank
+        if short and pipeline is not None:
+            parts.whole = blocks_of_rank(pipeline, job, along)
+            job = shortened(job, pipeline, MORE) or job
+            simulated = 0 if rank == 0 else job.mesh.world_size - 1
+        elif pipeline is None and most is not None and not checks_model and not names_blocks(job):
+            parts.whole = [job.model.layout.num_blocks]
+            job = replace(job, model=first_blocks(job.model, min(most, *parts.whole)))
         costs = list(costs_of(job.transforms, job))
         fused, fused_loss = any(one.fused for one in costs), any(one.fused_loss for one in costs)
-        parts = Parts([], [], [])
         job = change(keep_blocks(job, most, parts))
         layout = job.model.layout
 
@@ -82,18 +99,42 @@ def take(
             mixer = layout.mixer(module)
             return None if mixer is None else mixer.window
 
-        with watch_schedule() as schedule:
-            trace = _TraceOfMoments(is_compiled, lambda: schedule.action, window, parts)
+        trace = _TraceOfMoments(is_compiled, lambda: schedule.action, window, parts)
+        with watch_schedule(trace.mark) as schedule:
             found = simulate(
-                job, train, rank, observers=[trace], strict=False, device=device, resumed=True, checks_model=checks_model
-            )
+                job, train, simulated, [trace], strict=False, device=device, resumed=True, checks_model=checks_model
+            )  # fmt: skip
+        order, kept = (None, 0) if pipeline is None else schedule.of_job(pipeline, along)
+        if short and pipeline is not None:
+            repeating, _ = schedule.of_job(replace(pipeline, microbatches=enough_microbatches(pipeline)), along)
+            assert repeating is not None
+            found, kept = _with_actions(found, repeating.actions[along]), 0
         found = replace(found, allocations=from_the_start(found.allocations))
-        order, kept = (None, 0) if microbatches is None else schedule.of_job(microbatches)
-        simulated = schedule.microbatches or job.batch.microbatches
         work = trace.work
         if any(one.graphed for one in costs):
             work = [replace(one, graphed=one.phase in ("forward", "backward")) for one in work]
-        return TracedRank(rank, work, found, parts, simulated, order, kept)
+        microbatches = schedule.microbatches or job.batch.microbatches
+        return TracedRank(rank, work, found, parts, microbatches, order, kept)
+
+
+def _with_actions(found: SimulatedRank, actions: Sequence[Action]) -> SimulatedRank:
+    """Return the memory of a rank that runs ``actions`` in place of those of the short pipeline that was simulated."""
+    allocations = unroll_actions(found.allocations, actions)
+    peaks = peaks_by_moment(allocations)
+
+    def of_moment(phase: PhaseFigures) -> PhaseFigures:
+        if not phase.name.startswith(("forward", "backward")) or phase.name not in peaks:
+            return phase
+        owners: Counter[Owner] = Counter()
+        modules: Counter[str] = Counter()
+        for (owner, module), size in peaks[phase.name].items():
+            owners[owner] += size
+            modules[module] += size
+        return replace(phase, peak=replace(phase.peak, bytes=owners.total(), owners=owners, modules=modules, allocations=()))
+
+    *steps, last = found.steps
+    last = replace(last, phases=tuple(map(of_moment, last.phases)))
+    return replace(found, steps=(*steps, last), allocations=allocations)
 
 
 class _TraceOfMoments(Trace):
@@ -115,6 +156,11 @@ class _TraceOfMoments(Trace):
     def attach(self, observation: Observation) -> None:
         """See :class:`~titan_simulate.engine.observation.OperationObserver`."""
         self._observation = observation
+
+    def mark(self, action: Action) -> None:
+        """Mark the beginning or the end of an action of the pipeline in the trace of allocations."""
+        assert self._observation is not None
+        self._observation.memory.mark(action)
 
     def __call__(self, operation: Operation) -> None:
         """See :class:`~titan_simulate.engine.observation.OperationObserver`."""
