@@ -70,7 +70,7 @@ class Schedule:
 
     def of_job(self, pipeline: PipelineCosts, rank: int) -> tuple[Order | None, int]:
         """Return the order of the schedule of a job with ``pipeline``, ``None`` if no schedule ran; and how many more sent
-        tensors it keeps on ``rank`` than the one that ran."""
+        tensors than the one that ran it keeps on ``rank``, if that had as many ranks."""
         if self._ran is None:
             return None, 0
         ranks, microbatches, stages = max(pipeline.rank_of) + 1, pipeline.microbatches, pipeline.rank_of
@@ -82,10 +82,17 @@ class Schedule:
             actions = [one_forward_one_backward(one, ranks, microbatches) for one in range(ranks)]
         else:
             whole = self._ran
-            if (ranks, microbatches) != (next(iter(self._stages.values())).group_size, self.microbatches):
-                whole = type(self._ran)(_stages_of(pipeline, rank), microbatches, loss_fn=lambda *args: None)
+            if ranks != next(iter(self._stages.values())).group_size:
+                with ExitStack() as stack:  # communication between stages takes torch seconds to order, and is not needed
+                    _replace(
+                        type(whole), "_prepare_schedule_with_comms", lambda method: lambda *args, **keywords: None, stack
+                    )
+                    whole = type(whole)(_stages_of(pipeline, rank), microbatches, loss_fn=lambda *args: None)
+            elif microbatches != self.microbatches:
+                own = [self._stages[number] for number in sorted(self._stages)]
+                whole = type(whole)(own, microbatches, loss_fn=lambda *args: None)
+                kept = _most_pending_sends(whole) - _most_pending_sends(self._ran)
             actions = _actions_of(whole)
-            kept = _most_pending_sends(whole) - _most_pending_sends(self._ran)
         return Order(tuple(map(tuple, actions)), stages), kept
 
 

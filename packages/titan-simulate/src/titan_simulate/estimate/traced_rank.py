@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from titan_core.api import PipelineCosts
 from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
@@ -73,6 +75,7 @@ def take(
         short: whether to simulate a short pipeline in its place (:mod:`titan_simulate.estimate.short_pipeline`).
         checks_model: whether to check the model on a small copy, which one of the simulations of a job should do.
     """
+    torch.set_num_threads(1)  # forks run beside each other, and what they compute on the CPU is small
     logging.disable(logging.WARNING)  # what plugins notice about a run, such as an impossible MFU, is not true of this one
     with tempfile.TemporaryDirectory(prefix="titan-estimate-") as folder:
         values = {**SETTINGS, "training.stop_at_step": "1", "job.dump_folder": folder, **settings}
