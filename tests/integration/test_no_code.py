@@ -155,7 +155,6 @@ KNOWN: dict[tuple[str, str], tuple[int, str]] = {
     ("titan-simulate/src/titan_simulate/estimate/pipeline.py", "delattr"): (1, OWN_NAMES),
     ("titan-simulate/src/titan_simulate/engine/simulate.py", "setattr"): (1, OWN_NAMES),
     ("titan-debug/src/titan_debug/numerics/replay.py", "setattr"): (1, OWN_NAMES),
-    ("titan-simulate/src/titan_simulate/estimate/short_pipeline.py", "delattr"): (1, OWN_NAMES),
     ("titan-simulate/src/titan_simulate/estimate/short_pipeline.py", "getattr"): (1, FIELD),
     ("titan-simulate/src/titan_simulate/estimate/work.py", "attrgetter"): (1, FIELD),
     # Libraries that could load code

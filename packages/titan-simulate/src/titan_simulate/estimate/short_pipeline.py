@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from torch import nn
+
 from titan_core.api import Job, MeshPlan, ModelDefinition, PipelineCosts, UserError
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.costs import costs_of
@@ -89,8 +91,8 @@ def first_blocks(model: ModelDefinition, number: int) -> ModelDefinition:
     def build() -> object:
         module: Any = whole()
         blocks = module.get_submodule(layout.blocks)
-        for name in [name for name, _ in blocks.named_children() if int(name) >= number]:
-            delattr(blocks, name)
+        for index in reversed(range(number, layout.num_blocks)):
+            del blocks[index if isinstance(blocks, nn.ModuleList) else str(index)]
         return module
 
     dropped = tuple(f"{layout.blocks}.{block}." for block in range(number, layout.num_blocks))
