@@ -91,7 +91,7 @@ def test_checkpoints_hold_high_precision_and_load_into_bf16_and_back(gloo: GlooP
     import json
 
     manifest = json.loads((tmp_path / "run/checkpoint/step-4/checkpoint.json").read_text())["checkpoint"]
-    assert {one["dtype"] for name, one in manifest["tensors"].items() if name.startswith("model.")} == {"float32"}
+    assert {one[0] for name, one in manifest["tensors"].items() if name.startswith("model.")} == {"float32"}
     # Resume in bf16 on another mesh, then in float8 again.
     middle = gloo.run(1, run_in, str(tmp_path), {**saved, "training.stop_at_step": 8})[0]
     last = gloo.run(2, run_in, str(tmp_path), {**saved, **RECIPES[recipe], TP: 2})[0]
