@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
@@ -20,54 +19,12 @@ def same_generators() -> Iterator[None]:
         stack.callback(random.setstate, random.getstate())
         numpy: Any = sys.modules.get("numpy.random")
         if numpy is not None:
-            stack.callback(_numpy_restorer(numpy))
+            stack.callback(numpy.set_state, numpy.get_state())
         torch: Any = sys.modules.get("torch")  # if torch is not imported, it has no state to preserve
         if torch is not None:
             devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
             stack.enter_context(torch.random.fork_rng(devices))
         yield
-
-
-_TWISTER_BYTES = 4 * 624 + 4
-"""Size of the state of numpy's Mersenne Twister: its words, and the position of the next one."""
-
-
-def _numpy_restorer(numpy: Any) -> Callable[[], None]:
-    """Return the function that restores the present state of numpy's generator. It copies the generator's memory: numpy
-    itself takes 30 µs to read a state, and as long to set it."""
-    generator = numpy.get_bit_generator()
-    if not isinstance(generator, numpy.MT19937) or not _is_twister(numpy):
-        state = numpy.get_state(legacy=False)
-
-        def set_state() -> None:
-            numpy.set_bit_generator(generator)
-            numpy.set_state(state)
-
-        return set_state
-    address = generator.ctypes.state_address
-    content = ctypes.string_at(address, _TWISTER_BYTES)
-    # Normal numbers are drawn in pairs. If the second one of a pair waits, drawing it leaves the memory unchanged.
-    normal = numpy.standard_normal()
-    waits = ctypes.string_at(address, _TWISTER_BYTES) == content
-
-    def restore() -> None:
-        numpy.set_bit_generator(generator)  # with no number that waits
-        with generator.lock:
-            ctypes.memmove(address, content, _TWISTER_BYTES)
-        if waits:
-            numpy.set_state({**numpy.get_state(legacy=False), "has_gauss": 1, "gauss": normal})
-
-    restore()
-    return restore
-
-
-@cache
-def _is_twister(numpy: Any) -> bool:
-    """Whether the memory of numpy's Mersenne Twister is what is copied (numpy 2.1 to 2.4)."""
-    generator = numpy.MT19937(1)
-    state = generator.state["state"]
-    words: bytes = state["key"].tobytes() + state["pos"].to_bytes(4, sys.byteorder)
-    return words == ctypes.string_at(generator.ctypes.state_address, _TWISTER_BYTES)
 
 
 def python_states() -> tuple[Any, ...]:
