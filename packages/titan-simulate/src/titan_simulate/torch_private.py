@@ -6,6 +6,8 @@
 * ``torch._C.DispatchKey``: to ask whether an operator is composite.
 * ``torch._guards.active_fake_mode``: whether torch's own code runs in a fake mode, as DTensor does to find shapes.
 * ``TorchDispatchMode._should_skip_dynamo``: torch wraps a mode's method to keep the compiler out. Nothing is compiled here.
+* ``_prepare_schedule_with_comms`` of pipeline schedules: orders the communication between stages, which takes seconds and
+  is not needed for the order of the computation.
 * ``distributed_c10d._resolve_process_group``: a group by the name that functional collectives give it.
 
 Operators are known by the names that a mode sees, among them ``aten::_to_copy``, ``aten::_pin_memory`` and those of
@@ -30,6 +32,8 @@ from torch._subclasses.fake_tensor import (
 from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
+ORDER_COMMUNICATION: Final = "_prepare_schedule_with_comms"
+"""The method with which a schedule of several stages per rank orders its communication."""
 DEVICE_OF: Final = torch.ops.prim.device.default
 """What C++ calls to find the device of a fake tensor."""
 

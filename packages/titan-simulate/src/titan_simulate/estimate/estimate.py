@@ -146,7 +146,7 @@ def estimate(
         [
             partial(
                 take, job_of, train, rank, most, device, settings, change, pipeline, short,
-                checks_model=not short and (rank, most) == samples[0],
+                checks_model=(rank, most) == samples[0],
             )
             for rank, most in samples
         ],

@@ -71,6 +71,8 @@ class Schedule:
     def of_job(self, pipeline: PipelineCosts, rank: int) -> tuple[Order | None, int]:
         """Return the order of the schedule of a job with ``pipeline``, ``None`` if no schedule ran; and how many more sent
         tensors than the one that ran it keeps on ``rank``, if that had as many ranks."""
+        from titan_simulate.torch_private import ORDER_COMMUNICATION
+
         if self._ran is None:
             return None, 0
         ranks, microbatches, stages = max(pipeline.rank_of) + 1, pipeline.microbatches, pipeline.rank_of
@@ -83,10 +85,8 @@ class Schedule:
         else:
             whole = self._ran
             if ranks != next(iter(self._stages.values())).group_size:
-                with ExitStack() as stack:  # communication between stages takes torch seconds to order, and is not needed
-                    _replace(
-                        type(whole), "_prepare_schedule_with_comms", lambda method: lambda *args, **keywords: None, stack
-                    )
+                with ExitStack() as stack:
+                    _replace(type(whole), ORDER_COMMUNICATION, lambda method: lambda *args, **keywords: None, stack)
                     whole = type(whole)(_stages_of(pipeline, rank), microbatches, loss_fn=lambda *args: None)
             elif microbatches != self.microbatches:
                 own = [self._stages[number] for number in sorted(self._stages)]

@@ -47,12 +47,15 @@ def blocks_of_rank(pipeline: PipelineCosts, job: Job, rank: int) -> list[int]:
     return [sum(name.startswith(prefix) for name in names) for names in stages]
 
 
-def shortened(job: AssembledJob, pipeline: PipelineCosts, blocks: int) -> AssembledJob | None:
+def shortened(
+    job: AssembledJob, pipeline: PipelineCosts, blocks: int, whole_model: bool = False
+) -> AssembledJob | None:  # fmt: skip
     """Return the short pipeline of ``job``; ``None`` if it is short already, or if its stages are fixed by name or in a file
     so that no shorter one has the like.
 
     Args:
         blocks: fewest blocks of a stage.
+        whole_model: whether the two ranks must divide all blocks, so that the model can be checked.
     """
     ranks = max(pipeline.rank_of) + 1
     along = [dim for dim in job.mesh.dims if dim.divides == "layers" and job.mesh.degrees[dim.name] > 1]
@@ -67,7 +70,7 @@ def shortened(job: AssembledJob, pipeline: PipelineCosts, blocks: int) -> Assemb
         job.batch, global_size=local * job.batch.ranks, local_size=local, microbatches=1, logical_shards=job.batch.ranks
     )
     data, values = replace(job.data, plan=batch), {key: RANKS, LOCAL_BATCH: local, GLOBAL_BATCH: batch.global_size}
-    least = -(-whole * RANKS // ranks)
+    least = whole if whole_model else -(-whole * RANKS // ranks)
     for number in range(least, whole + 1):
         model, config = first_blocks(job.model, number), job.config.changed(values)
         short = replace(job, mesh=mesh, batch=batch, data=data, model=model, config=config)

@@ -85,7 +85,9 @@ def take(
         simulated = rank
         if short and pipeline is not None:
             parts.whole = blocks_of_rank(pipeline, job, along)
-            job = shortened(job, pipeline, MORE) or job
+            checked = shortened(job, pipeline, MORE, whole_model=True) if checks_model else None
+            checks_model = checked is not None  # a model with fewer blocks has other operations than its definition says
+            job = checked or shortened(job, pipeline, MORE) or job
             simulated = 0 if rank == 0 else job.mesh.world_size - 1
         elif pipeline is None and most is not None and not checks_model and not names_blocks(job):
             parts.whole = [job.model.layout.num_blocks]

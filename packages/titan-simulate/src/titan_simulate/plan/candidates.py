@@ -40,6 +40,13 @@ class Candidate:
         """The values as overrides."""
         return [Override(key, _text(value)) for key, value in self.values.items()]
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What decides how far its guessed activations are wrong: what it recomputes, and the modes and the schedule that it
+        chooses."""
+        chosen = (item for item in self.values.items() if isinstance(item[1], str | bool))
+        return (self.workload.kept, *sorted(chosen))
+
 
 @dataclass(frozen=True)
 class Refused:

@@ -201,7 +201,7 @@ class Search:
         for number, (candidate, guess) in enumerate(self._guesses):
             if number in self._done or per_mesh[str(candidate.workload.mesh)] >= PER_MESH:
                 continue
-            if corrected(guess, self._factors.get(_kind(candidate))) <= self._machine.memory_gib:
+            if corrected(guess, self._factors.get(candidate.kind)) <= self._machine.memory_gib:
                 yield guess.step_seconds, len(_degrees(candidate)), number
 
     def _progress(self) -> str:
@@ -286,7 +286,7 @@ class Search:
         activations = guess.memory["activations"] / 2**30
         if activations > 0:
             factor = (figures.peak_gib - guess.peak_gib + activations) / activations
-            self._factors[_kind(candidate)] = min(4.0, max(0.1, factor))
+            self._factors[candidate.kind] = min(4.0, max(0.1, factor))
         return True
 
     def _nearest(self) -> tuple[Candidate, float] | None:
@@ -313,7 +313,7 @@ class Search:
         best = self._plan.best[0].guess if self._plan.best else None
         groups: dict[str, list[tuple[Candidate, Guess]]] = defaultdict(list)
         for candidate, guess in rest:
-            if corrected(guess, factors.get(_kind(candidate))) > limit:
+            if corrected(guess, factors.get(candidate.kind)) > limit:
                 groups["does not fit"].append((candidate, guess))
             elif best is not None:
                 groups[_reason(guess, best)].append((candidate, guess))
@@ -321,7 +321,7 @@ class Search:
             if why == "does not fit":
                 candidate, guess = min(members, key=lambda pair: pair[1].peak_gib)
                 kind = max(guess.memory, key=lambda name: guess.memory[name])
-                peak = corrected(guess, factors.get(_kind(candidate)), exact=True)
+                peak = corrected(guess, factors.get(candidate.kind), exact=True)
                 detail = f"needs about {peak:.1f} GiB, {guess.memory[kind] / 2**30:.1f} of them {kind}"
             else:
                 candidate, guess = min(members, key=lambda pair: pair[1].step_seconds)
@@ -343,13 +343,6 @@ def corrected(guess: Guess, factor: float | None, exact: bool = False) -> float:
     if factor is None:
         return guess.peak_gib / (1.0 if exact else MARGIN)
     return guess.peak_gib + guess.memory["activations"] / 2**30 * (factor - 1)
-
-
-def _kind(candidate: Candidate) -> tuple[object, ...]:
-    """Return what decides how far the guessed activations of a candidate are wrong: what it recomputes, and which modes and
-    schedules it chooses."""
-    chosen = (item for item in candidate.values.items() if isinstance(item[1], str | bool))
-    return (candidate.workload.kept, *sorted(chosen))
 
 
 def _speed(share: float) -> str:
