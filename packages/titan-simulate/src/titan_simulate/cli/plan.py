@@ -83,30 +83,41 @@ def run(context: CommandContext) -> int:
         raise UserError.one(f"--out {options.out}", "already exists", "name a new file")
     if options.out is not None:
         require_writable(Path(options.out), f"--out {options.out}")
-    return print_from_fork(partial(_searched, context, machine), "planning")
+    return print_from_fork(partial(_planned, context, machine), "planning")
 
 
-def _searched(context: CommandContext, machine: Machine, report: Report) -> int:
+def _planned(context: CommandContext, machine: Machine, report: Report) -> int:
+    plan, stage = searched(context, context.arguments.gpus, machine, report)
+    return conclude(context, plan, machine, stage)
+
+
+def searched(context: CommandContext, gpus: int, machine: Machine, report: Report) -> tuple[Plan, PlannedStage | None]:
+    """Search for the fastest way to run the recipe on ``gpus`` devices of ``machine``. Return the plan, and the stage of the
+    recipe that was planned, if it has stages. Called in a fork of the command, once or several times.
+
+    Raises:
+        UserError: the recipe has a mistake, or no mesh has this number of ranks.
+    """
     options = context.arguments
     stage: PlannedStage | None = None
 
     def job_of(more: Sequence[Override]) -> AssembledJob:
-        return context.job(options.gpus, more, missing_ok=True) if stage is None else stage.job_of(more)
+        return context.job(gpus, more, missing_ok=True) if stage is None else stage.job_of(more)
 
     def any_job() -> AssembledJob:
         return context.job(None, missing_ok=True) if stage is None else stage.any_job()
 
     def space_of() -> tuple[Space, AssembledJob | None, AssembledJob]:
         nonlocal stage
-        stage = planned_stage(context, options.gpus, options.stage)
-        given, job = _recipe_job(any_job, job_of, options.gpus)
+        stage = planned_stage(context, gpus, options.stage)
+        given, job = _recipe_job(any_job, job_of, gpus)
         config = context.config() if stage is None or stage.number == 0 else job.config
         global_batch = job.batch.global_size if given is not None else config.section(TrainingSection).global_batch_size
         fixed = config.overridden - {dim.degree_key for dim in job.mesh.dims if config.value(dim.degree_key) == -1}
-        space = Space(job, options.gpus, global_batch, fixed, options.allow_precision)
+        space = Space(job, gpus, global_batch, fixed, options.allow_precision)
         if next(space.meshes(()), None) is None:
             why = "no mesh has this number of ranks with the degrees that are fixed, and this model and global batch"
-            raise UserError.one(f"--gpus {options.gpus}", why, "change it, or fix fewer degrees")
+            raise UserError.one(f"--gpus {gpus}", why, "change it, or fix fewer degrees")
         return space, given, job
 
     describe_first(space_of)
@@ -133,7 +144,7 @@ def _searched(context: CommandContext, machine: Machine, report: Report) -> int:
     search = Search(space, sizes, machine, assembles, options.expert_imbalance)
     plan = search.run(estimated, options.finalists, given, options.time_limit, report)
     plan.model = describe_model(job.name, job.model.num_params, job.model.num_active_params)
-    return conclude(context, plan, machine, stage)
+    return plan, stage
 
 
 def conclude(context: CommandContext, plan: Plan, machine: Machine, stage: PlannedStage | None = None) -> int:
