@@ -26,6 +26,7 @@ def titan_checkpoints() -> list[Checkpoint]:
             build=Ref("titan_ckpt.store:Store"),
             check=Ref("titan_ckpt.config:check"),
             find_model=Ref("titan_ckpt.stored_model:find"),
+            describe_model=Ref("titan_ckpt.described_model:describe"),
             set_aside=Ref("titan_ckpt.save.retention:set_aside"),
             resumes_after=Ref("titan_ckpt.resume.position:resumes_after"),
             find_position=Ref("titan_ckpt.resume.position:find_position"),

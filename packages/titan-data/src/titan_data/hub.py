@@ -101,15 +101,23 @@ def model_files(repository: Repository) -> list[str]:
     Raises:
         UserError: it contains no model in safetensors.
     """
+    require_config(repository)
     found = repository.named(MODEL_FILES)
-    if CONFIG not in found:
-        adapter = "adapter_config.json" in repository.sizes
-        why = "contains an adapter (LoRA), not a whole model" if adapter else f"contains no {CONFIG}, so it is not a model"
-        raise UserError.one(repository.where, why, "choose the repository of a model in the format of transformers")
     if not any(name.endswith(".safetensors") for name in found):
         why = "has no weights in model*.safetensors, and reading a pickle runs the code in it"
         raise UserError.one(repository.where, why, "choose a repository or a --revision with safetensors weights")
     return found
+
+
+def require_config(repository: Repository) -> None:
+    """
+    Raises:
+        UserError: the repository contains no description of a model.
+    """
+    if CONFIG not in repository.sizes:
+        adapter = "adapter_config.json" in repository.sizes
+        why = "contains an adapter (LoRA), not a whole model" if adapter else f"contains no {CONFIG}, so it is not a model"
+        raise UserError.one(repository.where, why, "choose the repository of a model in the format of transformers")
 
 
 def download(repository: Repository, folder: Path, files: Collection[str], belongs: Collection[str], force: bool) -> int:

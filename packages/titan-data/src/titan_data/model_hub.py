@@ -1,7 +1,8 @@
-"""Models of the Hugging Face hub that were downloaded to this machine."""
+"""Models of the Hugging Face hub: those that were downloaded to this machine, and what describes the others."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 
@@ -32,3 +33,22 @@ def locate(name: str) -> str:
     except (LocalEntryNotFoundError, OSError):
         why = f"is not a path, and there is no such model in {DOWNLOADS} or in the Hugging Face cache"
         raise UserError.one(name, why, f"check it, or run `titan model download {quote(name)}`") from None
+
+
+def describe(name: str, folder: str) -> str:
+    """Return the folder of the model ``name`` if this machine has it. Otherwise, download its ``config.json`` to ``folder``,
+    and return that.
+
+    Raises:
+        UserError: there is no such model, or the hub cannot be reached.
+    """
+    from titan_data.hub import CONFIG, download, find_repository, require_config
+
+    with suppress(UserError):  # the hub's own error says more
+        local = locate(name)
+        if Path(local, CONFIG).is_file():
+            return local
+    repository = find_repository(name, None)
+    require_config(repository)
+    download(repository, Path(folder), [CONFIG], (), force=False)
+    return folder

@@ -113,7 +113,8 @@ def titan_tokenizers() -> list[Tokenizer]:
 @hookimpl
 def titan_model_hubs() -> list[ModelHub]:
     locate = Ref[Any]("titan_data.model_hub:locate")
-    return [ModelHub(name="huggingface", summary="models in assets/models and in the Hugging Face cache", locate=locate)]
+    describe = Ref[Any]("titan_data.model_hub:describe")
+    return [ModelHub(name="huggingface", summary="models of the Hugging Face hub", locate=locate, describe=describe)]
 
 
 @hookimpl

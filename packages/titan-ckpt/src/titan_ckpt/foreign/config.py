@@ -26,7 +26,7 @@ FILES: Final = {
 CONFIG_OF: Final = {"safetensors": "config.json", "consolidated": "params.json"}
 HF_INDEX: Final = "model.safetensors.index.json"
 DOWNLOAD_AGAIN: Final = "download it again"
-_QUANTISED = ("quantization_config", "compression_config", "quantization")
+QUANTISED: Final = ("quantization_config", "compression_config", "quantization")
 
 
 def kind_of(folder: Path) -> str | None:
@@ -55,7 +55,7 @@ def read_config(folder: Path, kind: str) -> dict[str, Any]:
         raise UserError.one(str(folder), "is a torch.distributed.checkpoint folder, which does not describe its model", fix)
     path = folder / CONFIG_OF[kind]
     config = read_object(path, DOWNLOAD_AGAIN, inside=folder)
-    for key in _QUANTISED:
+    for key in QUANTISED:
         if config.get(key):
             method = show(config[key].get("quant_method", "") if isinstance(config[key], dict) else config[key]).strip('"')
             why = f"these weights are quantised according to {key} ({method})"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
@@ -15,7 +16,7 @@ from titan_core.api.config.sections import DataSection
 from titan_core.api.data.replay import DataReplay, StepRows
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.cli.stored_models import InstalledModels
-from titan_core.config.load import load_config
+from titan_core.config.load import RawConfig, load_config
 from titan_core.job.assemble import pick_model
 from titan_core.job.elastic import changed_stage, load_job
 from titan_core.job.stages import job_of_stage
@@ -49,6 +50,8 @@ class Invocation:
     overrides: Sequence[Override] = ()
     override_arguments: Sequence[str] = ()
     rank_arguments: Sequence[str] = ()
+    recipe: RawConfig | None = None
+    """In place of ``arguments.recipe``."""
 
     @property
     def models(self) -> InstalledModels:
@@ -58,6 +61,12 @@ class Invocation:
     def config(self, more: Sequence[Override] = ()) -> Config:
         """See :meth:`titan_core.api.CommandContext.config`."""
         return self._loaded(more)[0]
+
+    def with_recipe(self, source: str, tables: Mapping[str, Mapping[str, Any]]) -> Invocation:
+        """See :meth:`titan_core.api.CommandContext.with_recipe`."""
+        return replace(
+            self, recipe=RawConfig(source, Path(source).name, {name: dict(table) for name, table in tables.items()})
+        )
 
     def model(self) -> tuple[Model, BaseModel]:
         """See :meth:`titan_core.api.CommandContext.model`."""
@@ -101,7 +110,9 @@ class Invocation:
 
     def job(self, world_size: int | None = None, more: Sequence[Override] = (), missing_ok: bool = False) -> AssembledJob:
         """See :meth:`titan_core.api.CommandContext.job`."""
-        return load_job(self.arguments.recipe, [*self.overrides, *more], self.registry, world_size, missing_ok)
+        return load_job(
+            self.recipe or self.arguments.recipe, [*self.overrides, *more], self.registry, world_size, missing_ok
+        )
 
     def train(self, job: AssembledJob, observers: Iterable[object] = ()) -> RunEnd:
         """See :meth:`titan_core.api.CommandContext.train`."""
@@ -110,4 +121,4 @@ class Invocation:
         return train(job, observers)
 
     def _loaded(self, more: Sequence[Override]) -> tuple[Config, Components]:
-        return load_config(self.arguments.recipe, [*self.overrides, *more], self.registry)
+        return load_config(self.recipe or self.arguments.recipe, [*self.overrides, *more], self.registry)

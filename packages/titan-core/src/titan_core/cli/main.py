@@ -167,7 +167,7 @@ def _run(argv: list[str]) -> int:
         raise UserError(*problems)
     if launch is not None:
         namespace.launcher = launch.requested(namespace)
-    if "recipe" in namespace and namespace.recipe is None:
+    if "recipe" in namespace and namespace.recipe is None and getattr(namespace, "model", None) is None:
         namespace.recipe = default_recipe(registry)
     own = split.own if launch is None else launch.removed_from(split.own)
     in_ranks = [*command.name.split(), *own, *split.overrides]

@@ -6,17 +6,20 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from titan_core.api import Config, MeshPlan, Model, StoredModel, UserError
 from titan_core.api.checkpoint.stored_model import LoadedModel
 from titan_core.api.config.resolved import Override
+from titan_core.api.config.sections import ModelSection
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.config.load import RawConfig, resolve
-from titan_core.config.pretrained import described_by, find_model
+from titan_core.config.pretrained import describe_model, described_by, find_model
 from titan_core.job.assemble import assemble, mesh_of
 from titan_core.job.checks import check_pretrained
 from titan_core.plugins.registry import Components
+from titan_core.toolkit.errors import nearest
 from titan_core.toolkit.status import StatusLine, phase
 
 if TYPE_CHECKING:
@@ -34,6 +37,16 @@ class InstalledModels:
         """See :meth:`titan_core.api.checkpoint.stored_model.StoredModels.find`."""
         return find_model(path, self.registry)
 
+    def describe(self, name: str) -> Mapping[str, Mapping[str, Any]]:
+        """See :meth:`titan_core.api.checkpoint.stored_model.StoredModels.describe`."""
+        family, _, flavor = name.partition("/")
+        if family not in self.registry.names(Model) or Path(name).is_dir():
+            return described_by(describe_model(name, self.registry), self.registry)
+        flavors = self.registry.get(Model, family).flavors
+        if flavor not in flavors:
+            raise UserError.one(name, f"model {family!r} has no such flavor", nearest(flavor, list(flavors)))
+        return {ModelSection.section: {"name": family, "flavor": flavor}}
+
     def job(
         self,
         stored: StoredModel,
@@ -50,7 +63,7 @@ class InstalledModels:
             raise UserError.one(stored.path, why, fix)
         # A job needs a batch, although this one reads no data.
         tables: dict[str, dict[str, Any]] = {"training": {"seq_len": 1, "local_batch_size": 1}}
-        described = described_by(stored, self.registry)
+        described = described_by(stored.sections, self.registry)
         model, theirs = described["model"], stored.sections["model"]["args"]
         # What only training uses would take memory, and mixers that are not called have no state to decode with.
         unused = self.registry.get(Model, model["name"]).training_only

@@ -39,16 +39,19 @@ class RawConfig:
     """Dotted keys that overrides have set before."""
 
 
-def load_config(recipe: str | Config, overrides: Sequence[AnyOverride], registry: Components) -> tuple[Config, Components]:
-    """Read ``recipe`` (the name of a recipe, the path of a TOML file, or a config), apply ``overrides`` and validate every
-    section.
+def load_config(
+    recipe: str | Config | RawConfig, overrides: Sequence[AnyOverride], registry: Components
+) -> tuple[Config, Components]:
+    """Read ``recipe`` (the name of a recipe, the path of a TOML file, a document, or a config), apply ``overrides`` and
+    validate every section.
 
     Returns the config, and ``registry`` without the plugins that the config switches off.
 
     Raises:
         UserError: the config is invalid. Lists all problems at once if possible.
     """
-    raw = raw_of(recipe) if isinstance(recipe, Config) else read_raw(recipe, registry)
+    document = raw_of(recipe) if isinstance(recipe, Config) else recipe
+    raw = read_raw(document, registry) if isinstance(document, str) else document
     registry = registry.without(_plugin_names(raw, overrides, "disable"))
     return resolve(raw, overrides, registry), registry
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from titan_core.api import Checkpoint, Config, Model, Problem, Registry, StoredModel, UserError
+from titan_core.api import Checkpoint, Config, Model, Problem, Ref, Registry, StoredModel, UserError
 from titan_core.api._shown import show
 from titan_core.api.config.paths import require_nameable
 from titan_core.api.config.sections import ModelSection
@@ -18,26 +18,44 @@ _FREE_OF_WEIGHTS = ("max_seq_len",)
 """Arguments that weights do not determine."""
 
 Table = dict[str, Any]
+R = TypeVar("R")
 
 
 def find_model(path: str, registry: Registry) -> StoredModel:
     """See :meth:`titan_core.api.checkpoint.stored_model.StoredModels.find`."""
     readers = [one.find_model for one in registry.all(Checkpoint) if one.find_model is not None]
+    return _first_of(readers, StoredModel, path, registry)
+
+
+def describe_model(path: str, registry: Registry) -> Mapping[str, Mapping[str, Any]]:
+    """Return the config sections of the model at ``path`` (:attr:`.Checkpoint.describe_model`).
+
+    Raises:
+        UserError: there is none.
+    """
+    readers = [one.describe_model for one in registry.all(Checkpoint) if one.describe_model is not None]
+    return _first_of(readers, Mapping, path, registry)
+
+
+def _first_of(readers: Sequence[Ref[Callable[[str, Registry], R]]], result: type[Any], path: str, registry: Registry) -> R:
+    """Return the result of the first reader that knows ``path``."""
     if not readers:
         raise UserError.one(path, "no installed plugin reads stored models", "install titan-ckpt")
     problems: list[Problem] = []
     for reader in readers:
         try:
-            return reader.call(StoredModel, path, registry)
+            found: R = reader.call(result, path, registry)
         except UserError as error:
             problems += error.problems
+        else:
+            return found
     raise UserError(*problems)
 
 
-def described_by(stored: StoredModel, registry: Registry) -> dict[str, Table]:
-    """Return the config sections that describe ``stored``: with the name of its flavor if it has one, and without ``None``,
-    which TOML cannot represent."""
-    tables = {name: dict(table) for name, table in stored.sections.items()}
+def described_by(sections: Mapping[str, Mapping[str, Any]], registry: Registry) -> dict[str, Table]:
+    """Return the config sections that describe a stored model: with the name of its flavor if it has one, and without
+    ``None``, which TOML cannot represent."""
+    tables = {name: dict(table) for name, table in sections.items()}
     model = tables[ModelSection.section]
     model["flavor"], args = "", model["args"]
     for name, flavor in registry.get(Model, model["name"]).flavors.items():
@@ -92,7 +110,7 @@ def lay_under(tables: dict[str, Any], config: Config, registry: Registry) -> tup
             return None, [f"{where}: {'; '.join(reasons)}. It is needed unless the run resumes from a checkpoint"]
         fixes = [one.fix for one in error.problems]
         raise UserError(*(Problem(where, why, fix) for why, fix in zip(reasons, fixes, strict=True))) from None
-    found = described_by(stored, registry)
+    found = described_by(stored.sections, registry)
     described = found.pop(ModelSection.section)
     if recipe.get("name", described["name"]) != described["name"]:
         why = f"the weights in {path} are those of model {described['name']!r}"

@@ -12,7 +12,7 @@ from titan_core.api.config.resolved import Override
 from titan_core.api.config.sections import JobSection, TrainingSection
 from titan_core.api.config.toml import parse_toml
 from titan_core.api.plugins.assembled_job import AssembledJob
-from titan_core.config.load import load_config
+from titan_core.config.load import RawConfig, load_config
 from titan_core.config.overrides import AnyOverride
 from titan_core.config.stages import in_stage
 from titan_core.job.assemble import assemble, mesh_of
@@ -23,7 +23,7 @@ from titan_core.toolkit.runs.files import CONFIG
 
 
 def load_job(
-    recipe: str | Config,
+    recipe: str | Config | RawConfig,
     overrides: Sequence[AnyOverride],
     registry: Components,
     world_size: int | None,

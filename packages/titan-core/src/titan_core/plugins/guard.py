@@ -33,7 +33,13 @@ _NAMED: Final = (
     "recipe '",
 )
 """Kinds of components that a config selects by name: without the plugin, there is no job."""
-OF_CONTRACT: Final = {"find_model": OSError, "to_args": ValueError, "accepts": TypeError, "run": BaseException}
+OF_CONTRACT: Final = {
+    "find_model": OSError,
+    "describe_model": OSError,
+    "to_args": ValueError,
+    "accepts": TypeError,
+    "run": BaseException,
+}
 """Function -> exception by which it says something to its caller. The command line names who raised in a command."""
 
 

@@ -180,6 +180,9 @@ class Checkpoint(Component):
     find_model: Ref[Callable[[str, Registry], StoredModel]] | None = None
     """(path, registry) -> the model at ``path``, or the one that a hub knows by this name; raises
     :class:`~titan_core.api.UserError` if there is none. Must not import torch."""
+    describe_model: Ref[Callable[[str, Registry], Mapping[str, Mapping[str, Any]]]] | None = None
+    """(path, registry) -> the config sections of the model that the files at ``path`` describe, or those of the model that a
+    hub knows by this name. Its weights need not exist. Raises :class:`~titan_core.api.UserError` if there is none."""
     resumes_after: Ref[Callable[[JobContext[Any]], int]] | None = None
     """Returns the step of the checkpoint that a start of the job would resume from, 0 if there is none, without reading more
     than that. A run with stages needs it to know its stage. Must not import torch."""

@@ -53,6 +53,14 @@ class StoredModels(Protocol):
             UserError: no installed plugin can read it.
         """
 
+    def describe(self, name: str) -> Mapping[str, Mapping[str, Any]]:
+        """The config sections of a model without its weights. ``name`` is a folder with its config file, its name on a hub,
+        or ``FAMILY/FLAVOR`` of an installed model. May import torch.
+
+        Raises:
+            UserError: there is no such model, or no installed plugin supports it.
+        """
+
     def job(
         self,
         stored: StoredModel,

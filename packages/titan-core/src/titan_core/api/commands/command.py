@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import BaseModel
 
@@ -47,6 +47,14 @@ class CommandContext(Protocol):
 
         Raises:
             UserError: lists all mistakes in the config.
+        """
+
+    def with_recipe(self, source: str, tables: Mapping[str, Mapping[str, Any]]) -> CommandContext:
+        """Return this context with the recipe ``tables`` in place of ``arguments.recipe``, under the same overrides.
+
+        Args:
+            source: where the recipe comes from, for error messages. Its last part names the default run directory.
+            tables: section -> key -> value, as in TOML.
         """
 
     def model(self) -> tuple[Model, BaseModel]:

@@ -69,3 +69,7 @@ class ModelHub(Component):
     locate: Ref[Callable[[str], str]]
     """Name -> local folder with the model's files. Raises :class:`~titan_core.api.UserError` if this machine does not
     have them. Must not import torch."""
+    describe: Ref[Callable[[str, str], str]] | None = None
+    """(name, empty folder) -> local folder with the files that describe the model, without its weights: where this machine
+    has them, or the empty folder, after fetching them. Raises :class:`~titan_core.api.UserError` if there is no such model,
+    or it cannot be reached."""
