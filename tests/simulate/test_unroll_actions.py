@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("titan_simulate")
 
 from titan_simulate.engine.allocator import Event
-from titan_simulate.engine.result import AllocationTrace, Owner
+from titan_simulate.engine.result import AllocationTrace, Label, Owner
 from titan_simulate.estimate.pipeline import gpipe, one_forward_one_backward
 from titan_simulate.estimate.unroll_actions import peaks_by_moment, unroll_actions
 from titan_simulate.estimate.work import Action
@@ -23,11 +23,11 @@ def toy(actions: list[Action], blocks: int = 1) -> AllocationTrace:
     until the backward pass of its microbatch and sends a tensor that lives until the next action; the first backward pass
     makes gradients, which the optimizer frees."""
     events: list[Event] = []
-    labels: list[tuple[Owner, str]] = []
+    labels: list[Label] = []
     marks: list[tuple[int, Action]] = []
 
     def make(size: int, owner: Owner, module: str) -> int:
-        labels.append((owner, module))
+        labels.append((owner, module, module))
         events.append((len(labels), size, 0))
         return len(labels)
 
@@ -108,4 +108,4 @@ def test_the_peak_of_each_moment_is_known_by_owner_and_module(few: list[Action],
     found = peaks_by_moment(unroll_actions(toy(few), many))
     assert found == peaks_by_moment(toy(many))
     assert max(one.total() for one in found.values()) == max(levels(toy(many)))
-    assert found["optimizer"][Owner.PARAMETERS, ""] == WEIGHTS
+    assert found["optimizer"][Owner.PARAMETERS, "", ""] == WEIGHTS

@@ -10,12 +10,13 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from titan_core.api import CommandContext
+from titan_core.api import CommandContext, UserError
 from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import json_argument, number, recipe_arguments, world_size_argument
 from titan_core.toolkit.errors import EXIT_FAILURE
 from titan_core.toolkit.text import print_json, print_notes, print_table, say
+from titan_simulate.cli.explain import print_explanation
 from titan_simulate.cli.stages import all_stages, job_of_stage, print_stages, stage_argument, stages_as_json, verdict_of
 from titan_simulate.engine import stub_libraries
 from titan_simulate.engine.command_fork import Report, print_from_fork
@@ -26,6 +27,7 @@ from titan_simulate.hardware.read import machine_argument, read_machine
 
 if TYPE_CHECKING:
     from titan_simulate.estimate.estimate import Estimate
+    from titan_simulate.estimate.explain import Explanation
     from titan_simulate.estimate.traced_rank import JobOf
 
 SHOWN_COLLECTIVES = 6
@@ -40,6 +42,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     stage_argument(parser, "estimate this stage of the run only, and print all figures (default: a row for each stage)")
     parser.add_argument(
         "--assumptions", action="store_true", help="also print every figure of the machine, and how the job was reduced"
+    )
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="print where time and memory come from, by module, kind of work and collective",
     )
     json_argument(parser)
 
@@ -59,7 +66,8 @@ def _estimated(context: CommandContext, machine: Machine, report: Report) -> int
     describe_first(lambda: _job(context, ()))
     gc.disable()  # imports and traces make millions of objects and no garbage, and this process ends with the estimate
     stub_libraries.load()
-    from titan_simulate.estimate.estimate import estimate
+    from titan_simulate.estimate.estimate import Details, estimate
+    from titan_simulate.estimate.explain import explain
 
     began = time.monotonic()
 
@@ -67,18 +75,25 @@ def _estimated(context: CommandContext, machine: Machine, report: Report) -> int
         left = (time.monotonic() - began) / done * (number - done)
         report(f"{stage}{done} of {number} simulations done, about {left:.0f} s left")
 
+    made_of: list[Details] = []
+
     def estimated(job_of: JobOf, stage: str = "") -> Estimate:
-        return estimate(job_of, context.train, machine, partial(simulated, stage), imbalance=options.expert_imbalance)
+        reported, imbalance = partial(simulated, stage), options.expert_imbalance
+        return estimate(job_of, context.train, machine, reported, imbalance=imbalance, details=made_of.append)
 
     job = _job(context, ())
     number = None if options.stage is None else number_of_stage(job, options.stage)
     if number is not None or not job.stages:
         found = estimated(partial(_job, context) if number is None else job_of_stage(context, job, number))
+        explanation = explain(found, made_of[0]) if options.explain else None
         if options.json:
-            print_json(as_json(found))
+            print_json(as_json(found) | ({} if explanation is None else {"explanation": asdict(explanation)}))
         else:
-            _print(found, machine.memory_gib, options.assumptions)
+            _print(found, machine.memory_gib, options.assumptions, explanation)
         return 0 if found.fits else EXIT_FAILURE
+    if options.explain:
+        names = ", ".join(repr(stage.name) for stage in job.stages)
+        raise UserError.one("--explain", f"explains one stage, and the run has {names}", "add --stage NAME")
 
     def of_stage(stage: AssembledJob, place: str) -> Estimate:
         nonlocal began
@@ -100,7 +115,7 @@ def as_json(found: Estimate) -> dict[str, Any]:
     return asdict(found)
 
 
-def _print(found: Estimate, capacity: float, assumptions: bool) -> None:
+def _print(found: Estimate, capacity: float, assumptions: bool, explanation: Explanation | None) -> None:
     say(f"{found.world_size} ranks ({found.mesh}) on {found.device}")
     verdict = verdict_of(found, capacity)
     say(f"memory: {found.peak_gib:.1f} GiB of {capacity:.1f} on rank {found.rank}: {verdict} (peak in {found.moment})")
@@ -113,6 +128,20 @@ def _print(found: Estimate, capacity: float, assumptions: bool) -> None:
         f"MFU {found.mfu:.1%}{pipeline}"
     )
     print()
+    if explanation is None:
+        _print_summary(found)
+    else:
+        print_explanation(found, explanation)
+    if found.host_gib >= 0.05:
+        say(f"\n{found.host_gib:.1f} GiB of host memory per rank for what is offloaded")
+    print()
+    if assumptions:
+        print_table(("assumption", "value"), [(key, str(value)) for key, value in found.assumptions.items()])
+    else:
+        say(f"{len(found.assumptions)} assumptions (--assumptions prints them)")
+
+
+def _print_summary(found: Estimate) -> None:
     rows = sorted(found.memory.items(), key=lambda item: -item[1])
     print_table(("memory at the peak", "GiB"), [(kind.replace("_", " "), f"{size:.2f}") for kind, size in rows])
     print()
@@ -132,13 +161,6 @@ def _print(found: Estimate, capacity: float, assumptions: bool) -> None:
                 for one in found.collectives[:SHOWN_COLLECTIVES]
             ],
         )  # fmt: skip
-    if found.host_gib >= 0.05:
-        say(f"\n{found.host_gib:.1f} GiB of host memory per rank for what is offloaded")
-    print()
-    if assumptions:
-        print_table(("assumption", "value"), [(key, str(value)) for key, value in found.assumptions.items()])
-    else:
-        say(f"{len(found.assumptions)} assumptions (--assumptions prints them)")
 
 
 MOST = 1024.0

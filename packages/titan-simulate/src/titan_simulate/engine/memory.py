@@ -10,12 +10,13 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from torch import Tensor, UntypedStorage
 
 from titan_simulate.engine.allocator import Event
-from titan_simulate.engine.result import Allocation, AllocationTrace, Owner, Peak
+from titan_simulate.engine.result import Allocation, AllocationTrace, Label, Owner, Peak, peak_of
 from titan_simulate.engine.streams import current_stream
 from titan_simulate.engine.tensors import storage_key
 
@@ -26,13 +27,26 @@ KEPT_ALLOCATIONS = 40
 class _Piece:
     """A storage, from birth to death."""
 
-    __slots__ = ("alive", "bytes", "dtype", "module", "number", "operator", "owner", "phase", "reference", "shape")
+    __slots__ = (
+        "alive",
+        "belongs_to",
+        "bytes",
+        "dtype",
+        "module",
+        "number",
+        "operator",
+        "owner",
+        "phase",
+        "reference",
+        "shape",
+    )
 
     def __init__(self, operator: str, module: str, phase: str, tensor: Tensor, owner: Owner | None) -> None:
         self.bytes = 0
         self.number = 0
         """In the trace of allocations."""
         self.operator, self.module, self.phase, self.owner = operator, module, phase, owner
+        self.belongs_to: str | None = None
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
         self.alive = True
         self.reference: _Reference | None = None
@@ -95,15 +109,21 @@ class DeviceMemory:
         if piece is not None and piece.bytes != storage.nbytes():
             self._change(piece, storage.nbytes() - piece.bytes, operator, module)
 
-    def own(self, tensor: Tensor, owner: Owner, only_if: Iterable[Owner | None] | None = None) -> None:
+    def own(
+        self, tensor: Tensor, owner: Owner, only_if: Iterable[Owner | None] | None = None, module: str | None = None
+    ) -> None:  # fmt: skip
         """Set the owner of the storage of ``tensor``.
 
         Args:
             only_if: owners that may be replaced; ``None``: all.
+            module: to which the tensor belongs; ``None``: the one that allocated it. Tensors of several modules in one
+                storage belong to what contains them all.
         """
         piece = self._pieces.get(storage_key(tensor.untyped_storage()))
         if piece is not None and (only_if is None or piece.owner in only_if):
             piece.owner = owner
+            if module is not None:
+                piece.belongs_to = module if piece.belongs_to is None else _containing(module, piece.belongs_to)
 
     def enter(self, phase: str) -> None:
         """Begin a phase; it may be entered several times."""
@@ -152,7 +172,7 @@ class DeviceMemory:
     @property
     def trace(self) -> AllocationTrace:
         """All allocations and frees so far."""
-        labels = tuple((_owner(piece), piece.module) for piece in self._traced)
+        labels = tuple(map(_label, self._traced))
         return AllocationTrace(tuple(self._events or ()), tuple(self._moments), tuple(self._marks_of_observers), labels)
 
     def mark(self, mark: Any) -> None:
@@ -189,14 +209,22 @@ def _owner(piece: _Piece) -> Owner:
     return piece.owner or Owner.OTHER
 
 
+def _containing(module: str, other: str) -> str:
+    """Return the name of the smallest module that contains both."""
+    pairs = zip(module.split("."), other.split("."), strict=False)
+    return ".".join(name for name, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _label(piece: _Piece) -> Label:
+    return _owner(piece), piece.module, piece.module if piece.belongs_to is None else piece.belongs_to
+
+
 def _peak(sizes: dict[_Piece, int], mark: _Mark) -> Peak:
-    owners: Counter[Owner] = Counter()
-    modules: Counter[str] = Counter()
+    labels: Counter[Label] = Counter()
     kinds: Counter[tuple[int, Owner, str, str, str, tuple[int, ...], str]] = Counter()
     for piece, size in sizes.items():
         if size:
-            owners[_owner(piece)] += size
-            modules[piece.module] += size
+            labels[_label(piece)] += size
             dtype = str(piece.dtype).removeprefix("torch.")
             kinds[size, _owner(piece), piece.operator, piece.module, piece.phase, piece.shape, dtype] += 1
     largest = sorted(kinds.items(), key=lambda item: -item[0][0] * item[1])
@@ -205,4 +233,4 @@ def _peak(sizes: dict[_Piece, int], mark: _Mark) -> Peak:
     if biggest is not None and all(kind != biggest for kind, _ in listed):
         listed.append((biggest, kinds[biggest]))
     allocations = tuple(Allocation(kind[0], count, *kind[1:]) for kind, count in listed)
-    return Peak(mark.bytes, dict(owners.most_common()), dict(modules.most_common()), mark.operator, mark.module, allocations)
+    return peak_of(labels, mark.operator, mark.module, allocations)

@@ -47,6 +47,11 @@ class ModuleTracker:
             return self._stack[-1]
         return self._backward if in_backward() else ""
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether a module computes forward within a backward pass."""
+        return bool(self._stack) and in_backward()
+
     def is_head(self, name: str) -> bool:
         """Whether ``name`` is the model's last module."""
         return name in self._head

@@ -71,6 +71,8 @@ class Operation:
     """Whether its result is a view of its argument, so that it neither computes nor allocates."""
     composed: bool = False
     """Whether it is a part of a custom operator, into which compilers do not look."""
+    recomputed: bool = False
+    """Whether a backward pass repeats it because its result was not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ class Observation:
             order = self.streams.issue() if facts.launches or collective is not None else (-1, -1, ())
             operation = Operation(
                 operator, facts.name, self._phase, module, args, keywords, result, flops, facts.launches, collective,
-                *order, facts.view, composed,
+                *order, facts.view, composed, self.modules.recomputes,
             )  # fmt: skip
             for observer in self._observers:
                 observer(operation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -59,11 +60,33 @@ class Peak:
     """Bytes by owner."""
     modules: Mapping[str, int]
     """Bytes by the module that allocated them."""
+    belonging: Mapping[Owner, Mapping[str, int]]
+    """Bytes by owner, and by the module to which they belong (:data:`Label`)."""
     operator: str
     """The operator that was running."""
     module: str
     allocations: tuple[Allocation, ...]
     """Largest totals first."""
+
+
+Label = tuple[Owner, str, str]
+"""Of memory: its owner, the module that allocated it, and the one to which it belongs, which is that of a parameter, of its
+gradient and of its optimizer state, and else the one that allocated it."""
+
+
+def peak_of(
+    sizes: Mapping[Label, int], operator: str, module: str, allocations: tuple[Allocation, ...] = ()
+) -> Peak:  # fmt: skip
+    """Return the peak at which ``sizes`` bytes are in use."""
+    owners: Counter[Owner] = Counter()
+    modules: Counter[str] = Counter()
+    belonging: dict[Owner, Counter[str]] = {}
+    for (owner, maker, of), size in sizes.items():
+        owners[owner] += size
+        modules[maker] += size
+        belonging.setdefault(owner, Counter())[of] += size
+    by_size = dict(owners.most_common()), dict(modules.most_common())
+    return Peak(owners.total(), *by_size, belonging, operator, module, allocations)
 
 
 @dataclass(frozen=True)
@@ -75,8 +98,8 @@ class AllocationTrace:
     """Where each phase begins: (position in :attr:`events`, its name)."""
     marks: tuple[tuple[int, Any], ...] = ()
     """What an observer has marked: (position in :attr:`events`, the mark)."""
-    labels: tuple[tuple[Owner, str], ...] = ()
-    """Owner of each allocation, and the module that made it; allocations are numbered from 1."""
+    labels: tuple[Label, ...] = ()
+    """Of each allocation; allocations are numbered from 1."""
 
 
 @dataclass(frozen=True)

@@ -182,6 +182,7 @@ class _Engine:
         self._allocations = AllocationTrace()
         self._began = time.perf_counter()
         self._handles: list[Any] = []
+        self._modules: dict[int, str] = {}  # address of a parameter -> its module
 
     @contextmanager
     def join(self, job: AssembledJob) -> Iterator[World]:
@@ -205,6 +206,7 @@ class _Engine:
         self._parts = run.parts
         for part in run.parts:
             self._observation.modules.know(part.module.named_modules(), part.layout.head[-1])
+            self._modules |= {id(one): name.rpartition(".")[0] for name, one in part.module.named_parameters()}
 
     @hookimpl(tryfirst=True)
     def titan_step_start(self, step: int) -> None:
@@ -223,7 +225,8 @@ class _Engine:
         for part in self._parts:
             for parameter in part.module.parameters():
                 if parameter.grad is not None:
-                    self._observation.memory.own(local(parameter.grad), Owner.GRADIENTS)
+                    module = self._modules[id(parameter)]
+                    self._observation.memory.own(local(parameter.grad), Owner.GRADIENTS, module=module)
         self._observation.enter("norm")
 
     @hookimpl(trylast=True)
@@ -235,10 +238,10 @@ class _Engine:
         self._observation.enter("optimizer")
 
     def _optimizer_ends(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for state in optimizer.state.values():
+        for parameter, state in optimizer.state.items():
             for tensor in tensors_in(state):
                 for memory in (self._observation.memory, self._observation.host_memory):
-                    memory.own(local(tensor), Owner.OPTIMIZER)
+                    memory.own(local(tensor), Owner.OPTIMIZER, module=self._modules.get(id(parameter)))
         self._observation.enter("end of step")
 
     @hookimpl(tryfirst=True)
@@ -262,7 +265,7 @@ class _Engine:
         for part in self._parts:
             for memory in memories:
                 for parameter in part.module.parameters():
-                    memory.own(local(parameter), Owner.PARAMETERS)
+                    memory.own(local(parameter), Owner.PARAMETERS, module=self._modules[id(parameter)])
                 for buffer in part.module.buffers():
                     memory.own(local(buffer), Owner.BUFFERS)
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from titan_core.api import Costs, ModelLayout, PipelineCosts, UserError, matches
+from titan_core.api import ModelLayout, PipelineCosts, UserError, matches
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.costs import ADAMW, costs_of, costs_of_optimizer
 from titan_simulate.engine import forks
-from titan_simulate.engine.result import Owner
+from titan_simulate.engine.result import Owner, Peak
 from titan_simulate.engine.simulate import Train
 from titan_simulate.engine.stub_libraries import Device
 from titan_simulate.estimate.after_update import seconds_after_update
@@ -107,6 +107,7 @@ def estimate(
     simulated: Callable[[int, int], None] = lambda done, number: None,
     change: Change = lambda job: job,
     imbalance: float = 1.0,
+    details: Callable[[Details], None] = lambda details: None,
 ) -> Estimate:
     """Estimate a step of a job.
 
@@ -119,6 +120,7 @@ def estimate(
         simulated: receives how many of how many simulations have ended, after each.
         change: applied to the job just before it is simulated; what costs the job has is known by then.
         imbalance: rows that the experts of the busiest rank compute, by the mean of the ranks that divide them.
+        details: receives what the estimate is made of, to explain it.
 
     Raises:
         UserError: the job cannot run.
@@ -157,8 +159,14 @@ def estimate(
     overlaps = any(one.overlaps_matmuls for one in costs)
     fixed = any(one.exchanged_rows is not None for one in costs)
     worst = partial(busiest, job=job, imbalance=imbalance, fixed=fixed)
-    found = {rank: _Extended(pair, machine, scale, overlaps, worst) for rank, pair in of_rank.items()}
-    return _combined(job, pipeline, costs, found, machine, few, more, imbalance)
+    found = {rank: Extended(pair, machine, scale, overlaps, worst) for rank, pair in of_rank.items()}
+    trained = 1 - sum(frozen_parameters(job).values()) / job.model.num_params
+    after_update = max(
+        seconds_after_update(costs, one.elements * trained, one.sections[REPEATED], machine) for one in found.values()
+    )
+    made_of = Details(found, _pipeline(job, pipeline, found, machine), after_update, machine)
+    details(made_of)
+    return _combined(job, made_of, few, more, imbalance)
 
 
 def _period(layout: ModelLayout, frozen: Collection[str]) -> int:
@@ -214,7 +222,7 @@ def _device(machine: Machine) -> Device:
     )
 
 
-class _Extended:
+class Extended:
     """The figures of a rank, extended from its samples to all blocks."""
 
     def __init__(self, samples: Sequence[TracedRank], machine: Machine, scale: float, overlaps: bool, worst: Worst) -> None:
@@ -225,16 +233,17 @@ class _Extended:
         self._share = (whole - few.blocks) / spread if spread else 0.0
         self._machine = machine
         figures = [figures_of(sample, machine, scale, overlaps, worst) for sample in samples]
-        self.seconds = self._extend(figures[0].seconds, figures[-1].seconds)
-        self.sections = self._extend(figures[0].sections, figures[-1].sections)
-        self.kinds = self._extend(figures[0].kinds, figures[-1].kinds)
+        self.figures = figures[0], figures[-1]
+        self.seconds = self.extend(figures[0].seconds, figures[-1].seconds)
+        self.sections = self.extend(figures[0].sections, figures[-1].sections)
+        self.kinds = self.extend(figures[0].kinds, figures[-1].kinds)
         self.collectives = {
-            key: self._extend(figures[0].collectives.get(key, {}), value)
+            key: self.extend(figures[0].collectives.get(key, {}), value)
             for key, value in figures[-1].collectives.items()
         }  # fmt: skip
         self.stages = [
             {
-                which: {kind: self._extend_part(one[which][kind], two[which][kind], number) for kind in two[which]}
+                which: {kind: self.extend_part(one[which][kind], two[which][kind], number) for kind in two[which]}
                 for which in two
             }
             for number, (one, two) in enumerate(zip(figures[0].stages, figures[-1].stages, strict=True))
@@ -242,69 +251,88 @@ class _Extended:
         self.send_bytes = more.send_bytes
         self.rank = few.rank
         self.order: Order | None = more.order
-        self.moment, self.bytes, self.owners, self.modules = self._peak()
-        kept = more.kept_sends * more.send_bytes
-        self.bytes += kept
-        self.owners[Owner.COMMUNICATION] = self.owners.get(Owner.COMMUNICATION, 0.0) + kept
+        self.moment, self.bytes, self.sizes, self.modules = self._peak()
+        if more.kept_sends:
+            kept = self.sizes[Owner.COMMUNICATION, "sent to other stages"] = more.kept_sends * more.send_bytes
+            self.bytes += kept
         self.need = memory_need(samples, machine, self.bytes, self._share)
         # On the device: none with ``training.enable_cpu_offload``.
         resident = ({"all": one.found.resident.get(Owner.PARAMETERS, 0)} for one in (few, more))
-        self.elements = self._extend(*resident)["all"] / FP32
-        self.on_host = self._extend({"host": few.found.on_host}, {"host": more.found.on_host})["host"]
+        self.elements = self.extend(*resident)["all"] / FP32
+        self.on_host = self.extend({"host": few.found.on_host}, {"host": more.found.on_host})["host"]
 
-    def _extend(self, few: Any, more: Any) -> Any:
+    def extend(self, few: Any, more: Any) -> Any:
+        """Extend a figure, or each of a mapping, of the samples with few and with more blocks."""
         if isinstance(more, Mapping):
-            return {key: self._extend(few.get(key, 0.0), more.get(key, 0.0)) for key in {**few, **more}}
+            return {key: self.extend(few.get(key, 0.0), more.get(key, 0.0)) for key in {**few, **more}}
         return few + (more - few) * self._share
 
-    def _extend_part(self, few: float, more: float, number: int) -> float:
+    def extend_part(self, few: float, more: float, number: int) -> float:
         """Extend a figure of one part by the blocks of that part."""
         one, two = self.samples[0].parts, self.samples[-1].parts
         spread = len(two.kept[number]) - len(one.kept[number])
         share = (one.blocks[number] - len(one.kept[number])) / spread if spread else 0.0
         return few + (more - few) * share
 
-    def _peak(self) -> tuple[str, float, dict[Owner, float], dict[str, float]]:
-        few = {phase.name: phase.peak for phase in self.samples[0].found.steps[-1].phases}
-        more = {phase.name: phase.peak for phase in self.samples[-1].found.steps[-1].phases}
-        name = max((one for one in more if one in few), key=lambda one: self._extend(few[one].bytes, more[one].bytes))
-        modules: dict[str, dict[str, float]] = {}
-        for which, peak in (("few", few[name]), ("more", more[name])):
-            found: dict[str, float] = defaultdict(float)
-            for module, size in peak.modules.items():
-                found[_together(module)] += size
-            modules[which] = found
-        extended = self._extend(modules["few"], modules["more"])
+    def _peak(self) -> tuple[str, float, dict[tuple[Owner, str], float], dict[str, float]]:
+        few, more = (
+            {phase.name: phase.peak for phase in one.found.steps[-1].phases} for one in (self.samples[0], self.samples[-1])
+        )
+        name = max((one for one in more if one in few), key=lambda one: self.extend(few[one].bytes, more[one].bytes))
+        sizes, modules = zip(*map(_blocks_together, (few[name], more[name])), strict=True)
+        extended = self.extend(*modules)
         return (
             name,
-            self._extend(few[name].bytes, more[name].bytes),
-            self._extend(few[name].owners, more[name].owners),
+            self.extend(few[name].bytes, more[name].bytes),
+            self.extend(*sizes),
             dict(sorted(extended.items(), key=lambda item: -item[1])),
         )
 
 
-def _together(module: str) -> str:
+def _blocks_together(peak: Peak) -> tuple[dict[tuple[Owner, str], float], dict[str, float]]:
+    """Return the bytes of a peak by owner and the module to which they belong, and by the module that allocated them."""
+    sizes: dict[tuple[Owner, str], float] = defaultdict(float)
+    modules: dict[str, float] = defaultdict(float)
+    for owner, belonging in peak.belonging.items():
+        for module, size in belonging.items():
+            sizes[owner, together(module)] += size
+    for module, size in peak.modules.items():
+        modules[together(module)] += size
+    return sizes, modules
+
+
+def together(module: str) -> str:
     """Return ``module`` with the number of its block replaced: ``layers.*.attention``."""
     return ".".join("*" if part.isdigit() else part for part in module.split(".")) or "-"
 
 
-def _combined(
-    job: AssembledJob, costs: PipelineCosts | None, transforms: Sequence[Costs], found: Mapping[int, _Extended],
-    machine: Machine, few: int | None, more: int | None, imbalance: float,
-) -> Estimate:  # fmt: skip
+@dataclass(frozen=True)
+class Details:
+    """What an estimate is made of."""
+
+    ranks: Mapping[int, Extended]
+    """The simulated ranks."""
+    pipeline: PipelineTime | None
+    after_update: float
+    """Seconds that a step takes for what transforms do after an update."""
+    machine: Machine
+
+    @property
+    def largest(self) -> Extended:
+        """The rank that needs most memory."""
+        return max(self.ranks.values(), key=lambda one: one.need.bytes)
+
+
+def _combined(job: AssembledJob, details: Details, few: int | None, more: int | None, imbalance: float) -> Estimate:
+    found, pipeline, machine, worst = details.ranks, details.pipeline, details.machine, details.largest
     first = found[min(found)]
-    worst = max(found.values(), key=lambda one: one.need.bytes)
-    pipeline = _pipeline(job, costs, found, machine)
     step = first.seconds if pipeline is None else pipeline.seconds + max(one.sections[ONCE] for one in found.values())
-    trained = 1 - sum(frozen_parameters(job).values()) / job.model.num_params
-    step += max(
-        seconds_after_update(transforms, one.elements * trained, one.sections[REPEATED], machine) for one in found.values()
-    )
+    step += details.after_update
     batch, size = job.batch, job.mesh.world_size
     tokens = batch.tokens_per_step / step / size
     flops = job.flops_per_token
     memory = dict.fromkeys(_KINDS.values(), 0.0)
-    for owner, count in worst.owners.items():
+    for (owner, _), count in worst.sizes.items():
         memory[_KINDS[owner]] += count / GIB
     total = worst.need.bytes / GIB
     memory[OVERHEAD] = total - sum(memory.values())
@@ -344,7 +372,7 @@ def _combined(
 
 
 def _pipeline(
-    job: AssembledJob, costs: PipelineCosts | None, found: Mapping[int, _Extended], machine: Machine
+    job: AssembledJob, costs: PipelineCosts | None, found: Mapping[int, Extended], machine: Machine
 ) -> PipelineTime | None:  # fmt: skip
     """Return the time of the pipeline's run; ``None`` without one."""
     first, last = found[min(found)], found[max(found)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from titan_simulate.estimate.fusion import fuse
 from titan_simulate.estimate.tensor_overlap import overlap_tensor_parallel
-from titan_simulate.estimate.timeline import COMMUNICATION, issue_seconds, simulate_streams
+from titan_simulate.estimate.timeline import COMMUNICATION, Timeline, issue_seconds, simulate_streams
 from titan_simulate.estimate.work import ACTIONS, ALL, BLOCKS, Action, Kind, Work
 from titan_simulate.hardware.machine import Machine
 
@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from titan_simulate.estimate.traced_rank import TracedRank
 
 REPEATED, ONCE = SECTIONS = ("forward and backward of all microbatches", "once per step")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A simulated step in time."""
+
+    trace: list[Work]
+    timeline: Timeline
+    factors: list[float]
+    """For how many of itself in the whole job each operator stands."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +42,8 @@ class Figures:
     """By operator, group and number of ranks."""
     stages: list[dict[str, dict[str, float]]]
     """By stage of this rank: :data:`BLOCKS` and :data:`ALL` -> seconds of one action of each kind."""
+    timed: Timed
+    """What all this is of."""
 
 
 def figures_of(
@@ -84,7 +96,7 @@ def figures_of(
     sections[ONCE] += beyond
     seconds = sum(sections.values())
     kinds["host"] = seconds if machine.host.computes else host
-    return Figures(seconds, sections, dict(kinds), collectives, stages)
+    return Figures(seconds, sections, dict(kinds), collectives, stages, Timed(trace, timeline, factors))
 
 
 def per_microbatch(trace: Sequence[Work], microbatches: int) -> list[bool]:
@@ -96,7 +108,7 @@ def per_microbatch(trace: Sequence[Work], microbatches: int) -> list[bool]:
     gradients may be summed before they are reduced.
     """
     if any(work.action is not None for work in trace):
-        middle = _middle({work.action for work in trace if work.action is not None})
+        middle = middle_actions({work.action for work in trace if work.action is not None})
         return [work.action in middle for work in trace]
     same: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for position, work in enumerate(trace):
@@ -108,7 +120,7 @@ def per_microbatch(trace: Sequence[Work], microbatches: int) -> list[bool]:
     ]  # fmt: skip
 
 
-def _middle(actions: Iterable[Action]) -> set[Action]:
+def middle_actions(actions: Iterable[Action]) -> set[Action]:
     """Return those of ``actions`` whose stage runs their kind for microbatches before and after; if none is left, all."""
     numbers: dict[tuple[str, int], list[int]] = defaultdict(list)
     for kind, stage, microbatch in actions:
@@ -158,7 +170,7 @@ def _actions(
         kept: by stage, its blocks.
     """
     ran: set[Action] = {work.action for work in trace if work.action is not None}
-    middle = _middle(ran)
+    middle = middle_actions(ran)
     numbers = {stage: number for number, stage in enumerate(sorted({stage for _, stage, _ in ran}))}
     found = [{which: dict.fromkeys(ACTIONS, 0.0) for which in (BLOCKS, ALL)} for _ in kept]
     counts = Counter((kind, stage) for kind, stage, _ in middle)

@@ -56,7 +56,7 @@ def memory_need(samples: Sequence[TracedRank], machine: Machine, allocated: floa
     if not machine.allocator.caching:
         return DeviceMemoryNeed(allocated, 0.0, outside, allocated <= limit, 0)
     expandable = machine.allocator.expandable_segments
-    workspaces = _workspaces(samples[-1].found.allocations, machine)
+    workspaces = workspaces_of(samples[-1].found.allocations, machine)
     before = [*workspaces, *_kept_sends(samples[-1])]
     least = allocated + sum(size for _, size, _ in workspaces)
 
@@ -98,7 +98,7 @@ def copies_of(few: Parts, more: Parts) -> list[int]:
     ]
 
 
-def _workspaces(trace: AllocationTrace, machine: Machine) -> list[Event]:
+def workspaces_of(trace: AllocationTrace, machine: Machine) -> list[Event]:
     """Return the allocations of cuBLAS, for matmuls on the stream that most memory belongs to."""
     size = int(machine.allocator.workspace_mib * MIB)
     if not size or not trace.events:

@@ -106,7 +106,7 @@ class Trace:
             Work(
                 kind, operation.name, operation.phase, operation.module, stream, tuple(after), reads, writes,
                 max(1, operation.launches), compiled=compiled and self._compiled(operation.module),
-                action=self._action(), **keywords,
+                action=self._action(), recomputed=operation.recomputed, **keywords,
             )
         )  # fmt: skip
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +14,7 @@ from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.costs import costs_of
 from titan_simulate.engine.observation import Observation, Operation
-from titan_simulate.engine.result import Owner, PhaseFigures, SimulatedRank
+from titan_simulate.engine.result import PhaseFigures, SimulatedRank, peak_of
 from titan_simulate.engine.resumed import from_the_start
 from titan_simulate.engine.simulate import SETTINGS, Train, simulate
 from titan_simulate.engine.stub_libraries import Device
@@ -130,12 +129,7 @@ def _with_actions(found: SimulatedRank, actions: Sequence[Action]) -> SimulatedR
     def of_moment(phase: PhaseFigures) -> PhaseFigures:
         if not phase.name.startswith(("forward", "backward")) or phase.name not in peaks:
             return phase
-        owners: Counter[Owner] = Counter()
-        modules: Counter[str] = Counter()
-        for (owner, module), size in peaks[phase.name].items():
-            owners[owner] += size
-            modules[module] += size
-        return replace(phase, peak=replace(phase.peak, bytes=owners.total(), owners=owners, modules=modules, allocations=()))
+        return replace(phase, peak=peak_of(peaks[phase.name], phase.peak.operator, phase.peak.module))
 
     *steps, last = found.steps
     last = replace(last, phases=tuple(map(of_moment, last.phases)))

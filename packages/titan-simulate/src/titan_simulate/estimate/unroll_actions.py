@@ -12,11 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from titan_simulate.engine.allocator import Event
-from titan_simulate.engine.result import AllocationTrace, Owner
+from titan_simulate.engine.result import AllocationTrace, Label
 from titan_simulate.estimate.work import Action
 
-Label = tuple[Owner, str]
-"""The owner of memory, and the module that made it."""
 BETWEEN = 1
 """The simulated microbatch that stands for those between the first and the last one."""
 
@@ -155,7 +153,7 @@ def _joined(
 
 
 def peaks_by_moment(trace: AllocationTrace) -> dict[str, Counter[Label]]:
-    """Return what is in use at the peak of each moment, by owner and module."""
+    """Return what is in use at the peak of each moment, by label."""
     names = dict(trace.moments)
     now, level = "start", 0
     best: dict[str, tuple[int, int]] = {}  # moment -> bytes, and position of the event that needs them

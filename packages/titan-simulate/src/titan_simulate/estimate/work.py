@@ -78,6 +78,8 @@ class Work:
     """Whether a CUDA graph has it, which the host launches as a whole."""
     action: Action | None = None
     """What of a pipeline's schedule it belongs to."""
+    recomputed: bool = False
+    """Whether a backward pass repeats it because its result was not kept."""
 
     @property
     def traffic(self) -> int:
