@@ -23,7 +23,10 @@ COLLECTIVES = "simulate/plan/rank_collectives.py"
 TIMES, NEED = "simulate/estimate/pipeline.py", "simulate/estimate/reserved.py"
 
 MUTANTS = (
-    Mutant("planned-without-stages", "simulate/cli/plan.py", "} if config.stages else {}", "} if False else {}", ("tests/integration/test_plan.py",)),
+    Mutant("planned-without-stages", "simulate/cli/plan_result.py", "} if config.stages else {}", "} if False else {}", ("tests/integration/test_plan.py",)),
+    Mutant("knee-where-a-doubling-saves-less-than-half", "simulate/cli/plan_table.py", "KNEE: Final = 0.4", "KNEE: Final = 0.5", ("tests/simulate/test_plan_table.py",)),
+    Mutant("knee-beyond-an-unfinished-row", "simulate/cli/plan_table.py", "row.plan and row.plan.winner, doubled.plan and doubled.plan.winner", "row.best, doubled.best", ("tests/simulate/test_plan_table.py",)),
+    Mutant("days-of-all-gpus-together", "simulate/cli/run_length.py", "return cls(steps, hours / 24, hours * gpus,", "return cls(steps, hours / 24 * gpus, hours * gpus,", ("tests/simulate/test_plan_table.py",)),
     Mutant("experts-sent-over-all-cards-of-a-node", GROUPS, "far = (self.ranks - self.together) / self.ranks * size / self.hop", "far = (self.ranks - self.together) / self.ranks * size / self.bandwidth", (EXPERTS,)),
     Mutant("experts-all-equally-busy", SHARE, "self.imbalance = imbalance if divides else 1.0", "self.imbalance = 1.0", (EXPERTS,)),
     Mutant("experts-of-full-tiles", KINDS, "padded = max(rates.tile_rows / rows, 1 + rates.tile_rows / (2 * rows))", "padded = 1.0", (EXPERTS,)),

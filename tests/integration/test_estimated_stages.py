@@ -21,7 +21,7 @@ from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.cli.invocation import Invocation
 from titan_core.plugins.registry import Components
-from titan_simulate.cli.plan import write_recipe as write_plan
+from titan_simulate.cli.plan_result import write_recipe as write_plan
 from titan_simulate.cli.planned_stage import planned_stage
 from titan_simulate.cli.stages import all_stages
 from titan_simulate.estimate.stages import estimate_stages, number_of_stage, simulated_as

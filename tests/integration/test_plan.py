@@ -23,7 +23,8 @@ from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.cli.main import main
 from titan_core.config.load import load_config
 from titan_core.plugins.registry import Components
-from titan_simulate.cli.plan import arguments, conclude, write_recipe
+from titan_simulate.cli.plan import arguments
+from titan_simulate.cli.plan_result import conclude, write_recipe
 from titan_simulate.cli.planned import as_json
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.hardware.read import read_machine

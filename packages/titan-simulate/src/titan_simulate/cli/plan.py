@@ -5,35 +5,32 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import tomli_w
-
-from titan_core.api import CommandContext, Config, UserError
+from titan_core.api import CommandContext, Recipe, UserError
 from titan_core.api.config.resolved import Override
-from titan_core.api.config.secrets import redact
-from titan_core.api.config.sections import JobSection, TrainingSection
+from titan_core.api.config.sections import TrainingSection
 from titan_core.api.plugins.assembled_job import AssembledJob
-from titan_core.toolkit.arguments import json_argument, number, rank_count, recipe_arguments, seconds, small_integer
+from titan_core.toolkit.arguments import json_argument, number, recipe_arguments, seconds, small_integer
 from titan_core.toolkit.atomic_write import require_writable
-from titan_core.toolkit.errors import EXIT_INTERRUPTED
-from titan_core.toolkit.text import describe_model, print_json, say
+from titan_core.toolkit.text import describe_model
 from titan_simulate.cli.estimate import imbalance_argument
-from titan_simulate.cli.planned import as_json, compared, print_plan, summary, unfinished
+from titan_simulate.cli.plan_inputs import Device, check_inputs, check_job, read_devices, scale_arguments
+from titan_simulate.cli.plan_model import describe_batch, model_arguments, recipe_of_model
+from titan_simulate.cli.plan_result import conclude
+from titan_simulate.cli.plan_table import conclude_table, powers_of_two, rows_of
 from titan_simulate.cli.planned_stage import PlannedStage, planned_stage
 from titan_simulate.cli.stages import stage_argument
 from titan_simulate.engine import stub_libraries
 from titan_simulate.engine.command_fork import Report, print_from_fork
 from titan_simulate.engine.forks import call_in_fork, describe_first
 from titan_simulate.hardware.machine import HEADROOM, Machine
-from titan_simulate.hardware.read import machine_argument, read_machine
 from titan_simulate.plan.candidates import GLOBAL_BATCH, JobOf, Space
 from titan_simulate.plan.model_sizes import sizes_of
-from titan_simulate.plan.search import INTERRUPTED, Figures, Plan, Search
+from titan_simulate.plan.search import Figures, Plan, Search
 
 if TYPE_CHECKING:
     from titan_simulate.estimate.estimate import Estimate
@@ -42,8 +39,8 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``titan plan``."""
     recipe_arguments(parser)
-    parser.add_argument("--gpus", type=rank_count, required=True, metavar="N", help="number of devices, one rank each")
-    machine_argument(parser)
+    model_arguments(parser)
+    scale_arguments(parser)
     stage_argument(parser, "the stage of a run with [[stages]] to plan (default: the first one)")
     imbalance_argument(parser)
     parser.add_argument(
@@ -61,7 +58,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time-limit", type=seconds, metavar="S",
         help="start no estimate that may end after this time, once a candidate fits; a comparison that it cuts short "
-        "exits with status 1 (default: none)",
+        "exits with status 1 (default: none); in a table, for each row",
     )  # fmt: skip
     parser.add_argument(
         "--best", type=small_integer, default=5, metavar="N", help="number of candidates to print (default: 5)"
@@ -77,18 +74,35 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(context: CommandContext) -> int:
     """Search and print."""
     options = context.arguments
-    whole = read_machine(options.device)
-    machine = whole.model_copy(update={"memory_gib": whole.memory_gib * (1.0 - options.headroom)})
+    devices = read_devices(options)
+    check_inputs(options, devices, context.registry.names(Recipe))
     if options.out is not None and os.path.lexists(options.out):
         raise UserError.one(f"--out {options.out}", "already exists", "name a new file")
     if options.out is not None:
         require_writable(Path(options.out), f"--out {options.out}")
-    return print_from_fork(partial(_planned, context, machine), "planning")
+    return print_from_fork(partial(_planned, context, devices), "planning")
 
 
-def _planned(context: CommandContext, machine: Machine, report: Report) -> int:
-    plan, stage = searched(context, context.arguments.gpus, machine, report)
-    return conclude(context, plan, machine, stage)
+def _planned(context: CommandContext, devices: Sequence[Device], report: Report) -> int:
+    options, notes = context.arguments, list[str]()
+    if options.model is not None:
+        report("reading the model")
+        context = context.with_recipe(f"--model {options.model}", call_in_fork(partial(recipe_of_model, context)))
+        notes.append(describe_batch(context))
+    least_gib = call_in_fork(partial(check_job, context))
+    if options.gpus is not None and len(devices) == 1:
+        plan, stage = searched(context, options.gpus, devices[0].machine, report)
+        return conclude(context, plan, devices[0].machine, stage, devices[0].price, notes)
+
+    def search(gpus: int, device: Device) -> Plan:
+        place = f"{gpus} x {device.name}"
+        report(place)
+        plan, stage = searched(context, gpus, device.machine, lambda text: report(f"{place}: {text}"))
+        notes[:] = notes if stage is None or notes else stage.describe().split("\n")
+        return plan
+
+    numbers = powers_of_two(options.max_gpus) if options.gpus is None else [options.gpus]
+    return conclude_table(rows_of(devices, numbers, least_gib, search), options, notes)
 
 
 def searched(context: CommandContext, gpus: int, machine: Machine, report: Report) -> tuple[Plan, PlannedStage | None]:
@@ -118,7 +132,7 @@ def searched(context: CommandContext, gpus: int, machine: Machine, report: Repor
         if next(space.meshes(()), None) is None:
             why = "no mesh has this number of ranks with the degrees that are fixed, and this model and global batch"
             raise UserError.one(f"--gpus {gpus}", why, "change it, or fix fewer degrees")
-        return space, given, job
+        return space, given if options.model is None else None, job
 
     describe_first(space_of)
     stub_libraries.load()
@@ -147,60 +161,6 @@ def searched(context: CommandContext, gpus: int, machine: Machine, report: Repor
     return plan, stage
 
 
-def conclude(context: CommandContext, plan: Plan, machine: Machine, stage: PlannedStage | None = None) -> int:
-    """Print ``plan``, write the recipe of its winner, and return the exit status. A comparison that was not finished has no
-    winner."""
-    options, best = context.arguments, plan.winner
-    if options.out is not None and best is not None:
-        text = f"{compared(plan)}. The best: {summary(best)}"
-        later = stage is not None and stage.number > 0
-        config = context.config(() if later else best.candidate.overrides)
-        config = stage.config(config, best.candidate.values) if stage is not None and later else config
-        write_recipe(Path(options.out), config, _command(context), text)
-    if options.json:
-        of_stage = {} if stage is None else {"stage": stage.as_json()}
-        print_json({**of_stage, **as_json(plan, machine, options.best)})
-    else:
-        if stage is not None:
-            say(stage.describe())
-        print_plan(plan, machine, options.best)
-        if plan.stopped is not None:
-            say(f"\n{unfinished(plan, options.out)}")
-        elif options.out is not None and best is not None:
-            say(f"\nwrote {options.out}")
-    if plan.stopped == INTERRUPTED:
-        return EXIT_INTERRUPTED
-    return 1 if best is None else 0
-
-
-def write_recipe(path: Path, config: Config, command: str, summary: str) -> None:
-    """Write ``config`` to the new file ``path``: its stages, and the keys that the recipe, command line and plan set.
-
-    Raises:
-        UserError: the file exists, or cannot be written.
-    """
-    stages = {"stages": [dict(stage.table) for stage in config.stages]} if config.stages else {}
-    text = f"# Planned by `{command}`\n# {summary}\n\n{tomli_w.dumps(redact({**tables_of(config), **stages}))}"
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise UserError.one(f"--out {path}", f"cannot be written: {error.strerror}", "name a new file") from None
-
-
-def tables_of(config: Config) -> dict[str, dict[str, Any]]:
-    """Return the keys of ``config`` that are set, by section. The run directory follows from the new file's name, unless the
-    command line sets it."""
-    tables: dict[str, dict[str, Any]] = {}
-    for cls, section in config.sections.items():
-        found = section.model_dump(exclude_unset=True, exclude_none=True)
-        if cls is JobSection and "job.dump_folder" not in config.overridden:
-            found.pop("dump_folder", None)
-        if found:
-            tables.setdefault(cls.section, {}).update(found)
-    return tables
-
-
 def _recipe_job(
     any_job_of: Callable[[], AssembledJob], job_of: JobOf, gpus: int
 ) -> tuple[AssembledJob | None, AssembledJob]:
@@ -219,12 +179,3 @@ def _recipe_job(
             raise UserError.one(where, why, f"set --{GLOBAL_BATCH} N; every candidate keeps it") from error
         return None, any_job
     return job, job
-
-
-def _command(context: CommandContext) -> str:
-    options = context.arguments
-    headroom = "" if options.headroom == HEADROOM else f" --headroom {options.headroom:g}"
-    headroom += "" if options.stage is None else f" --stage {shlex.quote(options.stage)}"
-    headroom += "" if options.expert_imbalance == 1.0 else f" --expert-imbalance {options.expert_imbalance:g}"
-    overrides = "".join(f" {argument}" for argument in context.override_arguments)
-    return f"titan plan {options.recipe} --gpus {options.gpus} --device {options.device}{headroom}{overrides}"
