@@ -1,8 +1,9 @@
-"""Predictions against the runs that TorchTitan's authors published (benchmarks/published.py)."""
+"""Predictions against published runs (benchmarks/published)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,10 @@ from titan_testing.jobs import make_job
 
 pytest.importorskip("titan_simulate")
 
-from benchmarks.published import ROWS, UNCOMPILED_LOSS, Row, as_published, predict, with_flash_attention
+from benchmarks.published.errors import Compared, table_of_errors
+from benchmarks.published.estimated import UNCOMPILED_LOSS, as_published, assemble_row, predict, with_flash_attention
+from benchmarks.published.row import TORCHTITAN, Row, job
+from benchmarks.published.rows import EXPERTS, ROWS
 from titan_simulate.hardware.read import read_machine
 
 if TYPE_CHECKING:
@@ -52,7 +56,7 @@ def estimated(settings: Mapping[str, object], world_size: int, published: bool) 
     machine = read_machine("h100")
     if not published:
         return estimate(job_of, train, machine)
-    return estimate(job_of, train, with_flash_attention(machine), change=as_published)
+    return estimate(job_of, train, with_flash_attention(machine), change=partial(as_published, TORCHTITAN))
 
 
 def test_full_logits_need_more_memory(fake_cuda: FakeCuda) -> None:
@@ -87,3 +91,38 @@ def test_the_ring_of_published_runs_passes_all_heads_on_and_nothing_hides_it(fak
     assert rings.bytes == ranks * layers * 2 * all_heads // ranks * 4  # fp32, of one rank
     for one in (gathers, rings):
         assert one.exposed_seconds == pytest.approx(one.seconds)
+
+
+def test_errors_are_listed_by_kind_and_trainer() -> None:
+    def compared(ratio: float, mesh: str, experts: bool = False, **settings: object) -> Compared:
+        return Compared(Row(f"ratio {ratio}", "llama3_8b", 8, job(**settings), 1.0), mesh, ratio, experts)
+
+    found = [
+        compared(1.1, "dp_shard=8"),
+        compared(0.5, "dp_shard=8", length=65536),
+        compared(1.2, "pp=2 x dp_shard=2 x tp=2", float8=True),
+        compared(1.25, "dp_shard=8, ep=8", experts=True),
+    ]
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in table_of_errors(found).splitlines()[2:]]
+    assert {row[0]: row[1:] for row in table} == {
+        "dense, data parallel only": ["2", "0.80", "1.55", "2.00", "0.50 (ratio 0.5)"],
+        "long context": ["1", "0.50", "2.00", "2.00", "0.50 (ratio 0.5)"],
+        "tensor parallel": ["1", "1.20", "1.20", "1.20", "1.20 (ratio 1.2)"],
+        "pipeline": ["1", "1.20", "1.20", "1.20", "1.20 (ratio 1.2)"],
+        "float8": ["1", "1.20", "1.20", "1.20", "1.20 (ratio 1.2)"],
+        "experts": ["1", "1.25", "1.25", "1.25", "1.25 (ratio 1.25)"],
+        "by TorchTitan": ["4", "1.15", "1.23", "2.00", "0.50 (ratio 0.5)"],
+        "all": ["4", "1.15", "1.23", "2.00", "0.50 (ratio 0.5)"],
+    }
+
+
+def test_rows_have_names_of_their_own() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    assert all(row in ROWS for row in EXPERTS)
+
+
+@pytest.mark.full
+def test_every_row_is_a_job_on_a_machine() -> None:
+    for row in ROWS:
+        read_machine(row.device)
+        assert assemble_row(row).mesh.world_size == row.ranks

@@ -1,8 +1,8 @@
 """The loss of TorchTitan's published runs: cross entropy of the logits of all positions, in fp32, not compiled.
 
-Titan's own loss never holds them. This one stands in for it in :mod:`benchmarks.published`. TorchTitan did not compile its
-loss then ("compiling loss function causes CUDA errors, turning off for now"); with tensor parallelism, torch computed it on
-sharded columns (``torch.distributed.tensor.parallel.loss_parallel``).
+Titan's own loss never holds them. This one stands in for it in :mod:`benchmarks.published.estimated`. TorchTitan did not
+compile its loss then ("compiling loss function causes CUDA errors, turning off for now"); with tensor parallelism, torch
+computed it on sharded columns (``torch.distributed.tensor.parallel.loss_parallel``).
 """
 
 from __future__ import annotations

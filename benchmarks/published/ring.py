@@ -1,7 +1,7 @@
 """The ring attention of TorchTitan's published runs: that of ``torch.distributed.tensor.experimental`` at the end of 2024.
 
-It stands in for Titan's in :mod:`benchmarks.published`. Under ``torch.compile`` nothing hid its communication, and it moved
-more:
+It stands in for Titan's in :mod:`benchmarks.published.estimated`. Under ``torch.compile`` nothing hid its communication,
+and it moved more:
 
 * keys and values were repeated to a head for each query head before attention, so that ``n_heads / n_kv_heads`` times as
   many bytes passed between ranks;

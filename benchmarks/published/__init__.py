@@ -1,0 +1,1 @@
+"""Predicted against published: ``titan estimate`` for runs that others published."""
