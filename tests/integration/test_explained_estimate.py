@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -73,16 +74,15 @@ def test_the_rows_sum_up_to_the_estimate(fake_cuda: FakeCuda, settings: dict[str
     for part in why.time:
         kinds[part.kind] += part.seconds  # type: ignore[assignment]
     assert kinds["exposed communication"] <= sum(one.exposed_seconds for one in found.collectives) + 1e-9
-    # Nothing overlaps with computation but communication, which slows it down.
-    if "pipeline idle" not in kinds:
-        assert kinds["matmul"] == pytest.approx(found.seconds["matmul"], rel=1e-6)
+    if "pipeline idle" not in kinds:  # copies of FSDP on its own streams share the time of matmuls
+        assert 0.99 * found.seconds["matmul"] < kinds["matmul"] <= found.seconds["matmul"] * (1 + 1e-9)
     else:
         idle = found.bubble * (found.step_seconds - sum(part.seconds for part in why.time if part.phase == "optimizer"))
         assert kinds["pipeline idle"] == pytest.approx(idle, rel=0.1)
 
 
 def test_parameters_and_the_state_of_the_optimizer_belong_to_modules(fake_cuda: FakeCuda) -> None:
-    found, why = fake_cuda.call(explained, {"activation_checkpoint.mode": "full"}, 2)
+    found, why = fake_cuda.call(explained, {"activation_checkpoint.mode": "full", "objective.chunk_tokens": 512}, 2)
     sizes = {(row.owner, row.module): row.gib for row in why.memory}
     matrix = 4 * 256 * 512 / 2 / 2**30  # on one of two ranks
     assert sizes["parameters", "layers.*.feed_forward.w1"] == pytest.approx(6 * matrix)
@@ -94,14 +94,15 @@ def test_parameters_and_the_state_of_the_optimizer_belong_to_modules(fake_cuda: 
 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-def test_json_has_all_rows_and_a_run_of_stages_needs_one() -> None:
-    words = [sys.executable, "-m", "titan_core", "estimate", "--explain", "--json"]
+def test_json_has_all_rows_and_a_run_of_stages_needs_one(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "titan_core", "estimate", "--explain", "--json", "--world-size", "64"]
+    page = tmp_path / "page.html"
     settings = [word for key, value in JOB.items() for word in (f"--{key}", str(value))]
-    done = subprocess.run(
-        [*words, "llama3_debug", "--world-size", "2", *settings], capture_output=True, text=True, check=True
-    )
+    words += ["--explain-html", str(page)]
+    done = subprocess.run([*words, "llama3_debug", *settings], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert sum(row["gib"] for row in found["explanation"]["memory"]) == pytest.approx(found["peak_gib"])
     assert {*found["explanation"]["time"][0]} == {"module", "phase", "kind", "group", "seconds"}
-    done = subprocess.run([*words, "llama3_8b_stages", "--world-size", "64"], capture_output=True, text=True, check=False)
+    assert "<h1>llama3_debug on 64 x NVIDIA H100 80GB HBM3</h1>" in page.read_text(encoding="utf-8")
+    done = subprocess.run([*words, "llama3_8b_stages"], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "--explain: explains one stage" in done.stderr and "--stage NAME" in done.stderr

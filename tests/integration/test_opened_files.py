@@ -104,6 +104,7 @@ KNOWN: dict[str, tuple[int, str]] = {
     "titan-report/src/titan_report/page.py": (1, SHIPPED),
     "titan-simulate/src/titan_simulate/calibrate/calibrate.py": (1, KERNEL),
     "titan-simulate/src/titan_simulate/calibrate/ranks.py": (1, KERNEL),
+    "titan-simulate/src/titan_simulate/cli/explained_page.py": (1, SHIPPED),
     "titan-simulate/src/titan_simulate/engine/stub_libraries.py": (1, SHIPPED),
 }
 

@@ -8,15 +8,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from titan_core.api import CommandContext, UserError
 from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_core.toolkit.arguments import json_argument, number, recipe_arguments, world_size_argument
+from titan_core.toolkit.atomic_write import require_writable
 from titan_core.toolkit.errors import EXIT_FAILURE
 from titan_core.toolkit.text import print_json, print_notes, print_table, say
 from titan_simulate.cli.explain import print_explanation
+from titan_simulate.cli.explained_page import OPTION, write_page
 from titan_simulate.cli.stages import all_stages, job_of_stage, print_stages, stage_argument, stages_as_json, verdict_of
 from titan_simulate.engine import stub_libraries
 from titan_simulate.engine.command_fork import Report, print_from_fork
@@ -48,12 +51,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print where time and memory come from, by module, kind of work and collective",
     )
+    parser.add_argument(OPTION, metavar="FILE", help="draw where time and memory come from in this HTML page")
     json_argument(parser)
 
 
 def run(context: CommandContext) -> int:
     """Estimate a step, or one of each stage, and print it. Returns 1 if one does not fit."""
-    machine = read_machine(context.arguments.device)
+    machine, file = read_machine(context.arguments.device), context.arguments.explain_html
+    if file is not None:
+        require_writable(Path(file), f"{OPTION} {file}")
     return print_from_fork(partial(_estimated, context, machine), "estimating")
 
 
@@ -62,7 +68,8 @@ def _job(context: CommandContext, more: Sequence[Override]) -> AssembledJob:
 
 
 def _estimated(context: CommandContext, machine: Machine, report: Report) -> int:
-    options = context.arguments
+    options, file = context.arguments, context.arguments.explain_html
+    explains = options.explain or file is not None
     describe_first(lambda: _job(context, ()))
     gc.disable()  # imports and traces make millions of objects and no garbage, and this process ends with the estimate
     stub_libraries.load()
@@ -85,13 +92,19 @@ def _estimated(context: CommandContext, machine: Machine, report: Report) -> int
     number = None if options.stage is None else number_of_stage(job, options.stage)
     if number is not None or not job.stages:
         found = estimated(partial(_job, context) if number is None else job_of_stage(context, job, number))
-        explanation = explain(found, made_of[0]) if options.explain else None
+        explanation = explain(found, made_of[0]) if explains else None
+        if file is not None and explanation is not None:
+            name = Path(options.recipe).stem if options.recipe else job.name
+            title = name if number is None else f"{name}, stage {options.stage}"
+            write_page(Path(file), found, explanation, title, machine.memory_gib)
         if options.json:
             print_json(as_json(found) | ({} if explanation is None else {"explanation": asdict(explanation)}))
         else:
-            _print(found, machine.memory_gib, options.assumptions, explanation)
+            _print(found, machine.memory_gib, options.assumptions, explanation if options.explain else None)
+            if file is not None:
+                say(f"wrote {file}")
         return 0 if found.fits else EXIT_FAILURE
-    if options.explain:
+    if explains:
         names = ", ".join(repr(stage.name) for stage in job.stages)
         raise UserError.one("--explain", f"explains one stage, and the run has {names}", "add --stage NAME")
 

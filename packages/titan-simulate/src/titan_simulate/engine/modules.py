@@ -30,7 +30,7 @@ class ModuleTracker:
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
         self._head: set[str] = set()
-        self._stack: list[str] = []
+        self._stack: list[tuple[str, bool]] = []  # name, and whether a backward pass has called it
         self._backward = ""
         self._named: Callable[[], Tensor | None] = lambda: None  # the last output that belongs to a module
 
@@ -44,13 +44,14 @@ class ModuleTracker:
     def current(self) -> str:
         """Name of the innermost module that computes, ``""`` if none does."""
         if self._stack:
-            return self._stack[-1]
+            return self._stack[-1][0]
         return self._backward if in_backward() else ""
 
     @property
     def recomputes(self) -> bool:
-        """Whether a module computes forward within a backward pass."""
-        return bool(self._stack) and in_backward()
+        """Whether a module computes forward because a backward pass has called it. A head that computes gradients of its
+        logits in its own forward pass does not."""
+        return bool(self._stack) and self._stack[-1][1]
 
     def is_head(self, name: str) -> bool:
         """Whether ``name`` is the model's last module."""
@@ -72,13 +73,13 @@ class ModuleTracker:
     def _enter(self, module: nn.Module, arguments: Any) -> None:
         name = self._names.get(id(module))
         if name is not None:
-            self._stack.append(name)
+            self._stack.append((name, in_backward()))
 
     def _leave(self, module: nn.Module, arguments: Any, output: Any) -> None:
         name = self._names.get(id(module))
-        if name is None or name not in self._stack:
+        if name is None or all(name != one for one, _ in self._stack):
             return
-        while self._stack.pop() != name:  # modules within that raised
+        while self._stack.pop()[0] != name:  # modules within that raised
             pass
         outputs = output if isinstance(output, (list, tuple)) else (output,)
         for tensor in outputs:
