@@ -80,11 +80,12 @@ def peak_of(
     """Return the peak at which ``sizes`` bytes are in use."""
     owners: Counter[Owner] = Counter()
     modules: Counter[str] = Counter()
-    belonging: dict[Owner, Counter[str]] = {}
+    belonging: dict[Owner, dict[str, int]] = {}  # no Counter, which asdict() would count again
     for (owner, maker, of), size in sizes.items():
         owners[owner] += size
         modules[maker] += size
-        belonging.setdefault(owner, Counter())[of] += size
+        modules_of = belonging.setdefault(owner, {})
+        modules_of[of] = modules_of.get(of, 0) + size
     by_size = dict(owners.most_common()), dict(modules.most_common())
     return Peak(owners.total(), *by_size, belonging, operator, module, allocations)
 
