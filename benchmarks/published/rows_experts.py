@@ -8,8 +8,7 @@
   norms and activation functions, which is less than Titan's selective mode; for long sequences all of the experts. There,
   TFLOP/s are published, with half of the operations of attention: so read, 276 TFLOP/s and 17.6 s of the first table agree.
 * folding-: arXiv 2504.14960, table 3: Megatron-Core, tokens beyond an even share dropped. MFU of 989.5 TFLOP/s in bf16; all
-  operations of attention count here (half of them is 2 to 4 % more tokens). No interleaving is stated; the ModelZoo's
-  runtime.conf at 30631ea5 has none for Mixtral 8x22B.
+  operations of attention count here (half of them is 2 to 4 % more tokens). No interleaving is stated.
 * bridge-: docs/performance-summary.md of NVIDIA-NeMo/Megatron-Bridge, container 26.02.01 (the page's later version).
 """
 
@@ -63,36 +62,17 @@ def _of_library(
     return Row(name, "gpt_oss_20b", ranks, {**settings, **model}, tokens, trainer=NVIDIA)
 
 
-MIXTRAL = {
-    "vocab_size": 32000, "hidden_size": 6144, "num_hidden_layers": 56, "num_attention_heads": 48, "num_key_value_heads": 8,
-    "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 16384,
-}  # fmt: skip
-GROUPED = {**MIXTRAL, "num_local_experts": 64, "num_experts_per_tok": 8, "intermediate_size": 2048}
 QWEN2 = {
     "vocab_size": 151936, "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
     "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 2560, "shared_expert_intermediate_size": 20480,
 }  # fmt: skip
+OF_QWEN2 = 6 * (28 * (2 * 3584 * 128 * (28 + 4) + 3 * 3584 * (8 * 2560 + 20480)) + 151936 * 3584) + 12 * 28 * 3584 * 4096
+"""Operations of a token, all those of attention included."""
 
 
-def _operations(config: Mapping[str, int]) -> float:
-    """Return the operations of a token, all those of attention included."""
-    heads, key_heads, layers = (
-        config[f"num_{key}"] for key in ("attention_heads", "key_value_heads", "hidden_layers")
-    )  # fmt: skip
-    width, vocabulary = config["hidden_size"], config["vocab_size"]
-    expert = config.get("moe_intermediate_size", config.get("intermediate_size", 0))
-    inner = config["num_experts_per_tok"] * expert + config.get("shared_expert_intermediate_size", 0)
-    block = 2 * width * 128 * (heads + key_heads) + 3 * width * inner
-    return 6.0 * (layers * block + vocabulary * width) + 12.0 * layers * heads * 128 * 4096
-
-
-def _folded(name: str, architecture: str, config: Mapping[str, int], ranks: int, mfu: float, **settings: object) -> Row:
+def _folded(name: str, mfu: float, **settings: object) -> Row:
     options = job(compile=True, length=4096, total=256, recompute="none", **settings)
-    return _of_library(name, architecture, config, ranks, mfu * 989.5e12 / _operations(config), options)
-
-
-def _stages(tp: int, ep: int, pp: int, ranks: int) -> dict[str, object]:
-    return {"tp": tp, "ep": ep, "pp": pp, "schedule": "1F1B", "micro": 1, "local": 256 * tp * pp // ranks}
+    return _of_library(name, "qwen2_moe", QWEN2, 64, mfu * 989.5e12 / OF_QWEN2, options)
 
 
 ROWS = (
@@ -113,12 +93,8 @@ ROWS = (
     _long_235b(32, 2, 335),
     _long_235b(64, 4, 368),
     _long_235b(128, 8, 389),
-    _folded("folding-mixtral-fsdp", "mixtral", MIXTRAL, 128, 0.234, tp=2, ep=8, local=1),
-    _folded("folding-mixtral", "mixtral", MIXTRAL, 128, 0.493, **_stages(2, 8, 8, 128)),
-    _folded("folding-g8t8-fsdp", "mixtral", GROUPED, 128, 0.09, tp=4, ep=8, local=1),
-    _folded("folding-g8t8", "mixtral", GROUPED, 128, 0.288, **_stages(4, 8, 8, 128)),
-    _folded("folding-qwen2-fsdp", "qwen2_moe", QWEN2, 64, 0.254, ep=8, local=1),
-    _folded("folding-qwen2", "qwen2_moe", QWEN2, 64, 0.39, **_stages(2, 4, 4, 64)),
+    _folded("folding-qwen2-fsdp", 0.254, ep=8, local=1),
+    _folded("folding-qwen2", 0.39, tp=2, ep=4, pp=4, schedule="1F1B", micro=1, local=32),
     _235b(
         "bridge-235b-float8", 1611,
         job(PIPELINED, FLOAT8_EXPERTS, ep=32, pp=8, local=512, total=8192),
