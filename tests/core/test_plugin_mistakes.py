@@ -136,10 +136,10 @@ VALUES: list[tuple[Callable[[], object], str]] = [
     (lambda: replace(define(TinyArgs()).layout, statistics={"rows": (4, 0)}), "whole numbers, at least 1"),
     (lambda: replace(define(TinyArgs()).layout, statistics={"of experts": (4,)}), "a word of letters"),
     (lambda: replace(define(TinyArgs()).layout, statistics=("rows",)), "statistics = "),
-    (lambda: Costs(kept=float("nan")), "kept = nan; it must be finite"),
+    (lambda: Costs(host_waits=float("nan")), "host_waits = nan; it must be finite"),
     (lambda: Costs(after_update_every=0), "after_update_every = 0; it must be at least 1"),
     (lambda: pipeline(alive=(-1.0,)), r"alive = \(-1.0,\)"),
-    (lambda: OptimizerCosts(state_bytes=-1.0, traffic=0.0), "state_bytes = -1.0"),
+    (lambda: OptimizerCosts(state_bytes=-1.0), "state_bytes = -1.0"),
     *[(lambda value=value: require_document(value), "is no document: a str, an array") for value in (None, b"a", 3, {})],  # type: ignore[misc]
     *[
         (lambda value=value: require_scalar(value, Loss()), "harness.guarded.Loss: returned .* must return a scalar")  # type: ignore[misc]

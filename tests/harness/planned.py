@@ -1,70 +1,19 @@
-"""A decoder with experts for the arithmetic of plans."""
+"""Candidates of plans, and a composer that needs no simulation."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field
 
-from titan_core.api import (
-    Column,
-    Experts,
-    MeshPlan,
-    MeshView,
-    ModelDefinition,
-    ModelLayout,
-    Replicate,
-    Router,
-    Row,
-    causal_attention,
-)
+from titan_core.api import MeshPlan, MeshView, UserError
 from titan_core.api.parallel.mesh import STANDARD_DIMS
-from titan_simulate.hardware.read import read_machine
-from titan_simulate.plan.arithmetic import Arithmetic
-from titan_simulate.plan.model_sizes import ModelSizes, sizes_of
-from titan_simulate.plan.workload import Guess, Workload
+from titan_simulate.plan.candidates import Candidate
+from titan_simulate.plan.compose import GIB, STATE, Composition
+from titan_simulate.plan.kinds import Kind
 
-DIM, HIDDEN, VOCABULARY, BLOCKS, EXPERTS, CHOSEN = 1024, 4096, 32_000, 8, 8, 2
 VIEW = MeshView("ep", "x.ep", ("dp_shard", "cp"))
-
-
-def decoder_sizes(
-    tied: bool = False, exact: tuple[str, ...] = (), routers: Mapping[str, Router] | None = None
-) -> ModelSizes:
-    """Return the sizes of a decoder whose blocks have attention with fewer key heads, and experts."""
-    shapes: dict[str, tuple[int, ...]] = {
-        "embed.weight": (VOCABULARY, DIM), "norm.weight": (DIM,), "out.weight": (VOCABULARY, DIM)
-    }  # fmt: skip
-    modules = ["embed", "norm", "out"]
-    for index in range(BLOCKS):
-        block = f"blocks.{index}"
-        modules += [block, f"{block}.attention", f"{block}.attention.mixer"]
-        shapes |= {
-            f"{block}.attention.q.weight": (DIM, DIM),
-            f"{block}.attention.o.weight": (DIM, DIM),
-            f"{block}.norm.weight": (DIM,),
-            f"{block}.experts.up": (EXPERTS, DIM, HIDDEN),
-            f"{block}.experts.down": (EXPERTS, HIDDEN, DIM),
-        }
-    layout = ModelLayout(
-        num_blocks=BLOCKS, dim=DIM, vocab_size=VOCABULARY, max_seq_len=8192,
-        embedding=("embed",), blocks="blocks", head=("norm", "out"),
-        rules={
-            "*.q.weight": Column(), "*.o.weight": Row(), "*norm.weight": Replicate(), "*.experts.*": Experts(),
-        },
-        regions=("blocks.*.attention",),
-        mixers={"blocks.*.attention.mixer": causal_attention(16, 4)},
-        tied={"out.weight": "embed.weight"} if tied else {}, exact=exact, routers=routers or {},
-    )  # fmt: skip
-    if tied:
-        del shapes["out.weight"]
-    active = BLOCKS * (2 * DIM**2 + DIM + CHOSEN * 2 * DIM * HIDDEN) + DIM + VOCABULARY * DIM
-    definition = ModelDefinition(
-        layout=layout, build=lambda: None, num_params=1, flops_per_token=lambda seq_len: 6.0 * active + 12.0 * seq_len
-    )
-    return sizes_of(definition, shapes, modules, 8192)
-
-
-SIZES = decoder_sizes()
+DIVIDED = ("parallelism.tensor_parallel_degree", "parallelism.context_parallel_degree")
 
 
 def mesh_of(ep: int = 1, **degrees: int) -> MeshPlan:
@@ -72,12 +21,53 @@ def mesh_of(ep: int = 1, **degrees: int) -> MeshPlan:
     return MeshPlan(STANDARD_DIMS, {dim.name: degrees.get(dim.name, 1) for dim in STANDARD_DIMS}, (VIEW,), {"ep": ep})
 
 
-def workload(mesh: MeshPlan, **changes: object) -> Workload:
-    """Return a job of 4 microbatches of a sequence of 8192."""
-    job = Workload(mesh, 8192, 1, 4, parameter_bytes=2, matmul_type="bf16", wide_type="bf16")
-    return replace(job, **changes)  # type: ignore[arg-type]
+def candidate_of(mesh: MeshPlan, batch: int = 1, microbatches: int = 4) -> Candidate:
+    """Return a candidate on ``mesh``."""
+    return Candidate({}, mesh, batch, microbatches, Kind((), ()))
 
 
-def guess_of(mesh: MeshPlan, **changes: object) -> Guess:
-    """Return the guess for the decoder on H100s."""
-    return Arithmetic(SIZES, read_machine("h100")).guess(workload(mesh, **changes))
+@dataclass
+class FakeComposer:
+    """Composes candidates by a formula: recomputation takes time and saves memory, each division of a block costs something
+    more than it saves, a pipeline idles, and replicas take memory."""
+
+    world_size: int
+    gib: float = 40.0
+    """Activations of a sequence on all blocks, undivided, without recomputation."""
+    traced: list[Kind] = field(default_factory=list)
+
+    def trace(self, kinds: Mapping[Kind, MeshPlan]) -> None:
+        self.traced += kinds
+
+    def failure(self, kind: Kind) -> UserError | str | None:
+        return None
+
+    def seconds_of_sequence(self, kind: Kind, batch: int) -> float:
+        degrees, chosen = dict(kind.degrees), dict(kind.chosen)
+        tensor, context = (degrees.get(key, 1) for key in DIVIDED)
+        again = {"none": 0.0, "selective": 0.1, "full": 0.3}.get(chosen.get("activation_checkpoint.mode", "none"), 0.0)
+        faster = 0.7 if chosen.get("float8.enable") else 1.0
+        loss = 0.05 * math.log2(tensor) + 0.02 * math.log2(context)
+        return (1.0 + again + loss) * faster / (tensor * context)
+
+    def least(self, candidate: Candidate, kind: Kind, share: float) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def composition(self, candidate: Candidate) -> Composition:
+        mesh, kind = candidate.mesh, candidate.kind
+        degrees = dict(kind.degrees)
+        ranks = math.prod(degrees.get(key, 1) for key in DIVIDED)
+        idle = 0.0 if candidate.pipeline is None else candidate.pipeline.idle
+        sequences = candidate.local_batch * candidate.microbatches
+        pipelined = mesh.degree("pp")
+        compute = self.seconds_of_sequence(kind, 1) * sequences / pipelined
+        kept = {"none": 1.0, "selective": 0.5, "full": 0.1}.get(
+            str(dict(kind.chosen).get("activation_checkpoint.mode", "none")), 1.0
+        )
+        size = candidate.local_batch if candidate.pipeline is None else candidate.pipeline.microbatch_size
+        memory = {
+            STATE: 64.0 * GIB * mesh.degree("dp_replicate") / self.world_size,
+            "activations": self.gib * GIB * kept * size / ranks,
+        }
+        sent = 0.02 * mesh.degree("dp_replicate") / sequences
+        return Composition(memory, {"compute": compute, "idle": compute * idle, "data parallelism": sent})

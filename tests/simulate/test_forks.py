@@ -18,7 +18,7 @@ from titan_testing import PATIENCE
 pytest.importorskip("titan_simulate")
 
 from titan_core.api import UserError
-from titan_simulate.engine.forks import RemoteError, call_in_fork, call_in_forks
+from titan_simulate.engine.forks import Forker, RemoteError, call_in_fork, call_in_forks
 
 
 def test_results_come_in_the_order_of_the_functions() -> None:
@@ -167,3 +167,26 @@ stub_libraries.load()
 def test_a_model_may_compute_to_describe_itself(fake_cuda: FakeCuda) -> None:
     ended = subprocess.run([sys.executable, "-c", DESCRIBES], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_forker_answers_calls_and_raises_what_they_raise() -> None:
+    learned = [1]
+
+    def answer(number: int) -> tuple[int, int]:
+        if number < 0:
+            raise ValueError(f"{number} is negative")
+        return number + len(learned), os.getpid()
+
+    forker = Forker(answer)
+    learned.append(2)  # the fork does not learn it
+    try:
+        first, second = forker(1), forker(2)
+        assert [number for number, _ in (first, second)] == [2, 3]
+        assert first[1] == second[1] != os.getpid()
+        with pytest.raises(ValueError, match="-1 is negative"):
+            forker(-1)
+        assert forker(0)[0] == 1
+    finally:
+        forker.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(first[1], 0)

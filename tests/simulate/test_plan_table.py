@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.planned import mesh_of, workload
+from harness.planned import candidate_of, mesh_of
 from titan_core.api import UserError
 from titan_simulate.cli.plan import arguments
 from titan_simulate.cli.plan_inputs import Device, check_inputs, prices, read_devices, token_count
@@ -18,9 +18,8 @@ from titan_simulate.cli.plan_model import TOKENS_PER_STEP, default_batch
 from titan_simulate.cli.plan_table import Row, conclude_table, knee_of, powers_of_two, rows_of
 from titan_simulate.cli.run_length import RunLength, show_amount
 from titan_simulate.hardware.read import read_machine
-from titan_simulate.plan.candidates import Candidate
-from titan_simulate.plan.search import INTERRUPTED, TIME_LIMIT, Finalist, Plan
-from titan_simulate.plan.workload import Guess
+from titan_simulate.plan.compose import Composition
+from titan_simulate.plan.search import INTERRUPTED, Finalist, Plan
 
 BATCH = 1_000_000
 """Tokens of a step."""
@@ -37,8 +36,8 @@ class _Figures:
 def plan_of(gpus: int, speed: float, stopped: str | None = None) -> Plan:
     """Return a plan whose best candidate computes ``speed`` tokens/s on each GPU."""
     figures = _Figures(70.0, BATCH / speed / gpus, speed)
-    candidate = Candidate({}, workload(mesh_of(dp_shard=gpus)))
-    return Plan(1, [Finalist(candidate, Guess({}, {}), figures)], stopped=stopped, model="small (1M parameters)")
+    candidate = candidate_of(mesh_of(dp_shard=gpus))
+    return Plan(1, [Finalist(candidate, Composition({}, {}), figures)], stopped=stopped, model="small (1M parameters)")
 
 
 def device(name: str = "h100", price: float | None = None) -> Device:
@@ -79,7 +78,7 @@ def test_the_knee_is_where_twice_the_gpus_begin_to_save_less_than_two_fifths() -
 def test_there_is_no_knee_after_a_row_that_is_not_complete() -> None:
     found = rows({1: 1000, 2: 950, 4: 900, 8: 100})
     assert knee_of(found) is found[2]
-    late = Row(device(), 4, plan_of(4, 900, TIME_LIMIT))
+    late = Row(device(), 4, plan_of(4, 900, INTERRUPTED))
     assert knee_of([*found[:2], late, found[3]]) is None
     assert knee_of([*found[:2], Row(device(), 4, Plan(0, stopped=INTERRUPTED)), found[3]]) is None
 
@@ -146,10 +145,10 @@ def test_json_has_every_row(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_row_that_is_not_complete_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    found = [Row(device(), 2, plan_of(2, 1000, TIME_LIMIT)), *rows({1: 1000})]
+    found = [Row(device(), 2, plan_of(2, 1000, INTERRUPTED)), *rows({1: 1000})]
     status, table, text = shown(capsys, found)
-    assert status == 1
-    assert table[2][-5:] == ["NOT", "COMPLETE", "(the", "time", "limit)"] and "NOT" not in table[1]
+    assert status == 130
+    assert table[2][-4:] == ["NOT", "COMPLETE", "(an", "interrupt)"] and "NOT" not in table[1]
     assert "\nNOT COMPLETE: faster candidates" in text and "knee" not in text
     interrupted = Row(device(), 4, Plan(0, stopped=INTERRUPTED))
     status, table, _ = shown(capsys, [interrupted, *found])

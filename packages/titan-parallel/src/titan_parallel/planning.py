@@ -1,7 +1,6 @@
 """Candidate values and costs of these transforms, for planning a job. Imports no torch.
 
-Costs are rough (:mod:`titan_core.api.parallel.planning`). Memory and idle time of the schedules follow the papers that
-:data:`titan_parallel.pipeline_plan.SCHEDULES` names.
+Memory and idle time of the schedules follow the papers that :data:`titan_parallel.pipeline_plan.SCHEDULES` names.
 """
 
 from __future__ import annotations
@@ -61,7 +60,8 @@ def _gathers_blocks_together(context: JobContext[FSDPKeys]) -> bool:
 
 
 def tensor_choices(context: JobContext[TensorParallelKeys]) -> Choices:
-    """Return whether matmuls and collectives overlap, which compiled blocks can on ranks of a node."""
+    """Return that matmuls and collectives overlap, if they can: in compiled blocks, on ranks of a node. In pieces, a
+    collective takes as long as at once, so that what a matmul hides of it is gained."""
     degree = context.job.mesh.degree("tp")
     if degree == 1:
         return {}
@@ -70,7 +70,7 @@ def tensor_choices(context: JobContext[TensorParallelKeys]) -> Choices:
         and degree <= _NODE
         and not context.section.disable_sequence_parallel
     )
-    return {"parallelism.enable_async_tensor_parallel": (True, False) if overlap else (False,)}
+    return {"parallelism.enable_async_tensor_parallel": (overlap,)}
 
 
 def tensor_costs(context: JobContext[TensorParallelKeys]) -> Costs:
@@ -83,13 +83,6 @@ def context_choices(context: JobContext[ContextParallelKeys]) -> Choices:
     mesh = context.job.mesh
     rings = mesh.degree("cp") > mesh.degree(HEADS.name) and not context.job.section(DataSection).document_mask
     return {"parallelism.context_parallel_rotate_method": ("allgather", "alltoall")} if rings else {}
-
-
-def context_costs(context: JobContext[ContextParallelKeys]) -> Costs:
-    """Return how keys and values are exchanged, and the ranks that trade heads for positions."""
-    method, documents = context.section.context_parallel_rotate_method, context.job.section(DataSection).document_mask
-    passed = method == "alltoall" and not documents
-    return Costs(passes_keys=passed, exchanges_heads=context.job.mesh.degree(HEADS.name))
 
 
 def pipeline_choices(context: JobContext[PipelineKeys]) -> Choices:
@@ -177,23 +170,15 @@ def recomputation_choices(context: JobContext[ActivationCheckpointSection]) -> C
 
 
 def recomputation_costs(context: JobContext[ActivationCheckpointSection]) -> Costs:
-    """Return what is kept and what is recomputed."""
+    """Return whether blocks remain alike: not if only every second or third one is recomputed."""
     section = context.section
-    if section.mode == "full":
-        return Costs(kept=0.0, recomputed=1.0)
-    if section.mode == "memory_budget":
-        return Costs(kept=section.memory_budget, recomputed=1.0 - section.memory_budget)
-    if section.selective_ac_option == "op":  # every second matmul, and what lies between the matmuls
-        return Costs(kept=0.45, recomputed=0.4)
-    whole = 1 / int(section.selective_ac_option)
-    return Costs(kept=1.0 - whole, recomputed=whole, blocks_alike=whole == 1.0)
+    layers = section.mode == "selective" and section.selective_ac_option not in ("op", "1")
+    return Costs(blocks_alike=not layers)
 
 
 def offload_costs(context: JobContext[ActivationOffloadKeys]) -> Costs:
-    """Return what stays on the device. Costs have no time of copies, so plans leave the share as the config has it."""
-    blocks = context.job.model.layout.num_blocks
-    # The memory of a block is freed while the next one computes.
-    return Costs(kept=1.0 - context.section.offload_share * (blocks - 1) / blocks, blocks_alike=False)
+    """Return that blocks do not remain alike: the memory of one is freed while the next one computes."""
+    return Costs(blocks_alike=False)
 
 
 def compile_choices(context: JobContext[CompileSection]) -> Choices:
@@ -207,6 +192,5 @@ def graph_costs(context: JobContext[CudaGraphKeys]) -> Costs:
 
 
 def compile_costs(context: JobContext[CompileSection]) -> Costs:
-    """Return the effect of fusion: intermediates between pointwise operators are neither written nor kept."""
-    blocks = "model" in context.section.components
-    return Costs(kept=0.75 if blocks else 1.0, fused=blocks, fused_loss="loss" in context.section.components)
+    """Return what is fused: intermediates between pointwise operators are not written."""
+    return Costs(fused="model" in context.section.components, fused_loss="loss" in context.section.components)

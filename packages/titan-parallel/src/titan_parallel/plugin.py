@@ -88,7 +88,7 @@ def titan_parallelisms() -> list[Transform]:
             check=Ref("titan_parallel.context_parallel_check:check"),
             checks=Checks(model=Ref("titan_parallel.model_checks:check_context")),
             apply=Ref("titan_parallel.context_parallel:apply"),
-            planning=_planning("context"),
+            planning=Planning(choices=Ref("titan_parallel.planning:context_choices")),
         ),
         Transform(
             name="activation_checkpoint",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from titan_core.api import Costs, Job, Optimizer, OptimizerCosts, Transform
 
-ADAMW = OptimizerCosts(state_bytes=8.0, traffic=28.0)
+ADAMW = OptimizerCosts(state_bytes=8.0)
 """The costs of optimizers that do not say theirs."""
 
 

@@ -7,4 +7,4 @@ from titan_core.api import JobContext, OptimizerCosts, OptimizerSection
 
 def of_adam(context: JobContext[OptimizerSection]) -> OptimizerCosts:
     """Return the costs of Adam and AdamW: two means in fp32."""
-    return OptimizerCosts(state_bytes=8.0, traffic=28.0)
+    return OptimizerCosts(state_bytes=8.0)

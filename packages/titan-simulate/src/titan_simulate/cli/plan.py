@@ -6,9 +6,10 @@ import argparse
 import logging
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from titan_core.api import CommandContext, Recipe, UserError
 from titan_core.api.config.resolved import Override
@@ -24,16 +25,21 @@ from titan_simulate.cli.plan_result import conclude
 from titan_simulate.cli.plan_table import conclude_table, powers_of_two, rows_of
 from titan_simulate.cli.planned_stage import PlannedStage, planned_stage
 from titan_simulate.cli.stages import stage_argument
-from titan_simulate.engine import stub_libraries
+from titan_simulate.engine import forks, stub_libraries
 from titan_simulate.engine.command_fork import Report, print_from_fork
 from titan_simulate.engine.forks import call_in_fork, describe_first
+from titan_simulate.estimate.job_memory import frozen_parameters
 from titan_simulate.hardware.machine import HEADROOM, Machine
-from titan_simulate.plan.candidates import GLOBAL_BATCH, JobOf, Space
-from titan_simulate.plan.model_sizes import sizes_of
+from titan_simulate.plan.candidates import JobOf, Space
+from titan_simulate.plan.kinds import GLOBAL_BATCH, take_all
 from titan_simulate.plan.search import Figures, Plan, Search
 
 if TYPE_CHECKING:
     from titan_simulate.estimate.estimate import Estimate
+
+
+TIME_LIMIT = 45.0
+"""Seconds after which a search proves no more."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,9 +62,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--finalists", type=small_integer, default=6, metavar="N", help="number of candidates to estimate (default: 6)"
     )
     parser.add_argument(
-        "--time-limit", type=seconds, metavar="S",
-        help="start no estimate that may end after this time, once a candidate fits; a comparison that it cuts short "
-        "exits with status 1 (default: none); in a table, for each row",
+        "--time-limit", type=seconds, default=TIME_LIMIT, metavar="S",
+        help="trace no further kinds of blocks after this time, once a candidate fits; the plan then says by how much "
+        f"others may be faster at most (default: {TIME_LIMIT:g})",
     )  # fmt: skip
     parser.add_argument(
         "--best", type=small_integer, default=5, metavar="N", help="number of candidates to print (default: 5)"
@@ -139,12 +145,14 @@ def searched(context: CommandContext, gpus: int, machine: Machine, report: Repor
     space, given, job = space_of()
     report("importing torch")
     logging.getLogger("titan_core").setLevel(logging.ERROR)  # each finalist would log the same notes
-    from titan_simulate.estimate.estimate import estimate
-    from titan_simulate.plan.shapes import shapes_of
+    from titan_simulate.estimate.estimate import device_of, estimate
+    from titan_simulate.plan.composer import Composer
 
-    # In a fork: what a model imports to build itself may use the device.
-    shapes = call_in_fork(partial(shapes_of, job.family.define, job.model_args))
-    sizes = sizes_of(job.model, shapes.parameters, shapes.modules, job.batch.seq_len)
+    def job_on(ranks: int, more: Sequence[Override]) -> AssembledJob:
+        return context.job(ranks, more, missing_ok=True) if stage is None else replace(stage, gpus=ranks).job_of(more)
+
+    forks.load()
+    frozen = call_in_fork(partial(frozen_parameters, job))  # what a model imports to build itself may use the device
 
     def estimate_of(one: JobOf) -> Estimate:
         return estimate(one, context.train, machine, imbalance=options.expert_imbalance)
@@ -154,9 +162,18 @@ def searched(context: CommandContext, gpus: int, machine: Machine, report: Repor
             return stage.estimated(overrides, estimate_of, machine.memory_gib)
         return estimate_of(lambda more: job_of([*overrides, *more]))
 
-    assembles = job_of if stage is None else stage.checked
-    search = Search(space, sizes, machine, assembles, options.expert_imbalance)
-    plan = search.run(estimated, options.finalists, given, options.time_limit, report)
+    def simulated(what: str, argument: Any) -> Any:
+        if what == "estimate":
+            return estimated(argument)
+        return take_all(job_on, context.train, device_of(machine), argument)
+
+    forker = forks.Forker(simulated)
+    try:
+        composer = Composer(space, machine, partial(forker, "take"), frozen, options.expert_imbalance)
+        search = Search(space, composer, machine, job_of if stage is None else stage.checked)
+        plan = search.run(partial(forker, "estimate"), options.finalists, given, options.time_limit, report)
+    finally:
+        forker.close()
     plan.model = describe_model(job.name, job.model.num_params, job.model.num_active_params)
     return plan, stage
 

@@ -17,7 +17,7 @@ from titan_core.toolkit.text import shorten
 from titan_simulate.estimate.job_memory import holders, least_state
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.hardware.read import names, read_machine
-from titan_simulate.plan.candidates import GLOBAL_BATCH
+from titan_simulate.plan.kinds import GLOBAL_BATCH
 
 _TOKENS: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)(?:[eE]\+?(\d{1,2}))?([kKmMbBtT]?)", re.ASCII)
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}

@@ -9,7 +9,7 @@ from titan_core.api import CommandContext, Problem, UserError
 from titan_core.api.config.numbers import MOST_STEPS
 from titan_core.api.config.sections import ModelSection, TrainingSection
 from titan_core.toolkit.arguments import integer
-from titan_simulate.plan.candidates import GLOBAL_BATCH
+from titan_simulate.plan.kinds import GLOBAL_BATCH
 
 TOKENS_PER_STEP: Final = 2**22
 """Tokens of a step, if the command line does not set the global batch: 4M, as at the start of Llama 3 405B (arXiv

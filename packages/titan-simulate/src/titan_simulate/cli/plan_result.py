@@ -16,7 +16,7 @@ from titan_core.api.config.sections import JobSection
 from titan_core.toolkit.errors import EXIT_INTERRUPTED
 from titan_core.toolkit.text import print_json, say
 from titan_simulate.cli.plan_model import to_fill_in
-from titan_simulate.cli.planned import as_json, compared, print_plan, summary, unfinished
+from titan_simulate.cli.planned import as_json, compared, print_plan, proved, summary, unfinished
 from titan_simulate.cli.planned_stage import PlannedStage
 from titan_simulate.cli.run_length import RunLength
 from titan_simulate.hardware.machine import HEADROOM, Machine
@@ -43,7 +43,7 @@ def conclude(
     if options.tokens is not None and plan.best:
         length = RunLength.of(options.tokens, plan.best[0].figures, options.gpus, price)
     if options.out is not None and best is not None:
-        text = f"{compared(plan)}. The best: {summary(best)}"
+        text = f"{compared(plan)}; {proved(plan)}. The best: {summary(best)}"
         later = stage is not None and stage.number > 0
         steps = () if length is None else (Override("training.steps", str(length.steps)),)
         config = context.config(() if later else [*best.candidate.overrides, *steps])

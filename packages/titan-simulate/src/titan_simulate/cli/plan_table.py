@@ -100,7 +100,7 @@ def knee_of(rows: Sequence[Row]) -> Row | None:
 
 
 def conclude_table(rows: Sequence[Row], options: argparse.Namespace, notes: Sequence[str]) -> int:
-    """Print the rows, by device and number of GPUs, and return the exit status: 1 if one is not complete, or none fits."""
+    """Print the rows, by device and number of GPUs, and return the exit status: 1 if none fits."""
     by_device: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.gpus):
         by_device.setdefault(row.device.name, []).append(row)
@@ -111,9 +111,9 @@ def conclude_table(rows: Sequence[Row], options: argparse.Namespace, notes: Sequ
         print_json(_as_json(ordered, knees, options, not stopped))
     else:
         _print(ordered, knees, options, notes)
-    if INTERRUPTED in stopped:
+    if stopped:
         return EXIT_INTERRUPTED
-    return EXIT_FAILURE if stopped or not any(row.best for row in rows) else 0
+    return 0 if any(row.best for row in rows) else EXIT_FAILURE
 
 
 def _as_json(rows: Sequence[Row], knees: set[int], options: argparse.Namespace, complete: bool) -> Mapping[str, Any]:
@@ -169,5 +169,5 @@ def _cells(row: Row, knee: bool, options: argparse.Namespace, priced: bool) -> t
     else:
         found = row.best.figures
         figures = [f"{found.peak_gib:.1f}", f"{found.tokens_per_second_per_gpu:,.0f}", f"{found.mfu:.1%}"]
-        mesh = str(row.best.candidate.workload.mesh)
+        mesh = str(row.best.candidate.mesh)
     return (row.device.name, f"{row.gpus:,}", *figures, *lengths, mesh, "; ".join(remarks))

@@ -9,21 +9,28 @@ from titan_core.toolkit.text import print_table, say, show_bytes
 from titan_simulate.cli.planned_stage import StagedFigures
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.plan.candidates import Candidate
-from titan_simulate.plan.search import TIME_LIMIT, Finalist, Plan, describe, short
-from titan_simulate.plan.workload import GIB
+from titan_simulate.plan.compose import GIB
+from titan_simulate.plan.search import CLOSE, Finalist, Plan, describe, short
 
 
 def compared(plan: Plan) -> str:
     """Return what was compared, and how."""
-    return f"{plan.candidates:,} candidates compared by arithmetic, {plan.estimated} of them by estimate"
+    return f"{plan.candidates:,} candidates compared, {plan.estimated} of them by estimate"
 
 
 def unfinished(plan: Plan, out: str | None) -> str:
-    """Return why a plan says nothing about the fastest candidate, and what to do."""
+    """Return why a plan says nothing about the fastest candidate."""
     wrote = "" if out is None else f"; {out} is not written"
     text = f"NOT COMPLETE: {plan.stopped} ended the comparison after {plan.estimated} of {plan.wanted} estimates"
-    text += f". Faster candidates may be among the others{wrote}"
-    return f"{text}\nraise or drop --time-limit, or lower --finalists" if plan.stopped == TIME_LIMIT else text
+    return f"{text}. Faster candidates may be among the others{wrote}"
+
+
+def proved(plan: Plan) -> str:
+    """Return what is known of the kinds of blocks that were not traced."""
+    text = f"{plan.kinds:,} kinds of blocks, {plan.traced} of them traced"
+    if plan.unproved:
+        return f"{text}; none of the others is expected to be faster, and none can be by more than {plan.unproved:.0%}"
+    return f"{text}; no job of the others is faster by more than {CLOSE:.0%}, or none fits"
 
 
 def summary(one: Finalist) -> str:
@@ -64,17 +71,18 @@ def as_json(plan: Plan, machine: Machine, most: int) -> dict[str, Any]:
         "finalists": plan.wanted,
         "estimated": plan.estimated,
         "meshes": plan.meshes,
-        "skipped": plan.skipped,
+        "kinds": plan.kinds,
+        "traced": plan.traced,
+        "unproved": plan.unproved,
         "candidates": plan.candidates,
         "seconds": plan.seconds,
     }
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:
-    work = candidate.workload
-    degrees = {**work.mesh.degrees, **work.mesh.view_degrees}
+    degrees = {**candidate.mesh.degrees, **candidate.mesh.view_degrees}
     return {
-        "mesh": degrees, "local_batch_size": work.local_batch, "microbatches": work.microbatches,
+        "mesh": degrees, "local_batch_size": candidate.local_batch, "microbatches": candidate.microbatches,
         "values": dict(candidate.values), "recipe": candidate.given,
     }  # fmt: skip
 
@@ -84,8 +92,8 @@ def print_plan(plan: Plan, machine: Machine, most: int) -> None:
     if plan.model:
         say(plan.model)
     say(f"{compared(plan)}, in {plan.seconds:.0f} s")
-    skipped = f"; not compared: {plan.skipped:,}, on which examples are slowest or do not fit" if plan.skipped else ""
-    say(f"{plan.meshes:,} meshes of {machine.name}, {machine.memory_gib:.1f} GiB each{skipped}\n")
+    say(f"{plan.meshes:,} meshes of {machine.name}, {machine.memory_gib:.1f} GiB each")
+    say(f"{proved(plan)}\n")
     if plan.best:
         rows = [_row(one) for one in plan.best[:most]]
         print_table(("GiB", "tokens/s/GPU", "MFU", "step s", "batch", "mesh", ""), rows)
@@ -102,14 +110,14 @@ def print_plan(plan: Plan, machine: Machine, most: int) -> None:
     if plan.losers:
         print()
         print_table(
-            ("others, by arithmetic", "", "best of them"),
+            ("others, composed", "", "best of them"),
             [(one.why, f"{one.count:,}", f"{one.example}: {one.detail}") for one in plan.losers],
         )
 
 
 def _row(one: Finalist) -> tuple[str, ...]:
-    candidate, figures, work = one.candidate, one.figures, one.candidate.workload
-    mesh = work.mesh
+    candidate, figures = one.candidate, one.figures
+    mesh = candidate.mesh
     keys = {dim.degree_key for dim in mesh.dims} | {view.degree_key for view in mesh.views}
     chosen = [
         f"{short(key)} {str(value).lower() if isinstance(value, bool) else value}"
@@ -119,6 +127,6 @@ def _row(one: Finalist) -> tuple[str, ...]:
     where = f" ({figures.largest})" if isinstance(figures, StagedFigures) else ""
     return (
         f"{figures.peak_gib:.1f}{where}", f"{figures.tokens_per_second_per_gpu:,.0f}", f"{figures.mfu:.1%}",
-        f"{figures.step_seconds:.3g}", f"{work.local_batch} x {work.microbatches}", str(mesh),
+        f"{figures.step_seconds:.3g}", f"{candidate.local_batch} x {candidate.microbatches}", str(mesh),
         "the recipe" if candidate.given else ", ".join(chosen),
     )  # fmt: skip

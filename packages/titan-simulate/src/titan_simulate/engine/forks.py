@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
@@ -31,6 +32,7 @@ PRELOADED = (
     "torch.distributed.tensor.parallel",
     "torch.distributed.pipelining",
     "torch._dynamo",  # the first optimizer would import it
+    "torch._dynamo.backends.common",  # and whoever asks for the compiler's backends
 )
 
 
@@ -155,10 +157,45 @@ def received(pipe: Connection, child: int) -> bytes:
     return answer
 
 
-def _answer(pipe: Connection, function: Callable[[], Any]) -> None:
-    """Call ``function``, send its result and end this process."""
+class Forker:
+    """A fork of this process that answers calls of one function, and forks others for them. It stays as small as this
+    process is now, so that what this one learns later slows no fork down."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._pipe, theirs = Pipe()
+        self._answers, self._child = begin(partial(_serve, theirs, self._pipe, function))
+        theirs.close()
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Return the result of the function. Arguments and result are pickled.
+
+        Raises:
+            Exception: the exception that it raised (:func:`call_in_forks`).
+        """
+        self._pipe.send(arguments)
+        return opened(self._pipe.recv_bytes())
+
+    def close(self) -> None:
+        """End the process, with the forks that it has."""
+        os.kill(self._child, signal.SIGKILL)
+        received(self._answers, self._child)
+        self._pipe.close()
+
+
+def _serve(pipe: Connection, other: Connection, function: Callable[..., Any]) -> None:
+    other.close()
+    while True:
+        try:
+            arguments = pipe.recv()
+        except EOFError:
+            return
+        pipe.send_bytes(_answer_of(partial(function, *arguments)))
+
+
+def _answer_of(function: Callable[[], Any]) -> bytes:
+    """Return the pickled result of ``function``, or what it raised."""
     try:
-        answer = pickle.dumps((True, function(), ""))
+        return pickle.dumps((True, function(), ""))
     except BaseException as error:  # noqa: BLE001 - raised by the caller
         text = traceback.format_exc()
         try:
@@ -166,6 +203,12 @@ def _answer(pipe: Connection, function: Callable[[], Any]) -> None:
             pickle.loads(answer)
         except Exception:  # noqa: BLE001 - an exception that cannot be pickled
             answer = pickle.dumps((False, None, text))
+        return answer
+
+
+def _answer(pipe: Connection, function: Callable[[], Any]) -> None:
+    """Call ``function``, send its result and end this process."""
+    answer = _answer_of(function)
     pipe.send_bytes(answer)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,6 @@ from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.costs import costs_of
 from titan_simulate.estimate.tensor_overlap import NEAR
 from titan_simulate.hardware.machine import Machine
-from titan_simulate.plan.groups import group_along
 
 if TYPE_CHECKING:
     from titan_simulate.estimate.traced_rank import TracedRank
@@ -48,12 +48,14 @@ def assumptions_of(
     for view in job.mesh.views:
         degree = job.mesh.view_degrees[view.name]
         if view.shards_parameters and degree > 1:
-            group = group_along(machine, job.mesh, view.borrows, degree)
+            innermost = max(place for place, dim in enumerate(job.mesh.dims) if dim.name in view.borrows)
+            inside = math.prod(job.mesh.degrees[dim.name] for dim in job.mesh.dims[innermost + 1 :])
+            together = max(1, min(degree, machine.ranks_per_node // inside))
             busy = (
                 "even" if imbalance == 1.0 else f"the busiest rank has {imbalance:g} times the mean, of time but not memory"
             )
             found["expert routing"] = busy
             found["rows of experts"] = (
-                f"{1 - 1 / degree:.0%} leave their rank, {1 - group.together / degree:.0%} their node, whatever is chosen"
+                f"{1 - 1 / degree:.0%} leave their rank, {1 - together / degree:.0%} their node, whatever is chosen"
             )
     return found

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from titan_core.api import ModelLayout, PipelineCosts, UserError, matches
+from titan_core.api import PipelineCosts, UserError
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.costs import ADAMW, costs_of, costs_of_optimizer
 from titan_simulate.engine import forks
@@ -18,6 +18,7 @@ from titan_simulate.engine.simulate import Train
 from titan_simulate.engine.stub_libraries import Device
 from titan_simulate.estimate.after_update import seconds_after_update
 from titan_simulate.estimate.assumptions import assumptions_of
+from titan_simulate.estimate.block_classes import block_classes, period
 from titan_simulate.estimate.figures import ONCE, REPEATED, figures_of
 from titan_simulate.estimate.imbalance import busiest
 from titan_simulate.estimate.job_memory import FP32, frozen_parameters
@@ -132,14 +133,14 @@ def estimate(
     pipeline = next((one.pipeline for one in costs if one.pipeline is not None), None)
     size = job.mesh.world_size
     ranks = [0] if pipeline is None else [0, size - 1]
-    period = _period(job.model.layout, frozen_parameters(job))
+    every = period(list(block_classes(job.model.layout, frozen_parameters(job)).values()))
     of_optimizer = costs_of_optimizer(job.optimizer, job) or ADAMW
-    alike = of_optimizer.blocks_alike and all(one.blocks_alike for one in costs) and (period == 1 or pipeline is None)
+    alike = of_optimizer.blocks_alike and all(one.blocks_alike for one in costs) and (every == 1 or pipeline is None)
     # Whole periods are added to what is simulated.
-    fewest = FEW + (job.model.layout.num_blocks - FEW) % period
-    few, more = (fewest, fewest + period * -(-(MORE - FEW) // period)) if alike else (None, None)
+    fewest = FEW + (job.model.layout.num_blocks - FEW) % every
+    few, more = (fewest, fewest + every * -(-(MORE - FEW) // every)) if alike else (None, None)
     settings, scale, short = _reduction(job, pipeline, alike)
-    device = _device(machine)
+    device = device_of(machine)
 
     # The longest ones first, and of these the one that checks the model too.
     samples = [(rank, most) for most in dict.fromkeys((more, few)) for rank in ranks]
@@ -169,23 +170,6 @@ def estimate(
     return _combined(job, made_of, few, more, imbalance)
 
 
-def _period(layout: ModelLayout, frozen: Collection[str]) -> int:
-    """Return after how many blocks their costs, attention and frozen parameters repeat, such as 6 if each sixth has no
-    window."""
-    depth = layout.blocks.count(".") + 2
-    kinds: list[list[object]] = []
-    for index in range(layout.num_blocks):
-        name = f"{layout.blocks}.{index}"
-        mixers = [
-            mixer.options
-            for pattern, mixer in layout.mixers.items()
-            if matches(name, [".".join(pattern.split(".")[:depth])])
-        ]
-        fixed = sorted(one.removeprefix(name) for one in frozen if one.startswith(f"{name}."))
-        kinds.append([fixed, *mixers, *(round(cost, 9) for cost in layout.block_costs[index : index + 1])])
-    return next((n for n in range(1, layout.num_blocks) if kinds[n:] == kinds[:-n]), layout.num_blocks)
-
-
 def _reduction(
     job: AssembledJob, pipeline: PipelineCosts | None, alike: bool
 ) -> tuple[dict[str, str], float, bool]:  # fmt: skip
@@ -211,7 +195,8 @@ def _reduction(
     return {**settings, **OWN_SHARDS}, pipeline.microbatches / fewer, False
 
 
-def _device(machine: Machine) -> Device:
+def device_of(machine: Machine) -> Device:
+    """Return what a simulation runs on."""
     major, _, minor = machine.capability.partition(".")
     return Device(
         machine.name,

@@ -129,7 +129,7 @@ def frozen_parameters(job: AssembledJob) -> dict[str, int]:
     patterns = job.section(TrainingSection).freeze
     if not patterns:
         return {}
-    from titan_simulate.plan.shapes import shapes_of
+    from titan_simulate.estimate.shapes import shapes_of
 
     tied = {source for name, source in job.model.layout.tied.items() if matches(name, patterns)}
     shapes = shapes_of(job.family.define, job.model_args).parameters

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from titan_core.api import ModelPart, Phase, Ref, TrainingContext, Transform
@@ -23,6 +24,9 @@ class Parts:
     """First two parts of the names of all modules of each."""
     whole: list[int] | None = None
     """Number of blocks of each, if the model that is built has fewer."""
+    elements: list[Mapping[str, int]] = field(default_factory=list)
+    """Of each: name of a remaining block, or of a unit of embedding or head -> elements of its parameters, before they are
+    divided."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,10 @@ def keep_blocks(job: AssembledJob, most: int | None, parts: Parts) -> AssembledJ
         parts.kept.append(kept)
         units = (*part.layout.embedding, *part.layout.head)
         parts.modules.append({*kept, *part.present(units)})
+        elements: Counter[str] = Counter()
+        for name, parameter in part.module.named_parameters():
+            elements[next((one for one in (*kept, *units) if f"{name}.".startswith(f"{one}.")), "")] += parameter.numel()
+        parts.elements.append(elements)
         return part
 
     reduction = Transform(

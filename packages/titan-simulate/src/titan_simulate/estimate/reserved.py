@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from titan_simulate.engine.allocator import MIB, Event, OutOfMemory, replay
 from titan_simulate.engine.result import AllocationTrace
-from titan_simulate.estimate.reduce import Parts
-from titan_simulate.estimate.traced_rank import TracedRank
 from titan_simulate.estimate.unroll import CannotUnroll, unroll
 from titan_simulate.hardware.machine import Machine
+
+if TYPE_CHECKING:
+    from titan_simulate.estimate.reduce import Parts
+    from titan_simulate.estimate.traced_rank import TracedRank
 
 GIB = 2**30
 

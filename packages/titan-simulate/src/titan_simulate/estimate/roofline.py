@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 from titan_simulate.engine.names import is_varlen
 from titan_simulate.estimate.work import Kind, Work
@@ -13,6 +14,10 @@ from titan_simulate.hardware.machine import AttentionRates, Link, Machine
 
 def seconds_of(work: Work, machine: Machine) -> float:
     """Return the duration of ``work`` when nothing else runs."""
+    return work.times * _seconds_once(work, machine)
+
+
+def _seconds_once(work: Work, machine: Machine) -> float:
     floor = work.launches * machine.memory.kernel_us * 1e-6
     match work.kind:
         case Kind.WAIT:
@@ -96,16 +101,22 @@ def _path(ranks: Sequence[int], machine: Machine) -> tuple[float, Link, int]:
     A ring enters and leaves each node once per rank there, over that rank's network card, so rings use the cards of all
     ranks that the group has in a node.
     """
-    nodes = Counter(rank // machine.ranks_per_node for rank in ranks)
+    number, least, per_node = _nodes(tuple(ranks), machine.ranks_per_node)
     node, network = machine.links.node, machine.links.network
-    per_node = max(nodes.values())
-    if len(nodes) == 1:
+    if number == 1:
         return (len(ranks) - 1) * node.latency_us * 1e-6, node, per_node
-    hops = (len(ranks) - len(nodes)) * node.latency_us + len(nodes) * network.latency_us
-    bandwidth = min(nodes.values()) * network.bandwidth_gb_s
+    hops = (len(ranks) - number) * node.latency_us + number * network.latency_us
+    bandwidth = least * network.bandwidth_gb_s
     if per_node > 1:
         bandwidth = min(bandwidth, node.bandwidth_gb_s)
     return hops * 1e-6, Link(bandwidth_gb_s=bandwidth, latency_us=network.latency_us), per_node
+
+
+@lru_cache(maxsize=4096)
+def _nodes(ranks: tuple[int, ...], per_node: int) -> tuple[int, int, int]:
+    """Return the number of nodes that have some of ``ranks``, and the fewest and the most that one has."""
+    nodes = Counter(rank // per_node for rank in ranks)
+    return len(nodes), min(nodes.values()), max(nodes.values())
 
 
 def link_shares(work: Work, machine: Machine) -> dict[str, float]:
@@ -137,12 +148,12 @@ def _collective_shares(work: Work, machine: Machine) -> tuple[float, float]:
         return near / max(near, far), far / max(near, far)
     if work.permutes:  # hops between nodes are the slowest ones
         return (network / node if per_node > 1 else 0.0), 1.0
-    cards = min(Counter(rank // machine.ranks_per_node for rank in work.ranks).values())
+    _, cards, _ = _nodes(work.ranks, machine.ranks_per_node)
     return (link.bandwidth_gb_s / node if per_node > 1 else 0.0), link.bandwidth_gb_s / (cards * network)
 
 
 def _in_one_node(ranks: Sequence[int], machine: Machine) -> bool:
-    return len({rank // machine.ranks_per_node for rank in ranks}) == 1
+    return _nodes(tuple(ranks), machine.ranks_per_node)[0] == 1
 
 
 def _is_exchange(name: str) -> bool:

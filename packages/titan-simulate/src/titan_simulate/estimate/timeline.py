@@ -67,7 +67,13 @@ def issue_seconds(work: Work, machine: Machine) -> float:
     """Return the time in which the host issues ``work``."""
     if work.kind is Kind.WAIT or work.graphed:
         return 0.0
-    return 1e-6 * (machine.host.compiled_kernel_us if work.compiled else machine.host.operator_us)
+    return 1e-6 * work.times * (machine.host.compiled_kernel_us if work.compiled else machine.host.operator_us)
+
+
+def slowdown(machine: Machine) -> float:
+    """Return the share of its speed that computation loses beside communication."""
+    most = max(machine.multiprocessors, machine.links.multiprocessors + 1)
+    return min(0.9, machine.links.multiprocessors / most)
 
 
 class _Device:
@@ -75,8 +81,7 @@ class _Device:
 
     def __init__(self, trace: Sequence[Work], machine: Machine) -> None:
         self._trace = trace
-        most = max(machine.multiprocessors, machine.links.multiprocessors + 1)
-        self._slower = 1.0 - min(0.9, machine.links.multiprocessors / most)
+        self._slower = 1.0 - slowdown(machine)
         self._shares = {
             position: link_shares(work, machine) for position, work in enumerate(trace) if work.kind in COMMUNICATION
         }

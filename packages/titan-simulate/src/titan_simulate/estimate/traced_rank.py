@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -14,7 +14,7 @@ from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.costs import costs_of
 from titan_simulate.engine.observation import Observation, Operation
-from titan_simulate.engine.result import PhaseFigures, SimulatedRank, peak_of
+from titan_simulate.engine.result import Label, PhaseFigures, SimulatedRank, peak_of
 from titan_simulate.engine.resumed import from_the_start
 from titan_simulate.engine.simulate import SETTINGS, Train, simulate
 from titan_simulate.engine.stub_libraries import Device
@@ -46,6 +46,8 @@ class TracedRank:
     """Forward passes of each part in a step."""
     order: Order | None
     """The order of the pipeline of the whole job; ``None`` without one."""
+    peaks: Mapping[str, Mapping[Label, int]] = field(default_factory=dict)
+    """What is in use at the peak of each moment, by owner and module."""
     kept_sends: int = 0
     """How many tensors that it has sent the pipeline of the whole job keeps, in addition to those of the simulated one."""
 
@@ -113,12 +115,13 @@ def take(
             repeating, _ = schedule.of_job(replace(pipeline, microbatches=enough_microbatches(pipeline)), along)
             assert repeating is not None
             found, kept = _with_actions(found, repeating.actions[along]), 0
+        peaks = peaks_by_moment(found.allocations) if pipeline is None else {}
         found = replace(found, allocations=from_the_start(found.allocations))
         work = trace.work
         if any(one.graphed for one in costs):
             work = [replace(one, graphed=one.phase in ("forward", "backward")) for one in work]
         microbatches = schedule.microbatches or job.batch.microbatches
-        return TracedRank(rank, work, found, parts, microbatches, order, kept)
+        return TracedRank(rank, work, found, parts, microbatches, order, peaks, kept)
 
 
 def _with_actions(found: SimulatedRank, actions: Sequence[Action]) -> SimulatedRank:

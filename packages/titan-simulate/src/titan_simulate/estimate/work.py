@@ -68,6 +68,8 @@ class Work:
     group: str = ""
     bytes: int = 0
     """The larger of input and output of a collective; the bytes sent or received."""
+    times: float = 1.0
+    """For how many of its like, one after the other, it stands."""
     hidden_seconds: float = 0.0
     """Of a collective that runs piece by piece beside its matmul: seconds that its matmul hides."""
     permutes: bool = False

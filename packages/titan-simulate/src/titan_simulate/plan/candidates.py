@@ -6,21 +6,19 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any
 
-from titan_core.api import Job, MeshPlan, Problem, Transform
+from titan_core.api import Job, MeshPlan, Phase, PipelineCosts, Problem, Transform
 from titan_core.api.config.resolved import Override
 from titan_core.api.config.sections import TrainingSection
 from titan_core.api.plugins.assembled_job import AssembledJob
-from titan_core.toolkit.text import show
-from titan_simulate.costs import ADAMW, costs_of, costs_of_optimizer
-from titan_simulate.plan.workload import Workload
+from titan_simulate.costs import costs_of
+from titan_simulate.plan.kinds import GLOBAL_BATCH, LOCAL_BATCH, Kind, is_sharded, text_of
 
-LOCAL_BATCH = "training.local_batch_size"
-GLOBAL_BATCH = "training.global_batch_size"
 LARGEST_LOCAL_BATCH = 64
-LARGE_EXAMPLE = 8
-"""Sequences of a large microbatch in :meth:`Space.examples`."""
+ARRANGING = (Phase.PIPELINE, Phase.DATA)
+"""Phases of transforms whose choices arrange blocks and their batch, and leave the blocks' own operators as they are."""
 JobOf = Callable[[Sequence[Override]], AssembledJob]
 """Returns the recipe's job on the plan's number of ranks, with further overrides."""
 
@@ -31,21 +29,30 @@ class Candidate:
 
     values: Mapping[str, Any]
     """Config key -> value: all keys that the plan decides."""
-    workload: Workload
+    mesh: MeshPlan
+    local_batch: int
+    microbatches: int
+    """Of the data loader: a pipeline divides a local batch further."""
+    kind: Kind
+    pipeline: PipelineCosts | None = None
+    parameters_stay: bool = False
+    gradients_stay: bool = False
+    matmul_types: tuple[str, ...] = ()
+    """Types in which blocks multiply, beside those of their parameters."""
     given: bool = False
     """Whether it is the recipe as it is."""
 
     @property
-    def overrides(self) -> list[Override]:
-        """The values as overrides."""
-        return [Override(key, _text(value)) for key, value in self.values.items()]
+    def choices(self) -> tuple[object, ...]:
+        """What decides how far its composition is wrong: the modes and the schedule that it chooses, and whether data
+        parallelism shards and the layers are divided."""
+        chosen = (item for item in self.values.items() if isinstance(item[1], str | bool))
+        return (self.kind.sharded, self.pipeline is None, *sorted(chosen))
 
     @property
-    def kind(self) -> tuple[object, ...]:
-        """What decides how far its guessed activations are wrong: what it recomputes, and the modes and the schedule that it
-        chooses."""
-        chosen = (item for item in self.values.items() if isinstance(item[1], str | bool))
-        return (self.workload.kept, *sorted(chosen))
+    def overrides(self) -> list[Override]:
+        """The values as overrides."""
+        return [Override(key, text_of(value)) for key, value in self.values.items()]
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,9 @@ class Space:
         self.gpus, self.global_batch, self.fixed, self.changes_numbers = gpus, global_batch, fixed, changes_numbers
         self.transforms = job.registry.all(Transform)
         """All that are installed: those that are inactive in ``job`` may be active in another."""
-        self._own: Workload | None = None
+        varied = sorted((one for one in self.transforms if one.planning.choices is not None), key=lambda one: -one.phase)
+        self._of_blocks = [one for one in varied if one.phase not in ARRANGING]
+        self._arranging = [one for one in varied if one.phase in ARRANGING]
 
     def searched(self, key: str) -> bool:
         """Whether the plan decides ``key``: the user did not set it, and it changes only where and how fast a job computes
@@ -140,21 +149,6 @@ class Space:
             return [sequences]
         return [size for size in reversed(divisors(sequences)) if size <= LARGEST_LOCAL_BATCH]
 
-    def examples(self, degrees: Mapping[str, int]) -> list[Workload]:
-        """Return what stands for all candidates on a mesh: small microbatches, without recomputation and with it, and larger
-        ones."""
-        mesh = self._mesh(degrees)
-        sequences = max(1, self.global_batch // mesh.batch_degree)
-        self._own = self._own or self.workload(self.job)
-        plain = replace(
-            self._own, mesh=mesh, kept=1.0, recomputed=0.0, gradients_stay=False, exchanged_rows=None, pipeline=None
-        )
-        sizes = (1, 0.0), (1, 1.0), (min(LARGE_EXAMPLE, sequences), 1.0)
-        return [
-            replace(plain, local_batch=size, microbatches=sequences // size, kept=1.0 - again, recomputed=again)
-            for size, again in sizes
-        ]
-
     def _mesh(self, degrees: Mapping[str, int]) -> MeshPlan:
         known = self.job.mesh
         return MeshPlan(
@@ -164,9 +158,9 @@ class Space:
             {view.name: degrees.get(view.degree_key, known.view_degrees[view.name]) for view in known.views},
         )
 
-    def assumed(self, degrees: Mapping[str, int], local: int) -> Job:
+    def assumed(self, degrees: Mapping[str, int], local: int, chosen: Mapping[str, Any] = MappingProxyType({})) -> Job:
         """Return the job on this mesh and local batch, as assembly would see it if it is valid."""
-        config = self.job.config.changed({**degrees, GLOBAL_BATCH: self.global_batch, LOCAL_BATCH: local})
+        config = self.job.config.changed({**degrees, GLOBAL_BATCH: self.global_batch, LOCAL_BATCH: local, **chosen})
         mesh = self._mesh(degrees)
         ranks = mesh.batch_degree
         batch = replace(
@@ -175,17 +169,25 @@ class Space:
         )  # fmt: skip
         return replace(self.job, config=config, mesh=mesh, batch=batch, fixes=False)
 
-    def variants(self, job: Job, values: Mapping[str, Any]) -> Iterator[Candidate | Refused]:
+    def variants(
+        self, job: Job, values: Mapping[str, Any], worth: Callable[[Kind], bool] = lambda kind: True
+    ) -> Iterator[Candidate | Refused]:  # fmt: skip
         """Yield the candidates on one mesh and batch: all combinations of the choices of transforms that their checks
-        accept."""
-        varied = [transform for transform in self.transforms if transform.planning.choices is not None]
-        latest_first = sorted(varied, key=lambda transform: -transform.phase)
-        for each, more in self._settings(latest_first, job):
-            problem = next(self._problems(varied, each), None)
-            if problem is None:
-                yield Candidate({**values, **more}, self.workload(each))
-            elif (refused := refusal(problem, str(each.mesh))).key not in more:  # else two choices exclude each other
-                yield refused
+        accept.
+
+        Args:
+            worth: whether to yield candidates with blocks of a kind.
+        """
+        for each, of_kind in self._settings(self._of_blocks, job):
+            if not worth(self.kind(each.mesh, of_kind)):
+                continue
+            for whole, more in self._settings(self._arranging, each):
+                problem = next(self._problems([*self._of_blocks, *self._arranging], whole), None)
+                chosen = {**of_kind, **more}
+                if problem is None:
+                    yield self.candidate(whole, {**values, **chosen}, of_kind)
+                elif (refused := refusal(problem, str(whole.mesh))).key not in chosen:  # else two choices exclude each other
+                    yield refused
 
     def _settings(
         self, transforms: Sequence[Transform], job: Job
@@ -210,34 +212,45 @@ class Space:
             if transform.check is not None and transform.active(context):
                 yield from transform.check.call_list(Problem, context)
 
-    def workload(self, job: Job) -> Workload:
-        """Return a job as numbers."""
-        training = job.section(TrainingSection)
-        wide = {2: "bf16"}.get(_bytes(training.mixed_precision_param), _fp32(training))
-        work = Workload(
-            job.mesh, job.batch.seq_len, job.batch.local_size, job.batch.microbatches,
-            parameter_bytes=_bytes(training.mixed_precision_param), reduce_bytes=_bytes(training.mixed_precision_reduce),
-            offloads=training.enable_cpu_offload, matmul_type=wide, wide_type=wide,
-            optimizer=costs_of_optimizer(self.job.optimizer, job) or ADAMW,
+    def candidate(self, job: Job, values: Mapping[str, Any], of_kind: Mapping[str, Any], given: bool = False) -> Candidate:
+        """Return ``job`` as a candidate.
+
+        Args:
+            of_kind: of ``values``, those that decide the operators of a block.
+        """
+        costs = list(costs_of(self.transforms, job))
+        pipeline = next((one.pipeline for one in costs if one.pipeline is not None), None)
+        batch = job.batch
+        return Candidate(
+            values, job.mesh, batch.local_size, batch.microbatches, self.kind(job.mesh, of_kind), pipeline,
+            parameters_stay=any(one.parameters_stay for one in costs),
+            gradients_stay=any(one.gradients_stay for one in costs),
+            matmul_types=tuple(one.matmul_type for one in costs if one.matmul_type is not None), given=given,
         )  # fmt: skip
-        for costs in costs_of(self.transforms, job):
-            work = replace(
-                work,
-                kept=work.kept * costs.kept,
-                recomputed=1 - (1 - work.recomputed) * (1 - costs.recomputed),
-                fused=work.fused or costs.fused,
-                matmul_type=costs.matmul_type or work.matmul_type,
-                parameters_stay=work.parameters_stay or costs.parameters_stay,
-                gradients_stay=work.gradients_stay or costs.gradients_stay,
-                overlaps_matmuls=work.overlaps_matmuls or costs.overlaps_matmuls,
-                passes_keys=work.passes_keys or costs.passes_keys,
-                exchanges_heads=work.exchanges_heads * max(1, costs.exchanges_heads),
-                exchanged_rows=work.exchanged_rows if costs.exchanged_rows is None else costs.exchanged_rows,
-                graphed=work.graphed or costs.graphed,
-                host_waits=work.host_waits + costs.host_waits,
-                pipeline=costs.pipeline or work.pipeline,
-            )
-        return work
+
+    def kinds(self, job: Job) -> Iterator[Kind]:
+        """Yield the kinds of blocks that jobs on the mesh of ``job`` may have."""
+        for each, of_kind in self._settings(self._of_blocks, job):
+            yield self.kind(each.mesh, of_kind)
+
+    def kind_of(self, job: Job) -> dict[str, Any]:
+        """Return the values of ``job`` that decide about the kind of its blocks."""
+        offered: dict[str, Any] = {}
+        for transform in self._of_blocks:
+            assert transform.planning.choices is not None
+            keys: Mapping[str, Sequence[Any]] = transform.planning.choices.call(Mapping, transform.context(job))
+            offered |= {key: job.config.value(key) for key in keys if self.searched(key)}
+        return offered
+
+    def kind(self, mesh: MeshPlan, chosen: Mapping[str, Any]) -> Kind:
+        """Return the kind of the blocks of a job."""
+        degrees = {
+            dim.degree_key: mesh.degrees[dim.name]
+            for dim in mesh.dims
+            if dim.divides not in ("layers", "batch") or dim.data_parallel == "own" or dim.diverges
+        }
+        degrees |= {view.degree_key: mesh.view_degrees[view.name] for view in mesh.views}
+        return Kind(tuple(degrees.items()), tuple(sorted(chosen.items(), key=str)), is_sharded(mesh))
 
 
 def refusal(problem: Problem, mesh: str) -> Refused:
@@ -264,15 +277,3 @@ def divisors(number: int) -> list[int]:
     """Return the divisors of ``number``, in order."""
     small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
     return small + [number // divisor for divisor in reversed(small) if divisor * divisor != number]
-
-
-def _text(value: Any) -> str:
-    return "none" if value is None else value if isinstance(value, str) else show(value)
-
-
-def _bytes(dtype: str) -> int:
-    return 2 if "16" in dtype else 4
-
-
-def _fp32(training: TrainingSection) -> str:
-    return "fp32" if training.float32_matmul_precision == "highest" else "tf32"

@@ -1,34 +1,40 @@
-"""The search: assemble, guess, estimate the most promising, and say why the others lost."""
+"""The search: trace the kinds of blocks that may win, compose their jobs, estimate the best, and say why the others lost.
+
+A kind (:mod:`titan_simulate.plan.kinds`) is not traced if no job of it can be faster than the best known one. That follows
+from the kinds that it descends from: ranks that divide the work of a block take together no less time than fewer ranks do,
+because tiles, launches and latencies do not divide, and collectives are added. So the time of ``n`` ranks for a sequence, by
+all ranks of the job, bounds the step of every job whose blocks are those, divided further, whatever its pipeline, its data
+parallelism and its microbatches do. Likewise, these ranks keep together no fewer activations: a kind is not traced either if
+its share of them, with that of the state, is too large for a device in every job.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from titan_core.api import UserError
+from titan_core.api import Job, MeshPlan, UserError
 from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.hardware.machine import Machine
-from titan_simulate.plan.arithmetic import Arithmetic
-from titan_simulate.plan.candidates import GLOBAL_BATCH, LOCAL_BATCH, Candidate, JobOf, Refused, Space, refusal
-from titan_simulate.plan.model_sizes import ModelSizes
-from titan_simulate.plan.workload import Guess
+from titan_simulate.plan.candidates import Candidate, JobOf, Refused, Space, refusal
+from titan_simulate.plan.compose import DATA_PARALLEL, Composition
+from titan_simulate.plan.kinds import GLOBAL_BATCH, LOCAL_BATCH, Kind
 
-MARGIN = 1.25
-"""Candidates whose guessed memory is up to this factor too large may fit; only an estimate knows."""
+CLOSE = 0.02
+"""Two jobs whose steps differ by less than this share are equally fast: estimates are no better."""
+NEARLY = 1.1
+"""Candidates whose composed memory is up to this factor too large may fit; only an estimate knows."""
 SIMULATION = "its simulation failed"
 """In place of the key of :class:`Refused`, for a candidate whose estimate raised another error than a UserError."""
 PER_MESH = 2
 """Most finalists on one mesh, so that they differ in more than details."""
-
-
-FEW_MESHES = 64
-"""Meshes that are compared whatever it takes."""
-MOST_CANDIDATES = 16_000
-"""Candidates after which no further mesh is compared. They take half a minute."""
 
 
 class Figures(Protocol):
@@ -59,12 +65,42 @@ Estimator = Callable[[Sequence[Override]], Figures]
 """Overrides -> the estimate of the job. Raises UserError if the job cannot run."""
 
 
+class Composes(Protocol):
+    """Traces kinds and composes candidates of them (:class:`titan_simulate.plan.composer.Composer`)."""
+
+    def trace(self, kinds: Mapping[Kind, MeshPlan]) -> None:
+        """Trace kinds, each of which a job on its mesh has."""
+        ...
+
+    def failure(self, kind: Kind) -> UserError | str | None:
+        """Return why a kind that was traced has no costs, if so."""
+        ...
+
+    def seconds_of_sequence(self, kind: Kind, batch: int) -> float:
+        """Return the least time of forward and backward of a sequence, in microbatches of ``batch`` ones, on all blocks of a
+        kind that was traced."""
+        ...
+
+    def least(self, candidate: Candidate, kind: Kind, share: float) -> tuple[float, float]:
+        """Return lower bounds of the step of a candidate, in seconds, and of its memory, in GiB.
+
+        Args:
+            kind: that was traced, and from which the candidate's descends.
+            share: ranks that divide a block of ``kind``, by those that divide one of the candidate.
+        """
+        ...
+
+    def composition(self, candidate: Candidate) -> Composition:
+        """Return the memory and the time of a candidate of a kind that was traced."""
+        ...
+
+
 @dataclass(frozen=True)
 class Finalist:
     """A candidate with its estimate."""
 
     candidate: Candidate
-    guess: Guess
+    composed: Composition
     figures: Figures
 
 
@@ -79,7 +115,7 @@ class Loser:
     detail: str
 
 
-TIME_LIMIT, INTERRUPTED = "the time limit", "an interrupt"
+INTERRUPTED = "an interrupt"
 """Why a search may end early."""
 
 
@@ -98,19 +134,23 @@ class Plan:
     """If nothing fits: the candidate that needs least memory, in GiB. ``None`` too if those that fit cannot be estimated."""
     meshes: int = 0
     candidates: int = 0
-    """Compared by arithmetic, or refused by a check."""
+    """Composed, or refused by a check."""
+    kinds: int = 0
+    """Kinds of blocks that jobs of the plan may have."""
+    traced: int = 0
+    """Of these, those that were traced."""
+    unproved: float = 0.0
+    """By which share a job of another kind may still be faster than the best one: 0 if none is faster by more than
+    :data:`CLOSE`."""
     seconds: float = 0.0
     stopped: str | None = None
-    """What ended the search before all finalists were estimated: :data:`TIME_LIMIT` or :data:`INTERRUPTED`."""
+    """What ended the search before all finalists were estimated: :data:`INTERRUPTED`."""
     model: str = ""
     """The model in words."""
 
-    skipped: int = 0
-    """Of the meshes, those on which no candidate was compared, because examples on all others are faster."""
-
     @property
     def estimated(self) -> int:
-        """Number of candidates that were compared by estimate."""
+        """Number of candidates that were estimated."""
         return len(self.best) + len(self.too_large)
 
     @property
@@ -119,19 +159,53 @@ class Plan:
         return self.best[0] if self.best and self.stopped is None else None
 
 
+@dataclass
+class _Open:
+    """A kind that was not traced."""
+
+    mesh: MeshPlan
+    """A mesh that has it."""
+    batch: int
+    """Sequences of the largest microbatch."""
+    bound: float = 0.0
+    """No step of a job of this kind is shorter."""
+    ancestor: Kind | None = None
+    """The traced kind from which that follows."""
+    least: float | None = None
+    """No step of a job of this kind that fits is shorter, if that is known."""
+    undivided: float = 0.0
+    """The bound from blocks that are not divided."""
+    losses: dict[str, float] = field(default_factory=dict)
+    """Degree key -> seconds by which division along one dimension makes the bound longer."""
+
+    @property
+    def expected(self) -> float:
+        """What the bound will be once the kind is traced, if what division along several dimensions costs adds up."""
+        return max(self.bound, self.undivided + sum(self.losses.values()))
+
+
 class Search:
     """One search for the best candidates of a space on a machine."""
 
-    def __init__(self, space: Space, sizes: ModelSizes, machine: Machine, job_of: JobOf, imbalance: float = 1.0) -> None:
-        self._space, self._machine, self._job_of = space, machine, job_of
-        self._sizes = sizes
-        self._arithmetic = Arithmetic(sizes, machine, imbalance)
+    def __init__(self, space: Space, composer: Composes, machine: Machine, job_of: JobOf) -> None:
+        self._space, self._composer, self._machine, self._job_of = space, composer, machine, job_of
         self._refused: list[Refused] = []
         self._plan = Plan(0)
-        self._longest = 0.0  # seconds of an estimate
-        self._guesses: list[tuple[Candidate, Guess]] = []
-        self._done: set[int] = set()  # positions of guesses whose candidates were estimated
-        self._factors: dict[tuple[object, ...], float] = {}  # kind -> correction of the guessed activations
+        self._per_mesh: dict[str, int] = defaultdict(int)  # finalists
+        self._deadline: float | None = None
+        self._groups: dict[tuple[object, ...], list[tuple[dict[str, int], int]]] = defaultdict(list)
+        """Degrees that decide about kinds -> meshes and local batches."""
+        self._open: dict[Kind, _Open] = {}
+        self._candidates: dict[Kind, list[Candidate | Refused]] = {}
+        self._composed: list[tuple[Candidate, Composition]] = []
+        self._done: set[int] = set()  # positions of composed candidates that were estimated
+        self._factors: dict[tuple[object, ...], tuple[float, float]] = {}
+        """What candidates choose -> corrections of their composed time, and of their composed activations."""
+        self._valid: dict[str, bool] = {}  # mesh -> whether jobs on it can be assembled
+        divided = [dim for dim in space.job.mesh.dims if dim.divides in ("weights", "sequence")]
+        views = [view for view in space.job.mesh.views if not view.shards_parameters]
+        self._divided = {dim.degree_key for dim in divided}
+        self._ignored = {view.degree_key for view in views}
 
     def run(
         self,
@@ -146,13 +220,14 @@ class Search:
         Args:
             finalists: number of candidates to estimate. If none of them fits, as many again.
             given: the recipe's own job, which is always a finalist.
-            deadline: seconds after which an estimate must not end, judged by the longest one so far, once a candidate fits.
+            deadline: seconds after which no further kind is traced, once a candidate fits.
             report: receives how far the search is, in words.
         """
         began = time.perf_counter()
         plan = self._plan = Plan(finalists)
+        self._deadline = None if deadline is None else began + deadline
         try:
-            self._compare(estimate, given, None if deadline is None else began + deadline, report)
+            self._compare(estimate, given, report)
         except KeyboardInterrupt:
             plan.stopped = INTERRUPTED
         plan.best.sort(key=lambda one: one.figures.step_seconds)
@@ -163,141 +238,226 @@ class Search:
         plan.seconds = time.perf_counter() - began
         return plan
 
-    def _compare(
-        self, estimate: Estimator, given: AssembledJob | None, deadline: float | None, report: Callable[[str], None]
-    ) -> None:  # fmt: skip
-        plan = self._plan
-        for pair in self._guessed():
-            self._guesses.append(pair)
-            if len(self._guesses) % 200 == 0:
-                report(f"{plan.candidates:,} candidates compared by arithmetic")
+    def _compare(self, estimate: Estimator, given: AssembledJob | None, report: Callable[[str], None]) -> None:
+        self._find_kinds()
         if given is not None:
-            values = {dim.degree_key: given.mesh.degrees[dim.name] for dim in given.mesh.dims}
-            own = Candidate({**values, GLOBAL_BATCH: self._space.global_batch}, self._space.workload(given), given=True)
+            recipe = self._space.candidate(given, {}, self._space.kind_of(given), given=True)
+            self._open.setdefault(recipe.kind, _Open(recipe.mesh, min(recipe.local_batch, LARGEST_MICROBATCH)))
+            self._trace([recipe.kind])
             report(self._progress())
-            self._estimate(own, self._arithmetic.guess(own.workload), estimate)
-            self._done |= {number for number, (one, _) in enumerate(self._guesses) if one.workload == own.workload}
-        per_mesh: dict[str, int] = defaultdict(int)
-        while plan.estimated < self._intended():
-            best = min(self._promising(per_mesh), default=None)
-            if best is None:
-                return
-            if plan.best and deadline is not None and time.perf_counter() + self._longest > deadline:
-                plan.stopped = TIME_LIMIT
-                return
-            report(self._progress())
+            self._estimate(recipe, estimate)
+        for proves in (False, True):
+            while True:
+                # Estimates correct what is composed, so kinds that could not win before may win now.
+                self._trace_what_may_win(proves, report)
+                if not self._estimate_best(estimate, report):
+                    break
+
+    def _estimate_best(self, estimate: Estimator, report: Callable[[str], None]) -> bool:
+        """Estimate the best candidates that were not. Return whether there were some."""
+        found = False
+        while (best := min(self._promising(), default=None)) is not None:
             number = best[2]
-            candidate, guess = self._guesses[number]
-            ran = self._estimate(candidate, guess, estimate)
+            faster = best[0] < self._fastest() * (1.0 - CLOSE)
+            if self._plan.estimated >= self._intended() and not faster:
+                break
+            report(self._progress())
+            candidate, _ = self._composed[number]
             self._done.add(number)
-            if ran:
-                per_mesh[str(candidate.workload.mesh)] += 1
+            if self._estimate(candidate, estimate):
+                self._per_mesh[str(candidate.mesh)] += 1
+            found = True
+        return found
+
+    def _fastest(self) -> float:
+        return min((one.figures.step_seconds for one in self._plan.best), default=math.inf)
+
+    def _late(self) -> bool:
+        return bool(self._plan.best) and self._deadline is not None and time.perf_counter() > self._deadline
+
+    def _find_kinds(self) -> None:
+        """List all kinds, and the meshes and local batches on which jobs have them."""
+        routers = self._space.job.model.layout.routers.values()
+        kinds: dict[tuple[object, ...], Job] = {}
+        for degrees in self._space.meshes(sorted({router.experts for router in routers})):
+            self._plan.meshes += 1
+            for local in self._space.local_batches(degrees):
+                job = self._space.assumed(degrees, local)
+                key = self._space.kind(job.mesh, {}).where
+                self._groups[key].append((degrees, local))
+                kinds.setdefault(key, job)
+        for key, job in kinds.items():
+            batch = max(local for _, local in self._groups[key])
+            for kind in self._space.kinds(job):
+                self._open[kind] = _Open(job.mesh, min(batch, LARGEST_MICROBATCH))
+        self._plan.kinds = len(self._open)
+
+    def _trace_what_may_win(self, proves: bool, report: Callable[[str], None]) -> None:
+        """Trace the open kinds that may have a job that is faster than the best known one and fits, those with the least
+        bound first, and compose their candidates.
+
+        Args:
+            proves: whether to go by what is proved, in place of what is expected.
+        """
+        plan, at_once = self._plan, max(1, len(os.sched_getaffinity(0)) // 2)
+        while True:
+            limit = self._best_step() * (1.0 - CLOSE)
+            bounds = {kind: one.bound if proves else one.expected for kind, one in self._open.items()}
+            worth = sorted(
+                (kind for kind, bound in bounds.items() if bound < limit), key=lambda kind: self._order(kind, bounds)
+            )
+            chosen = list(itertools.islice((kind for kind in worth if self._may_win(kind, bounds[kind], limit)), at_once))
+            if not chosen:
+                return
+            if self._late():
+                plan.unproved = max(0.0, 1.0 - bounds[chosen[0]] / self._best_step())
+                return
+            what = "may" if proves else "are expected to"
+            report(f"{plan.traced} of {plan.kinds} kinds of blocks traced, {len(worth)} {what} win; {self._progress()}")
+            self._trace(chosen)
+
+    def _may_win(self, kind: Kind, bound: float, limit: float) -> bool:
+        """Whether a job of a kind that was not traced may fit, and take less than ``limit`` seconds.
+
+        Args:
+            bound: of the kind.
+        """
+        one = self._open[kind]
+        if one.least is None and one.ancestor is not None:
+            share = one.ancestor.ranks(self._divided) / kind.ranks(self._divided)
+            bounds = (
+                self._composer.least(each, one.ancestor, share)
+                for each in self._variants(kind)
+                if isinstance(each, Candidate)
+            )
+            one.least = min((seconds for seconds, gib in bounds if gib <= self._machine.memory_gib), default=math.inf)
+        return one.least is None or one.least * bound / one.bound < limit
+
+    def _variants(self, kind: Kind) -> list[Candidate | Refused]:
+        """Return all candidates of a kind, and combinations that a check rejects."""
+        if kind not in self._candidates:
+            found: list[Candidate | Refused] = []
+            for degrees, local in self._groups[kind.where]:
+                values = {**degrees, GLOBAL_BATCH: self._space.global_batch, LOCAL_BATCH: local}
+                found += self._space.variants(self._space.assumed(degrees, local), values, lambda other: other == kind)
+            self._candidates[kind] = found
+        return self._candidates[kind]
+
+    def _order(self, kind: Kind, bounds: Mapping[Kind, float]) -> tuple[float, int, int]:
+        size = math.prod(degree for _, degree in kind.degrees)
+        return bounds[kind], size, len([1 for _, degree in kind.degrees if degree > 1])
+
+    def _trace(self, kinds: Sequence[Kind]) -> None:
+        found = {kind: self._open.pop(kind) for kind in kinds}
+        self._composer.trace({kind: one.mesh for kind, one in found.items()})
+        self._plan.traced += len(kinds)
+        for kind, one in found.items():
+            why = self._composer.failure(kind)
+            if why is not None:
+                problem = refusal(why.problems[0], str(one.mesh)) if isinstance(why, UserError) else None
+                self._refused.append(problem or Refused(str(one.mesh), SIMULATION, str(why)))
+                continue
+            self._bound_descendants(kind)
+            self._compose(kind)
+
+    def _bound_descendants(self, kind: Kind) -> None:
+        ranks, along = (
+            kind.ranks(self._divided),
+            [key for key, degree in kind.degrees if degree > 1 and key in self._divided],
+        )
+        for other, one in self._open.items():
+            if not other.descends_from(kind, self._divided, self._ignored):
+                continue
+            seconds = self._composer.seconds_of_sequence(kind, one.batch)
+            bound = seconds * ranks * self._space.global_batch / self._space.gpus
+            if bound > one.bound:
+                one.bound, one.ancestor, one.least = bound, kind, None
+            if not along:
+                one.undivided = max(one.undivided, bound)
+            elif len(along) == 1:
+                one.losses[along[0]] = max(one.losses.get(along[0], 0.0), bound - one.undivided)
+
+    def _compose(self, kind: Kind) -> None:
+        """Compose all candidates of a kind."""
+        for one in self._variants(kind):
+            self._plan.candidates += 1
+            if isinstance(one, Refused):
+                self._refused.append(one)
+            elif any(each not in self._machine.matmul for each in one.matmul_types):
+                why = f"{self._machine.name} does not compute in it"
+                self._refused.append(Refused(str(one.mesh), one.matmul_types[0], why))
+            elif self._assembles(one):
+                self._composed.append((one, self._composer.composition(one)))
+
+    def _best_step(self) -> float:
+        """Return the shortest known step of a candidate that fits; infinity if none is known."""
+        return min((seconds for seconds, memory, _ in self._corrected() if memory <= self._machine.memory_gib), default=1e30)
+
+    def _corrected(self) -> Iterator[tuple[float, float, int]]:
+        """Yield seconds, GiB and position of all composed candidates, as estimates of the like correct them."""
+        for number, (candidate, composed) in enumerate(self._composed):
+            of_time, of_memory = self._factors.get(candidate.choices, (1.0, 1.0))
+            memory = composed.peak_gib + composed.memory["activations"] / 2**30 * (of_memory - 1.0)
+            yield composed.step_seconds * of_time, memory, number
 
     def _intended(self) -> int:
         return self._plan.wanted * (1 if self._plan.best else 2)
 
-    def _promising(self, per_mesh: Mapping[str, int]) -> Iterator[tuple[float, int, int]]:
-        """Yield guessed seconds, dimensions and position of the candidates that may be estimated next."""
-        for number, (candidate, guess) in enumerate(self._guesses):
-            if number in self._done or per_mesh[str(candidate.workload.mesh)] >= PER_MESH:
-                continue
-            if corrected(guess, self._factors.get(candidate.kind)) <= self._machine.memory_gib:
-                yield guess.step_seconds, len(_degrees(candidate)), number
+    def _promising(self) -> Iterator[tuple[float, int, int]]:
+        """Yield seconds, dimensions and position of the candidates that may be estimated next."""
+        for seconds, memory, number in self._corrected():
+            candidate, _ = self._composed[number]
+            limit = self._machine.memory_gib * (1.0 if candidate.choices in self._factors else NEARLY)
+            if number not in self._done and self._per_mesh[str(candidate.mesh)] < PER_MESH and memory <= limit:
+                yield seconds, len(_degrees(candidate)), number
 
     def _progress(self) -> str:
-        """Return how far the estimates are. One takes seconds, or with many stages minutes."""
+        """Return how far the search is."""
         plan = self._plan
         fastest = max((one.figures.tokens_per_second_per_gpu for one in plan.best), default=None)
-        text = f"{plan.estimated} of {self._intended()} candidates estimated"
+        text = f"{plan.candidates:,} candidates compared, {plan.estimated} of {self._intended()} estimated"
         return text if fastest is None else f"{text}; fastest so far {fastest:,.0f} tokens/s per GPU"
-
-    def _guessed(self) -> Iterator[tuple[Candidate, Guess]]:
-        """Guess all candidates on all meshes that assembly accepts."""
-        for degrees in self._meshes():
-            accepted = hopeless = False
-            for local in self._space.local_batches(degrees):
-                values = {**degrees, GLOBAL_BATCH: self._space.global_batch, LOCAL_BATCH: local}
-                for candidate in self._space.variants(self._space.assumed(degrees, local), values):
-                    self._plan.candidates += 1
-                    if isinstance(candidate, Refused):
-                        self._refused.append(candidate)
-                        continue
-                    work = candidate.workload
-                    if work.matmul_type not in (*self._machine.matmul, work.wide_type):
-                        why = f"{self._machine.name} does not compute in it"
-                        self._refused.append(Refused(str(work.mesh), work.matmul_type, why))
-                        continue
-                    if not accepted and not self._assembles(candidate):
-                        break
-                    accepted = True
-                    guess = self._arithmetic.guess(work)
-                    yield candidate, guess
-                    if hopeless := guess.least_gib > self._machine.memory_gib:
-                        break
-                if not accepted or hopeless:
-                    break
-
-    def _meshes(self) -> Iterator[dict[str, int]]:
-        """Yield all meshes; of many, those with the best examples first, until enough candidates are compared."""
-        meshes = list(self._space.meshes(self._sizes.num_experts))
-        self._plan.meshes = len(meshes)
-        if len(meshes) > FEW_MESHES:
-            outlooks: dict[tuple[int, ...], float] = {}
-            meshes.sort(key=lambda degrees: self._outlook(degrees, outlooks))
-        for number, degrees in enumerate(meshes):
-            if number >= FEW_MESHES and self._plan.candidates >= MOST_CANDIDATES:
-                self._plan.skipped = len(meshes) - number
-                return
-            yield degrees
-
-    def _outlook(self, degrees: dict[str, int], known: dict[tuple[int, ...], float]) -> float:
-        """Return the guessed seconds of the fastest example on a mesh. Views without parameters do not matter."""
-        mesh = self._space.job.mesh
-        without = {view.degree_key for view in mesh.views if not view.shards_parameters}
-        key = tuple(degree for name, degree in degrees.items() if name not in without)
-        if key not in known:
-            known[key] = min(self._arithmetic.outlook(job) for job in self._space.examples(degrees))
-        return known[key]
 
     def _assembles(self, candidate: Candidate) -> bool:
         """Whether a job on the mesh of ``candidate`` is valid, by its own assembly."""
-        try:
-            self._job_of(candidate.overrides)
-        except UserError as error:
-            self._refused.append(refusal(error.problems[0], str(candidate.workload.mesh)))
-            return False
-        return True
+        mesh = str(candidate.mesh)
+        if mesh not in self._valid:
+            try:
+                self._job_of(candidate.overrides)
+                self._valid[mesh] = True
+            except UserError as error:
+                self._valid[mesh] = False
+                self._refused.append(refusal(error.problems[0], mesh))
+        return self._valid[mesh]
 
-    def _estimate(self, candidate: Candidate, guess: Guess, estimate: Estimator) -> bool:
-        """Estimate a finalist, and learn from it how good guesses are. Return whether the job can run."""
+    def _estimate(self, candidate: Candidate, estimate: Estimator) -> bool:
+        """Estimate a finalist, and learn from it how good compositions are. Return whether the job can run."""
         plan, limit = self._plan, self._machine.memory_gib
-        started = time.perf_counter()
         try:
             figures = estimate(() if candidate.given else candidate.overrides)
         except UserError as error:
-            self._refused.append(refusal(error.problems[0], str(candidate.workload.mesh)))
+            self._refused.append(refusal(error.problems[0], str(candidate.mesh)))
             return False
         except Exception as error:  # noqa: BLE001 - one that cannot be simulated is reported among the losers
             lines = str(error).strip().splitlines() or [""]
             self._refused.append(Refused(describe(candidate), SIMULATION, f"{type(error).__name__}: {lines[0]}"))
             return False
-        self._longest = max(self._longest, time.perf_counter() - started)
-        (plan.best if figures.peak_gib <= limit else plan.too_large).append(Finalist(candidate, guess, figures))
-        activations = guess.memory["activations"] / 2**30
-        if activations > 0:
-            factor = (figures.peak_gib - guess.peak_gib + activations) / activations
-            self._factors[candidate.kind] = min(4.0, max(0.1, factor))
+        composed = self._composer.composition(candidate)
+        (plan.best if figures.peak_gib <= limit else plan.too_large).append(Finalist(candidate, composed, figures))
+        activations = composed.memory["activations"] / 2**30
+        of_memory = (figures.peak_gib - composed.peak_gib + activations) / activations if activations > 0 else 1.0
+        of_time = figures.step_seconds / composed.step_seconds
+        self._factors[candidate.choices] = of_time, min(4.0, max(0.1, of_memory))
         return True
 
     def _nearest(self) -> tuple[Candidate, float] | None:
         if self._plan.too_large:
             smallest = self._plan.too_large[0]
             return smallest.candidate, smallest.figures.peak_gib
-        too_large = [pair for pair in self._guesses if pair[1].peak_gib > self._machine.memory_gib]
-        if not too_large:  # what fits could not be estimated, or was refused
+        found = min(self._corrected(), key=lambda one: one[1], default=None)
+        if found is None or found[1] <= self._machine.memory_gib:  # what fits could not be estimated, or was refused
             return None
-        candidate, guess = min(too_large, key=lambda pair: pair[1].peak_gib)
-        return candidate, guess.peak_gib
+        return self._composed[found[2]][0], found[1]
 
     def _slower(self) -> Iterator[Loser]:
         for one in self._plan.too_large:
@@ -307,27 +467,27 @@ class Search:
 
     def _explained(self) -> Iterator[Loser]:
         """Group candidates that were not estimated by their reason."""
-        factors = self._factors
-        rest = [pair for number, pair in enumerate(self._guesses) if number not in self._done]
         limit = self._machine.memory_gib
-        best = self._plan.best[0].guess if self._plan.best else None
-        groups: dict[str, list[tuple[Candidate, Guess]]] = defaultdict(list)
-        for candidate, guess in rest:
-            if corrected(guess, factors.get(candidate.kind)) > limit:
-                groups["does not fit"].append((candidate, guess))
+        best = self._plan.best[0] if self._plan.best else None
+        groups: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
+        for one in self._corrected():
+            if one[2] in self._done:
+                continue
+            if one[1] > limit:
+                groups["does not fit"].append(one)
             elif best is not None:
-                groups[_reason(guess, best)].append((candidate, guess))
+                groups[_reason(self._composed[one[2]][1], best.composed)].append(one)
         for why, members in sorted(groups.items(), key=lambda item: -len(item[1])):
             if why == "does not fit":
-                candidate, guess = min(members, key=lambda pair: pair[1].peak_gib)
-                kind = max(guess.memory, key=lambda name: guess.memory[name])
-                peak = corrected(guess, factors.get(candidate.kind), exact=True)
-                detail = f"needs about {peak:.1f} GiB, {guess.memory[kind] / 2**30:.1f} of them {kind}"
+                _, peak, number = min(members, key=lambda one: one[1])
+                memory = self._composed[number][1].memory
+                kind = max(memory, key=lambda name: memory[name])
+                detail = f"needs about {peak:.1f} GiB, {memory[kind] / 2**30:.1f} of them {kind}"
             else:
-                candidate, guess = min(members, key=lambda pair: pair[1].step_seconds)
+                seconds, _, number = min(members)
                 assert best is not None
-                detail = _speed(best.step_seconds / guess.step_seconds)
-            yield Loser(why, len(members), describe(candidate), detail)
+                detail = _speed(best.figures.step_seconds / seconds)
+            yield Loser(why, len(members), describe(self._composed[number][0]), detail)
 
     def _refusals(self) -> Iterator[Loser]:
         groups: dict[str, list[Refused]] = defaultdict(list)
@@ -337,17 +497,13 @@ class Search:
             yield Loser(key if key == SIMULATION else f"refused: {key}", len(members), members[0].mesh, members[0].why)
 
 
-def corrected(guess: Guess, factor: float | None, exact: bool = False) -> float:
-    """Return the guessed memory in GiB with the activations that estimates of the same kind suggest; without any estimate,
-    the least that it may be."""
-    if factor is None:
-        return guess.peak_gib / (1.0 if exact else MARGIN)
-    return guess.peak_gib + guess.memory["activations"] / 2**30 * (factor - 1)
+LARGEST_MICROBATCH = 8
+"""Sequences of the microbatch for which kinds are bounded: larger ones take no less time for each sequence."""
 
 
 def _speed(share: float) -> str:
     """Describe a candidate with ``share`` times the tokens/s of the best; all take the same tokens in a step."""
-    if abs(share - 1) < 0.005:
+    if abs(share - 1) < CLOSE / 2:
         return "about as fast, not estimated"
     more, fewer = (
         f"about {share - 1:.0%} more tokens/s, not estimated",
@@ -356,36 +512,34 @@ def _speed(share: float) -> str:
     return more if share > 1 else fewer
 
 
-def _reason(guess: Guess, best: Guess) -> str:
+def _reason(one: Composition, best: Composition) -> str:
     """Return what makes a candidate slower than the best one: where it takes most more time."""
-    more = {kind: guess.seconds.get(kind, 0.0) - best.seconds.get(kind, 0.0) for kind in {**guess.seconds, **best.seconds}}
+    more = {
+        kind: one.seconds.get(kind, 0.0) - best.seconds.get(kind, 0.0) for kind in {**one.seconds, **best.seconds}
+    }  # fmt: skip
     kind = max(more, key=lambda name: more[name])
-    if kind == "idle":
-        return "pipeline bubble"
-    if kind in ("compute", "recomputation", "host", "update"):
-        return {
-            "compute": "computation: small matmuls or an uneven pipeline",
-            "host": "the host: small microbatches",
-            "update": "optimizer step",
-        }.get(kind, kind)
-    return f"network: {kind}"
+    return {
+        "idle": "pipeline bubble",
+        "compute": "computation: recomputation, small matmuls or an uneven pipeline",
+        "update": "optimizer step",
+        DATA_PARALLEL: f"network: {DATA_PARALLEL}",
+    }.get(kind, f"network: {kind.removeprefix('mesh_')}")
 
 
 def _degrees(candidate: Candidate) -> dict[str, int]:
-    mesh = candidate.workload.mesh
+    mesh = candidate.mesh
     degrees = {**mesh.degrees, **mesh.view_degrees}
     return {name: degree for name, degree in degrees.items() if degree > 1}
 
 
 def describe(candidate: Candidate) -> str:
     """Return a candidate in one line: its mesh, its batch, and the choices of transforms."""
-    mesh = candidate.workload.mesh
+    mesh = candidate.mesh
     keys = {dim.degree_key for dim in mesh.dims} | {view.degree_key for view in mesh.views} | {GLOBAL_BATCH, LOCAL_BATCH}
     chosen = [
         f"{short(key)} {_shown(value)}" for key, value in candidate.values.items() if key not in keys and value is not None
     ]
-    work = candidate.workload
-    batch = f"batch {work.local_batch}" + (f" x {work.microbatches}" if work.microbatches > 1 else "")
+    batch = f"batch {candidate.local_batch}" + (f" x {candidate.microbatches}" if candidate.microbatches > 1 else "")
     return ", ".join([str(mesh), batch, *chosen])
 
 

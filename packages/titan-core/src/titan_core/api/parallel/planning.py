@@ -1,15 +1,13 @@
 """Candidate values and costs of a transform or an optimizer, for planning a job. Free of torch.
 
 A transform's mesh dimensions and views say which degrees exist. ``Transform.choices`` adds values of other keys that change
-where and how fast a job computes, and ``Transform.costs`` says in terms of the layout what the transform changes about the
-memory and the time of a step. Both may be rough: they decide which jobs are worth a simulation. What concerns the simulation
-itself is exact: the stages and microbatches of a pipeline, what the compiler fuses, and ``blocks_alike``.
+where and how fast a job computes. What blocks cost is traced; ``Transform.costs`` says what no trace of a few blocks shows:
+the stages and microbatches of a pipeline, what the compiler fuses, and whether blocks remain alike.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -47,24 +45,14 @@ class PipelineCosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What an active transform changes about a step. Factors of several transforms are multiplied."""
+    """What an active transform changes about a step, beside what a trace of a few blocks shows."""
 
-    kept: float = 1.0
-    """Share of a block's activations that is kept for backward, besides the input of the block."""
-    recomputed: float = 0.0
-    """Share of a block's forward pass that backward repeats."""
     fused: bool = False
     """Whether the pointwise operators of blocks run as few kernels."""
     fused_loss: bool = False
     """Whether those of the loss do."""
     overlaps_matmuls: bool = False
     """Whether the collectives around the matmuls of a block run beside them, piece by piece."""
-    passes_keys: bool = False
-    """Whether ranks of a dimension that divides the sequence pass keys and values on, from one to the next beside the
-    computation. Otherwise they gather those of all ranks."""
-    exchanges_heads: int = 1
-    """Ranks, neighbours along a dimension that divides the sequence, that exchange heads for positions around attention.
-    Only ranks that do not exchange heads need each other's keys and values."""
     exchanged_rows: float | None = None
     """Rows that the ranks of a view exchange for experts, relative to those that their tokens choose, if their number is
     fixed. ``None``: as many as tokens choose."""
@@ -105,20 +93,8 @@ class OptimizerCosts:
 
     state_bytes: float
     """Bytes of state."""
-    traffic: float
-    """Bytes that an update reads and writes in all: 28 for AdamW, which reads weights, gradients and two means in fp32, and
-    writes all but the gradients."""
     matrix_state_bytes: float | None = None
     """State of matrices of blocks; ``None``: as of other parameters."""
-    matrix_flops: Callable[[int, int], float] | None = None
-    """(rows, columns) -> floating-point operations of the update of a whole matrix of a block, or of an expert. One of the
-    ranks that hold its shards computes it. ``None``: next to none."""
-    matrix_type: str = "fp32"
-    """Type in which it multiplies: ``"bf16"``, ``"fp32"``."""
-    exchanged_bytes: float = 0.0
-    """Bytes that a rank sends for the update of matrices, for each element that it holds of them."""
-    workspace_bytes: float = 0.0
-    """Most memory of a rank during the update, beside state: bytes in all."""
     blocks_alike: bool = True
     """Whether the costs of equal blocks add up, so that an estimate may simulate a few of them. ``False`` if the ranks
     divide all matrices among them."""

@@ -1,0 +1,211 @@
+"""Memory and time of a job, composed of the costs of its blocks. Free of torch.
+
+A rank's step is its microbatches, each the sum of its blocks, embedding and head; what data parallelism adds to that, as far
+as computation does not hide it; what is done once; and what a pipeline's rank waits. Its memory is what is in use at the
+worst moment: state, the parts of the trace, and what each further block and each further microbatch keeps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from titan_core.api import PipelineCosts
+from titan_simulate.estimate.timeline import slowdown
+from titan_simulate.hardware.machine import Machine
+from titan_simulate.plan.kind_costs import HEAD, OTHERS, DataParallel, KindCosts, Load, Moment, Passes
+
+GIB = 2**30
+STATE = "parameters, gradients, optimizer"
+DATA_PARALLEL = "data parallelism"
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How a job arranges blocks of a kind on ranks, and its batch in microbatches."""
+
+    batch: int
+    """Sequences of a microbatch."""
+    microbatches: int
+    data: DataParallel
+    parameters_stay: bool = False
+    """Whether parameters stay gathered between forward and backward; in a pipeline, for the whole step."""
+    gradients_stay: bool = False
+    """Whether gradients are reduced after the last microbatch only."""
+    width: float = 1.0
+    """Bytes of a gathered parameter, by those of its gradient before it is reduced."""
+    pipeline: PipelineCosts | None = None
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What a step of the worst rank needs."""
+
+    memory: Mapping[str, float]
+    """Bytes by kind."""
+    seconds: Mapping[str, float]
+    """By kind; groups of ranks for collectives that nothing hides."""
+
+    @property
+    def peak_gib(self) -> float:
+        """Memory of the worst rank."""
+        return sum(self.memory.values()) / GIB
+
+    @property
+    def step_seconds(self) -> float:
+        """Duration of a step."""
+        return sum(self.seconds.values())
+
+
+def holdings(classes: Mapping[str, int], pipeline: PipelineCosts | None) -> list[tuple[int, Counter[int]]]:
+    """Return what differs of what the ranks of a pipeline hold: (a rank, its blocks by class, and the embedding and head).
+
+    Args:
+        classes: name of each block -> its class.
+    """
+    if pipeline is None:
+        return [(0, Counter([*classes.values(), OTHERS, HEAD]))]
+    ranks: dict[int, Counter[int]] = {}
+    for stage, rank in zip(pipeline.stages, pipeline.rank_of, strict=True):
+        ranks.setdefault(rank, Counter()).update(classes[name] for name in stage if name in classes)
+    ranks[pipeline.rank_of[0]][OTHERS] = 1
+    ranks[pipeline.rank_of[-1]][HEAD] = 1
+    found: dict[tuple[tuple[int, int], ...], int] = {}
+    for rank, held in ranks.items():
+        same = tuple(sorted(held.items()))
+        if same not in found or pipeline.alive[found[same]] < pipeline.alive[rank]:
+            found[same] = rank
+    return [(rank, Counter(dict(held))) for held, rank in found.items()]
+
+
+def least_seconds(costs: KindCosts, blocks: Mapping[int, int], batch: int) -> float:
+    """Return the time in which ranks of a kind run forward and backward of a microbatch on ``blocks``, without what data
+    parallelism adds: less than that no job of the kind takes, however it arranges its blocks.
+
+    Ranks of a pipeline share the blocks, so that the mean of their times is no less than this by their number; the slowest
+    one takes no less than the mean, and the step no less than the slowest. Operators of data parallelism, contention with
+    them, the update, and waits of a pipeline only add to it.
+    """
+    return _seconds(costs.passes(batch, copies=False), blocks)
+
+
+def least_step(costs: KindCosts, held: Sequence[tuple[int, Counter[int]]], job: Arrangement, share: float) -> float:
+    """Return a lower bound of the step of ``job``: what its slowest rank computes, and what its pipeline says that it waits.
+
+    Args:
+        share: of a block of ``costs`` that a rank of the job has.
+    """
+    idle = 0.0 if job.pipeline is None else job.pipeline.idle
+    return max(least_seconds(costs, blocks, job.batch) for _, blocks in held) * share * job.microbatches * (1.0 + idle)
+
+
+def least_gib(
+    costs: KindCosts, held: Sequence[tuple[int, Counter[int]]], job: Arrangement, share: float, world_size: int
+) -> float:  # fmt: skip
+    """Return a lower bound of the memory of ``job``, in GiB: all ranks' mean share of the state, and the activations that a
+    rank keeps of the microbatches in flight, before it runs backward for the first of them.
+
+    Args:
+        share: of a block of ``costs`` that a rank of the job has.
+    """
+    kept = costs.kept(job.batch)
+    alive = (1.0,) if job.pipeline is None else job.pipeline.alive
+    most = max(sum(kept.get(one, 0.0) * count for one, count in blocks.items()) * alive[rank] for rank, blocks in held)
+    return (costs.outside + costs.state_of_model() / world_size + most * share) / GIB
+
+
+def compose(
+    costs: KindCosts, held: Sequence[tuple[int, Counter[int]]], job: Arrangement, machine: Machine
+) -> Composition:  # fmt: skip
+    """Return the memory and the time of the worst rank."""
+    ranks = [(rank, blocks, _seconds(costs.passes(job.batch), blocks)) for rank, blocks in held]
+    _, slowest, busy = max(ranks, key=lambda one: one[2])
+    passes = costs.passes(job.batch)
+    waits = {group: each * job.microbatches for group, each in passes.exposed.items() if each}
+    seconds = {
+        "compute": busy * job.microbatches,
+        DATA_PARALLEL: _with_data_parallelism(costs, slowest, job, machine),
+        "update": passes.once * costs.state_share(slowest, job.data.scale),
+        "idle": 0.0 if job.pipeline is None else busy * job.microbatches * job.pipeline.idle,
+    }
+    memory = max((_memory(costs, rank, blocks, job) for rank, blocks in held), key=lambda one: sum(one.values()))
+    shown = min(sum(waits.values()), seconds["compute"])
+    total = sum(waits.values()) or 1.0
+    seconds |= {group: each / total * shown for group, each in waits.items()}
+    seconds["compute"] -= shown
+    return Composition(memory, seconds)
+
+
+def _with_data_parallelism(costs: KindCosts, blocks: Mapping[int, int], job: Arrangement, machine: Machine) -> float:
+    """Return by how many seconds data parallelism makes a step longer.
+
+    The collectives of a block run beside the computation of its neighbours, which they slow down by the multiprocessors that
+    they take; the longer of the two counts. Nothing hides the first gathers of a microbatch, and its last reductions.
+    """
+    passes, transfers = costs.passes(job.batch), costs.transfers(job.data)
+    taken = slowdown(machine)
+
+    def longer(phase: str, one: int, compute: float, beside: Load) -> float:
+        other = passes.loads[phase][one]
+        share = min(1.0, beside.seconds / compute) if compute else 0.0
+        # What both need of a link, one has after the other.
+        shared = min(other.node, beside.node) + min(other.network, beside.network)
+        slower = taken * max(0.0, compute - other.seconds) * share
+        return max(0.0, beside.seconds - compute - slower) + slower + shared * share
+
+    def of_microbatch(gathers: bool, reduces: bool) -> float:
+        total = 0.0
+        for one, count in blocks.items():
+            each = transfers[one]
+            forward = each.forward * gathers
+            again = each.backward * (gathers and not job.parameters_stay)
+            backward = Load.together((again, each.reductions * reduces, each.sums * reduces))
+            if one >= 0:
+                total += count * longer("forward", one, passes.forward[one], forward)
+                total += count * longer("backward", one, passes.backward[one], backward)
+            elif one == OTHERS:
+                total += forward.seconds + (each.reductions + each.sums).seconds * reduces
+        first = max((transfers[one] for one in blocks if one >= 0), key=lambda each: each.forward.seconds, default=None)
+        return (
+            total
+            if first is None
+            else total + first.forward.seconds * gathers + (first.reductions + first.sums).seconds * reduces
+        )
+
+    if not job.gradients_stay:
+        return of_microbatch(gathers=True, reduces=True) * job.microbatches
+    again = 0.0 if job.parameters_stay else of_microbatch(gathers=True, reduces=False)
+    return of_microbatch(gathers=True, reduces=True) + again * (job.microbatches - 1)
+
+
+def _seconds(passes: Passes, blocks: Mapping[int, int]) -> float:
+    return sum((passes.forward.get(one, 0.0) + passes.backward.get(one, 0.0)) * count for one, count in blocks.items())
+
+
+def _memory(costs: KindCosts, rank: int, blocks: Mapping[int, int], job: Arrangement) -> dict[str, float]:
+    share = costs.state_share(blocks, job.data.scale)
+    traced = costs.traced_blocks
+    further = {one: count - traced[one] for one, count in blocks.items() if one >= 0}
+    further |= {one: -count for one, count in traced.items() if one not in blocks}
+
+    def beside(moment: Moment) -> float:
+        head = 0.0 if blocks.get(HEAD) else moment.head
+        return moment.fixed - head + sum(moment.of_blocks.get(one, 0.0) * count for one, count in further.items())
+
+    moments = costs.moments(job.batch)
+    number = job.microbatches if job.pipeline is None else job.pipeline.microbatches
+    gradients = max((one.gradients for one in moments), default=0.0)
+
+    def state(moment: Moment) -> float:  # after the first microbatch, there are gradients in each forward pass
+        return (moment.state + (gradients - moment.gradients if number > 1 else 0.0)) * share
+
+    peak = max(moments, key=lambda one: state(one) + beside(one))
+    found = {STATE: state(peak), "activations": max(0.0, beside(peak))}
+    if job.pipeline is not None:
+        kept = costs.kept(job.batch)
+        of_microbatch = sum(kept.get(one, 0.0) * count for one, count in blocks.items())
+        found["activations"] += max(0.0, job.pipeline.alive[rank] - 1) * of_microbatch
+    whole = sum(costs.unsharded().get(one, 0.0) * count for one, count in blocks.items())
+    found["gathered"] = whole * (job.gradients_stay + job.width * job.parameters_stay)
+    return {**found, "allocator": costs.idle(job.batch), "context": costs.outside}
