@@ -7,7 +7,7 @@ import pytest
 from harness.planned import VIEW, mesh_of
 from titan_core.api import MeshPlan, ModelLayout, causal_attention
 from titan_core.api.parallel.mesh import STANDARD_DIMS
-from titan_simulate.estimate.block_classes import block_classes, enough_blocks
+from titan_simulate.estimate.block_classes import block_classes, enough_blocks, period
 from titan_simulate.plan.kinds import Kind, is_sharded, small_job, smallest_mesh
 
 TP, CP, EP = "tp", "cp", "ep"
