@@ -232,6 +232,7 @@ def test_a_search_that_stops_early_has_no_winner() -> None:
     assert whole.stopped is None and whole.winner is whole.best[0] and whole.estimated == whole.wanted == 4
     ended = _Planner("llama3_debug", 4, settings).run(interrupt_at=2)
     assert (ended.stopped, ended.winner, ended.estimated) == (INTERRUPTED, None, 2)
+    assert not ended.unexpected and ended.unproved == 1.0
     assert [one.figures.step_seconds for one in ended.best] == sorted(one.figures.step_seconds for one in ended.best)
     at_once = _Planner("llama3_debug", 4, settings).run(interrupt_at=0)
     assert (at_once.stopped, at_once.winner, at_once.nearest) == (INTERRUPTED, None, None)

@@ -29,7 +29,9 @@ def proved(plan: Plan) -> str:
     """Return what is known of the kinds of blocks that were not traced."""
     text = f"{plan.kinds:,} kinds of blocks, {plan.traced} of them traced"
     if plan.unproved:
-        return f"{text}; none of the others is expected to be faster, and none can be by more than {plan.unproved:.0%}"
+        others = "none of the others is expected to be faster" if plan.unexpected else "others may be faster"
+        most = f"by {plan.unproved:.0%} at most" if plan.unproved < 1.0 else "by how much is not known"
+        return f"{text}; {others}, {most} (--time-limit traces more)"
     return f"{text}; no job of the others is faster by more than {CLOSE:.0%}, or none fits"
 
 
@@ -74,6 +76,7 @@ def as_json(plan: Plan, machine: Machine, most: int) -> dict[str, Any]:
         "kinds": plan.kinds,
         "traced": plan.traced,
         "unproved": plan.unproved,
+        "unexpected": plan.unexpected,
         "candidates": plan.candidates,
         "seconds": plan.seconds,
     }

@@ -139,6 +139,8 @@ class Plan:
     """Kinds of blocks that jobs of the plan may have."""
     traced: int = 0
     """Of these, those that were traced."""
+    unexpected: bool = True
+    """Whether none of the others is expected to be faster than the best one."""
     unproved: float = 0.0
     """By which share a job of another kind may still be faster than the best one: 0 if none is faster by more than
     :data:`CLOSE`."""
@@ -229,7 +231,7 @@ class Search:
         try:
             self._compare(estimate, given, report)
         except KeyboardInterrupt:
-            plan.stopped = INTERRUPTED
+            plan.stopped, plan.unproved, plan.unexpected = INTERRUPTED, 1.0, False
         plan.best.sort(key=lambda one: one.figures.step_seconds)
         plan.too_large.sort(key=lambda one: one.figures.peak_gib)
         if not plan.best and plan.stopped is None:
@@ -247,7 +249,7 @@ class Search:
             report(self._progress())
             self._estimate(recipe, estimate)
         for proves in (False, True):
-            while True:
+            while self._plan.unproved == 0.0:
                 # Estimates correct what is composed, so kinds that could not win before may win now.
                 self._trace_what_may_win(proves, report)
                 if not self._estimate_best(estimate, report):
@@ -310,7 +312,8 @@ class Search:
             if not chosen:
                 return
             if self._late():
-                plan.unproved = max(0.0, 1.0 - bounds[chosen[0]] / self._best_step())
+                plan.unproved = 1.0 - self._open[chosen[0]].bound / self._best_step()
+                plan.unexpected &= proves
                 return
             what = "may" if proves else "are expected to"
             report(f"{plan.traced} of {plan.kinds} kinds of blocks traced, {len(worth)} {what} win; {self._progress()}")
