@@ -15,7 +15,7 @@ from titan_core.api import UserError
 from titan_simulate.cli.plan import arguments
 from titan_simulate.cli.plan_inputs import Device, check_inputs, prices, read_devices, token_count
 from titan_simulate.cli.plan_model import TOKENS_PER_STEP, default_batch
-from titan_simulate.cli.plan_table import Row, conclude_table, knee_of, powers_of_two, rows_of
+from titan_simulate.cli.plan_table import PlannedRow, conclude_table, knee_of, powers_of_two, rows_of
 from titan_simulate.cli.run_length import RunLength, show_amount
 from titan_simulate.hardware.read import read_machine
 from titan_simulate.plan.compose import Composition
@@ -44,8 +44,8 @@ def device(name: str = "h100", price: float | None = None) -> Device:
     return Device(name, read_machine(name), price)
 
 
-def rows(speeds: Mapping[int, float], of: Device | None = None) -> list[Row]:
-    return [Row(of or device(), gpus, plan_of(gpus, speed)) for gpus, speed in speeds.items()]
+def rows(speeds: Mapping[int, float], of: Device | None = None) -> list[PlannedRow]:
+    return [PlannedRow(of or device(), gpus, plan_of(gpus, speed)) for gpus, speed in speeds.items()]
 
 
 def options_of(*given: str) -> argparse.Namespace:
@@ -57,7 +57,7 @@ def options_of(*given: str) -> argparse.Namespace:
 TABLE = ("--max-gpus", "8")
 
 
-def shown(capsys: pytest.CaptureFixture[str], found: Sequence[Row], *given: str) -> tuple[int, list[list[str]], str]:
+def shown(capsys: pytest.CaptureFixture[str], found: Sequence[PlannedRow], *given: str) -> tuple[int, list[list[str]], str]:
     """Return the exit status, the rows of the table by cells, and all that is printed."""
     status = conclude_table(found, options_of(*TABLE, *given), [])
     text = capsys.readouterr().out
@@ -78,16 +78,16 @@ def test_the_knee_is_where_twice_the_gpus_begin_to_save_less_than_two_fifths() -
 def test_there_is_no_knee_after_a_row_that_is_not_complete() -> None:
     found = rows({1: 1000, 2: 950, 4: 900, 8: 100})
     assert knee_of(found) is found[2]
-    late = Row(device(), 4, plan_of(4, 900, INTERRUPTED))
+    late = PlannedRow(device(), 4, plan_of(4, 900, INTERRUPTED))
     assert knee_of([*found[:2], late, found[3]]) is None
-    assert knee_of([*found[:2], Row(device(), 4, Plan(0, stopped=INTERRUPTED)), found[3]]) is None
+    assert knee_of([*found[:2], PlannedRow(device(), 4, Plan(0, stopped=INTERRUPTED)), found[3]]) is None
 
 
 def test_rows_without_a_plan_are_passed_over_by_the_knee() -> None:
     found = rows({2: 1000, 4: 950, 8: 500})
-    assert knee_of([Row(device(), 1, Plan(4)), *found]) is found[1]  # nothing fits one
-    assert knee_of([found[0], Row(device(), 4, None, "no mesh"), found[2]]) is None
-    assert knee_of([found[0], Row(device(), 4, None, "no mesh"), *rows({8: 900}), *rows({16: 500})]) is not None
+    assert knee_of([PlannedRow(device(), 1, Plan(4)), *found]) is found[1]  # nothing fits one
+    assert knee_of([found[0], PlannedRow(device(), 4, None, "no mesh"), found[2]]) is None
+    assert knee_of([found[0], PlannedRow(device(), 4, None, "no mesh"), *rows({8: 900}), *rows({16: 500})]) is not None
 
 
 def test_a_run_takes_whole_steps() -> None:
@@ -131,7 +131,7 @@ def test_rows_are_in_order_and_the_knee_of_each_machine_is_marked(capsys: pytest
 
 
 def test_json_has_every_row(capsys: pytest.CaptureFixture[str]) -> None:
-    found = [*rows({1: 1000, 2: 600}), Row(device("b200"), 2, None, "no mesh has it")]
+    found = [*rows({1: 1000, 2: 600}), PlannedRow(device("b200"), 2, None, "no mesh has it")]
     options = options_of(*TABLE, "--json", "--tokens", "1B", "--budget-hours", "278")
     assert conclude_table(found, options, []) == 0
     table = json.loads(capsys.readouterr().out)
@@ -145,18 +145,18 @@ def test_json_has_every_row(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_row_that_is_not_complete_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    found = [Row(device(), 2, plan_of(2, 1000, INTERRUPTED)), *rows({1: 1000})]
+    found = [PlannedRow(device(), 2, plan_of(2, 1000, INTERRUPTED)), *rows({1: 1000})]
     status, table, text = shown(capsys, found)
     assert status == 130
     assert table[2][-4:] == ["NOT", "COMPLETE", "(an", "interrupt)"] and "NOT" not in table[1]
     assert "\nNOT COMPLETE: faster candidates" in text and "knee" not in text
-    interrupted = Row(device(), 4, Plan(0, stopped=INTERRUPTED))
+    interrupted = PlannedRow(device(), 4, Plan(0, stopped=INTERRUPTED))
     status, table, _ = shown(capsys, [interrupted, *found])
     assert status == 130 and table[3][:6] == ["h100", "4", "-", "-", "-", "-"]
 
 
 def test_if_nothing_fits_the_status_is_one(capsys: pytest.CaptureFixture[str]) -> None:
-    status, table, _ = shown(capsys, [Row(device(), 8, Plan(4))])
+    status, table, _ = shown(capsys, [PlannedRow(device(), 8, Plan(4))])
     assert status == 1 and table[1][-2:] == ["nothing", "fits"]
 
 

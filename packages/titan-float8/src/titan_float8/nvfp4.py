@@ -68,7 +68,7 @@ class NVFP4Linear(ConvertedLinear):
 
 
 @dataclass(frozen=True)
-class Blocks:
+class ScaledBlocks:
     """A matrix in NVFP4."""
 
     values: Tensor
@@ -81,10 +81,10 @@ class Blocks:
     """Rows of a block. It has 16 columns."""
 
     @property
-    def mT(self) -> Blocks:
+    def mT(self) -> ScaledBlocks:
         """The transpose of a matrix with square blocks."""
         assert self.rows == BLOCK
-        return Blocks(self.values.mT, self.scales.mT, self.scale, self.rows)
+        return ScaledBlocks(self.values.mT, self.scales.mT, self.scale, self.rows)
 
     def exact(self, dtype: torch.dtype) -> Tensor:
         """Return the numbers. A power of two times 2 and 4 bits of mantissa: no type rounds them."""
@@ -99,7 +99,7 @@ class Blocks:
         return low, [to_blocked(scales).view(self.scales.dtype), self.scale]
 
 
-def quantize(matrix: Tensor, rows: int = 1, bits: Tensor | None = None) -> Blocks:
+def quantize(matrix: Tensor, rows: int = 1, bits: Tensor | None = None) -> ScaledBlocks:
     """Return ``matrix`` in NVFP4.
 
     Args:
@@ -114,11 +114,11 @@ def quantize(matrix: Tensor, rows: int = 1, bits: Tensor | None = None) -> Block
     factors = (1.0 / whole) / scales.float()  # in torchao's order
     scaled = (blocks * factors[:, None, :, None]).clamp(-_LARGEST, _LARGEST).view(matrix.shape)
     if bits is None:
-        return Blocks(f4_unpacked_to_f32(f32_to_f4_unpacked(scaled)), scales, whole, rows)
+        return ScaledBlocks(f4_unpacked_to_f32(f32_to_f4_unpacked(scaled)), scales, whole, rows)
     size = scaled.abs()
     step = torch.where(size < 2.0, 0.5, torch.where(size < 4.0, 1.0, 2.0))  # between neighbours among e2m1's numbers
     rounded = torch.floor(size / step + (bits.float() + 0.5) * 2.0**-15).mul(step).clamp(max=_LARGEST)
-    return Blocks(torch.copysign(rounded, scaled), scales, whole, rows)
+    return ScaledBlocks(torch.copysign(rounded, scaled), scales, whole, rows)
 
 
 def _next_power_of_two(number: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def _filled(tokens: Tensor) -> Tensor:
     return F.pad(tokens, (0, 0, 0, -tokens.shape[1] % _TOKENS))
 
 
-def multiply(left: Blocks, right: Blocks, dtype: torch.dtype, emulate: bool) -> Tensor:
+def multiply(left: ScaledBlocks, right: ScaledBlocks, dtype: torch.dtype, emulate: bool) -> Tensor:
     """Return ``left @ right.mT``."""
     if emulate:
         return left.exact(dtype) @ right.exact(dtype).mT

@@ -63,8 +63,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--time-limit", type=seconds, default=TIME_LIMIT, metavar="S",
-        help="trace no further kinds of blocks after this time, once a candidate fits; the plan then says by how much "
-        f"others may be faster at most (default: {TIME_LIMIT:g})",
+        help=f"trace no further kinds of blocks after this time (default: {TIME_LIMIT:g})",
     )  # fmt: skip
     parser.add_argument(
         "--best", type=small_integer, default=5, metavar="N", help="number of candidates to print (default: 5)"
@@ -72,7 +71,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         metavar="FILE",
-        help="write the recipe of the best candidate to this new file, if the comparison is complete",
+        help="write the recipe of the best candidate to this new file",
     )
     json_argument(parser)
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from shlex import quote
 from typing import Final
 
 from titan_core.api import CommandContext, UserError
@@ -43,7 +44,7 @@ def scale_arguments(parser: argparse.ArgumentParser) -> None:
     gpus.add_argument("--gpus", type=rank_count, metavar="N", help="number of devices, one rank each")
     gpus.add_argument(
         "--max-gpus", type=rank_count, metavar="M",
-        help="plan all powers of two from the smallest that fits to M, and print a table of the best candidate of each",
+        help="plan all powers of two up to M, and print a table",
     )  # fmt: skip
     parser.add_argument(
         "--device", action="append", metavar="NAME|FILE",
@@ -55,11 +56,11 @@ def scale_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--budget-hours", type=number("a number of GPU-hours", 0.01, 1e12), metavar="H",
-        help="GPU-hours that the run of --tokens may take: mark the rows that do not take more",
+        help="GPU-hours that the run of --tokens may take: mark what does",
     )  # fmt: skip
     parser.add_argument(
         "--price", type=prices, metavar="P|NAME=P,...",
-        help="price of a device for an hour, of each or by name (h100=2.5,b200=4): adds the price of the run of --tokens",
+        help="price of a device for an hour: one, or by name (h100=2.5,b200=4)",
     )  # fmt: skip
 
 
@@ -114,7 +115,9 @@ def check_inputs(options: argparse.Namespace, devices: Sequence[Device], recipes
     if options.model is not None and options.recipe is not None:
         raise UserError.one(f"--model {shorten(options.model)}", f"replaces the recipe {options.recipe}", "give one of them")
     if options.model is not None and options.model in recipes:
-        raise UserError.one(f"--model {options.model}", "is a recipe", f"write `titan plan {options.model}` without --model")
+        raise UserError.one(
+            f"--model {options.model}", "is a recipe", f"write `titan plan {quote(options.model)}` without --model"
+        )
     if options.model is not None and options.seq_len is None:
         raise UserError.one(f"--model {shorten(options.model)}", "needs the length of sequences", "add --seq-len L")
     if options.model is None and options.seq_len is not None:

@@ -20,8 +20,8 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that stand for a recipe."""
     parser.add_argument(
         "--model", metavar="MODEL",
-        help="in place of a recipe: pre-train this model, of which config.json is enough. Its name on the hub, a folder, or "
-        "FAMILY/FLAVOR of an installed one (llama3/8B)",
+        help="in place of a recipe: pre-train this model. Its name on the hub, a folder with config.json, or FAMILY/FLAVOR "
+        "(llama3/8B)",
     )  # fmt: skip
     parser.add_argument(
         "--seq-len", type=integer(1, MOST_STEPS), metavar="L", help="length of sequences for --model, in tokens"

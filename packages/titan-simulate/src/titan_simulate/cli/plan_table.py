@@ -24,7 +24,7 @@ SearchOf = Callable[[int, Device], Plan]
 
 
 @dataclass(frozen=True)
-class Row:
+class PlannedRow:
     """The plan on one number of GPUs."""
 
     device: Device
@@ -49,7 +49,7 @@ class Row:
         return None if self.best is None else RunLength.of(tokens, self.best.figures, self.gpus, self.device.price)
 
 
-def rows_of(devices: Sequence[Device], numbers: Sequence[int], least_gib: float, search: SearchOf) -> list[Row]:
+def rows_of(devices: Sequence[Device], numbers: Sequence[int], least_gib: float, search: SearchOf) -> list[PlannedRow]:
     """Plan each number of GPUs on each device, the largest first, until one does not fit. An interrupt ends the rows.
 
     Args:
@@ -58,19 +58,19 @@ def rows_of(devices: Sequence[Device], numbers: Sequence[int], least_gib: float,
     Raises:
         UserError: there is no mesh on any of them.
     """
-    rows: list[Row] = []
+    rows: list[PlannedRow] = []
     refusals: list[UserError] = []
     for device in devices:
         for gpus in sorted(numbers, reverse=True):
             if gpus * device.machine.memory_gib < least_gib and gpus != max(numbers):
                 break
             try:
-                row = Row(device, gpus, search(gpus, device))
+                row = PlannedRow(device, gpus, search(gpus, device))
             except UserError as error:
                 refusals.append(error)
-                row = Row(device, gpus, None, error.problems[0].why)
+                row = PlannedRow(device, gpus, None, error.problems[0].why)
             except KeyboardInterrupt:
-                row = Row(device, gpus, Plan(0, stopped=INTERRUPTED))
+                row = PlannedRow(device, gpus, Plan(0, stopped=INTERRUPTED))
             rows.append(row)
             if row.plan is not None and row.plan.stopped == INTERRUPTED:
                 return rows
@@ -86,7 +86,7 @@ def powers_of_two(most: int) -> list[int]:
     return [2**power for power in range(most.bit_length())]
 
 
-def knee_of(rows: Sequence[Row]) -> Row | None:
+def knee_of(rows: Sequence[PlannedRow]) -> PlannedRow | None:
     """Return the first of ``rows``, those of one device in ascending order, of which twice the GPUs save less than
     :data:`KNEE` of the time. ``None`` if all save more, or a row before it is not complete."""
     for row, doubled in pairwise(row for row in rows if row.best is not None or not row.complete):
@@ -99,9 +99,9 @@ def knee_of(rows: Sequence[Row]) -> Row | None:
     return None
 
 
-def conclude_table(rows: Sequence[Row], options: argparse.Namespace, notes: Sequence[str]) -> int:
+def conclude_table(rows: Sequence[PlannedRow], options: argparse.Namespace, notes: Sequence[str]) -> int:
     """Print the rows, by device and number of GPUs, and return the exit status: 1 if none fits."""
-    by_device: dict[str, list[Row]] = {}
+    by_device: dict[str, list[PlannedRow]] = {}
     for row in sorted(rows, key=lambda row: row.gpus):
         by_device.setdefault(row.device.name, []).append(row)
     ordered = [row for name in dict.fromkeys(row.device.name for row in rows) for row in by_device[name]]
@@ -116,8 +116,8 @@ def conclude_table(rows: Sequence[Row], options: argparse.Namespace, notes: Sequ
     return 0 if any(row.best for row in rows) else EXIT_FAILURE
 
 
-def _as_json(rows: Sequence[Row], knees: set[int], options: argparse.Namespace, complete: bool) -> Mapping[str, Any]:
-    def of_row(row: Row) -> Mapping[str, Any]:
+def _as_json(rows: Sequence[PlannedRow], knees: set[int], options: argparse.Namespace, complete: bool) -> Mapping[str, Any]:
+    def of_row(row: PlannedRow) -> Mapping[str, Any]:
         run = None if options.tokens is None else row.run(options.tokens)
         return {
             "name": row.device.name,
@@ -131,7 +131,7 @@ def _as_json(rows: Sequence[Row], knees: set[int], options: argparse.Namespace, 
     return {"tokens": options.tokens, "knee_saves_less_than": KNEE, "complete": complete, "rows": list(map(of_row, rows))}
 
 
-def _print(rows: Sequence[Row], knees: set[int], options: argparse.Namespace, notes: Sequence[str]) -> None:
+def _print(rows: Sequence[PlannedRow], knees: set[int], options: argparse.Namespace, notes: Sequence[str]) -> None:
     if model := next((row.plan.model for row in rows if row.plan is not None and row.plan.model), ""):
         say(model)
     for note in notes:
@@ -144,14 +144,14 @@ def _print(rows: Sequence[Row], knees: set[int], options: argparse.Namespace, no
         [_cells(row, id(row) in knees, options, priced) for row in rows],
     )
     if knees:
-        print(f"\nknee: from there on, twice the GPUs save less than {KNEE:.0%} of the time")
+        say(f"\nknee: from there on, twice the GPUs save less than {KNEE:.0%} of the time")
     elif all(row.complete for row in rows):
-        print(f"\nno knee: wherever the table has twice the GPUs, they save {KNEE:.0%} of the time or more")
+        say(f"\nno knee: wherever the table has twice the GPUs, they save {KNEE:.0%} of the time or more")
     if not all(row.complete for row in rows):
         say("\nNOT COMPLETE: faster candidates may be among those that were not estimated")
 
 
-def _cells(row: Row, knee: bool, options: argparse.Namespace, priced: bool) -> tuple[str, ...]:
+def _cells(row: PlannedRow, knee: bool, options: argparse.Namespace, priced: bool) -> tuple[str, ...]:
     run = None if options.tokens is None else row.run(options.tokens)
     lengths = ["-"] * (0 if options.tokens is None else 2 + priced)
     if run is not None:
