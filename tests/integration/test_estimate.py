@@ -235,7 +235,7 @@ def matmuls_of_actions() -> dict[tuple[int, str], int]:
     from titan_core.api.config.resolved import Override
     from titan_core.api.plugins.assembled_job import AssembledJob
     from titan_core.loop.training import train
-    from titan_simulate.estimate.estimate import _device
+    from titan_simulate.estimate.estimate import device_of
     from titan_simulate.estimate.traced_rank import take
     from titan_simulate.estimate.work import Kind
     from titan_simulate.hardware.read import read_machine
@@ -245,7 +245,7 @@ def matmuls_of_actions() -> dict[tuple[int, str], int]:
     def job_of(more: Sequence[Override]) -> AssembledJob:
         return make_job("llama3_debug", {**job, **{one.key: one.text for one in more}}, 2, missing_ok=True)
 
-    device = _device(read_machine("h100"))
+    device = device_of(read_machine("h100"))
     found = take(job_of, train, 0, None, device, {}, lambda job: job, None, short=False, checks_model=False)
     total: Counter[tuple[int, str]] = Counter()
     for work in found.trace:
