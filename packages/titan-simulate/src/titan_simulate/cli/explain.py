@@ -1,4 +1,4 @@
-"""What ``titan estimate --explain`` prints."""
+"""Prints the explanation of ``titan estimate --explain``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``titan plan`` plans for: devices, their prices and numbers, and the length of the run."""
+"""Inputs of ``titan plan``: devices, their prices and numbers, and the length of the run."""
 
 from __future__ import annotations
 

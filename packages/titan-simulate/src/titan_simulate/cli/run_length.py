@@ -1,4 +1,4 @@
-"""How long a planned run takes, and what it costs."""
+"""Duration and costs of a planned run."""
 
 from __future__ import annotations
 

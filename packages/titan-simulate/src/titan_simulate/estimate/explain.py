@@ -1,4 +1,4 @@
-"""Where the time and the memory of an estimate come from, by module."""
+"""Explains the time and the memory of an estimate, by module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step does at each instant. Free of torch.
+"""Attributes each instant of a step. Free of torch.
 
 Operators overlap, so their durations do not sum up to the step. Here each instant belongs to one of them, or to several of a
 kind in equal shares: to what computes; otherwise, to copies between device and host; otherwise, to communication, which is

@@ -24,7 +24,7 @@ from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.plan.candidates import Candidate, JobOf, Refused, Space, refusal
-from titan_simulate.plan.compose import DATA_PARALLEL, Composition
+from titan_simulate.plan.compose import DATA_PARALLEL, GIB, Composition
 from titan_simulate.plan.kinds import GLOBAL_BATCH, LOCAL_BATCH, Kind
 
 CLOSE = 0.02
@@ -177,13 +177,15 @@ class _Open:
     """No step of a job of this kind that fits is shorter, if that is known."""
     undivided: float = 0.0
     """The bound from blocks that are not divided."""
-    losses: dict[str, float] = field(default_factory=dict)
-    """Degree key -> seconds by which division along one dimension makes the bound longer."""
+    divided: dict[str, float] = field(default_factory=dict)
+    """Degree key -> the bound from blocks that are divided along that dimension only."""
 
     @property
     def expected(self) -> float:
         """What the bound will be once the kind is traced, if what division along several dimensions costs adds up."""
-        return max(self.bound, self.undivided + sum(self.losses.values()))
+        if not self.undivided:
+            return self.bound
+        return max(self.bound, self.undivided + sum(max(0.0, one - self.undivided) for one in self.divided.values()))
 
 
 class Search:
@@ -378,7 +380,7 @@ class Search:
             if not along:
                 one.undivided = max(one.undivided, bound)
             elif len(along) == 1:
-                one.losses[along[0]] = max(one.losses.get(along[0], 0.0), bound - one.undivided)
+                one.divided[along[0]] = max(one.divided.get(along[0], 0.0), bound)
 
     def _compose(self, kind: Kind) -> None:
         """Compose all candidates of a kind."""
@@ -445,7 +447,10 @@ class Search:
             lines = str(error).strip().splitlines() or [""]
             self._refused.append(Refused(describe(candidate), SIMULATION, f"{type(error).__name__}: {lines[0]}"))
             return False
-        composed = self._composer.composition(candidate)
+        if self._composer.failure(candidate.kind) is not None:  # the recipe's own blocks, which only an estimate knows
+            composed = Composition({"activations": figures.peak_gib * GIB}, {"compute": figures.step_seconds})
+        else:
+            composed = self._composer.composition(candidate)
         (plan.best if figures.peak_gib <= limit else plan.too_large).append(Finalist(candidate, composed, figures))
         activations = composed.memory["activations"] / 2**30
         of_memory = (figures.peak_gib - composed.peak_gib + activations) / activations if activations > 0 else 1.0
