@@ -107,7 +107,8 @@ def main() -> None:
     settings = [Override(*one.split("=", 1)) for one in options.settings]
     comparison = Comparison(options.recipe, options.gpus, settings)
     space, machine, composer = comparison.space, comparison.machine, comparison.composer
-    from titan_simulate.plan.search import Search, describe
+    from titan_simulate.plan.result import describe
+    from titan_simulate.plan.search import Search
 
     groups = [group for group in candidates(space) if group]
     if options.every:

@@ -31,7 +31,8 @@ from titan_simulate.hardware.machine import Machine
 from titan_simulate.hardware.read import read_machine
 from titan_simulate.plan.candidates import Candidate, Space
 from titan_simulate.plan.kinds import GLOBAL_BATCH, LOCAL_BATCH
-from titan_simulate.plan.search import CLOSE, INTERRUPTED, Plan, Search, describe
+from titan_simulate.plan.result import CLOSE, INTERRUPTED, Plan, describe
+from titan_simulate.plan.search import Search
 from titan_testing.jobs import make_job
 
 SMALL = {"training.global_batch_size": 32, "training.seq_len": 64}

@@ -19,7 +19,7 @@ from titan_simulate.cli.plan_table import PlannedRow, conclude_table, knee_of, p
 from titan_simulate.cli.run_length import RunLength, show_amount
 from titan_simulate.hardware.read import read_machine
 from titan_simulate.plan.compose import Composition
-from titan_simulate.plan.search import INTERRUPTED, Finalist, Plan
+from titan_simulate.plan.result import INTERRUPTED, Finalist, Plan
 
 BATCH = 1_000_000
 """Tokens of a step."""

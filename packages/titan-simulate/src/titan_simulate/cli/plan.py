@@ -32,7 +32,8 @@ from titan_simulate.estimate.job_memory import frozen_parameters
 from titan_simulate.hardware.machine import HEADROOM, Machine
 from titan_simulate.plan.candidates import JobOf, Space
 from titan_simulate.plan.kinds import GLOBAL_BATCH, take_all
-from titan_simulate.plan.search import Figures, Plan, Search
+from titan_simulate.plan.result import Figures, Plan
+from titan_simulate.plan.search import Search
 
 if TYPE_CHECKING:
     from titan_simulate.estimate.estimate import Estimate

@@ -20,7 +20,7 @@ from titan_simulate.cli.planned import as_json, compared, print_plan, proved, su
 from titan_simulate.cli.planned_stage import PlannedStage
 from titan_simulate.cli.run_length import RunLength
 from titan_simulate.hardware.machine import HEADROOM, Machine
-from titan_simulate.plan.search import INTERRUPTED, Plan
+from titan_simulate.plan.result import INTERRUPTED, Plan
 
 
 def conclude(

@@ -14,7 +14,7 @@ from titan_core.toolkit.text import print_json, print_table, say
 from titan_simulate.cli.plan_inputs import Device
 from titan_simulate.cli.planned import as_json
 from titan_simulate.cli.run_length import RunLength, show_amount
-from titan_simulate.plan.search import INTERRUPTED, Finalist, Plan
+from titan_simulate.plan.result import INTERRUPTED, Finalist, Plan
 
 KNEE: Final = 0.4
 """Share of the time that twice the GPUs must save. Half is the most that they can without a faster GPU."""

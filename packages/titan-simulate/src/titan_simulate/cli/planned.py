@@ -10,7 +10,7 @@ from titan_simulate.cli.planned_stage import StagedFigures
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.plan.candidates import Candidate
 from titan_simulate.plan.compose import GIB
-from titan_simulate.plan.search import CLOSE, Finalist, Plan, describe, short
+from titan_simulate.plan.result import CLOSE, Finalist, Plan, describe, short
 
 
 def compared(plan: Plan) -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from titan_core.toolkit.text import show_count
-from titan_simulate.plan.search import Figures
+from titan_simulate.plan.result import Figures
 
 
 @dataclass(frozen=True)

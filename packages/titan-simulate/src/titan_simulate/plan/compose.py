@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from titan_core.api import PipelineCosts
+from titan_core.api import MeshPlan, PipelineCosts, UserError
 from titan_simulate.estimate.timeline import slowdown
 from titan_simulate.hardware.machine import Machine
+from titan_simulate.plan.candidates import Candidate
 from titan_simulate.plan.kind_costs import HEAD, OTHERS, DataParallel, KindCosts, Load, Moment, Passes
+from titan_simulate.plan.kinds import Kind
 
 GIB = 2**30
 STATE = "parameters, gradients, optimizer"
@@ -209,3 +212,33 @@ def _memory(costs: KindCosts, rank: int, blocks: Mapping[int, int], job: Arrange
     whole = sum(costs.unsharded().get(one, 0.0) * count for one, count in blocks.items())
     found["gathered"] = whole * (job.gradients_stay + job.width * job.parameters_stay)
     return {**found, "allocator": costs.idle(job.batch), "context": costs.outside}
+
+
+class Composes(Protocol):
+    """Traces kinds and composes candidates of them (:class:`titan_simulate.plan.composer.Composer`)."""
+
+    def trace(self, kinds: Mapping[Kind, MeshPlan]) -> None:
+        """Trace kinds, each of which a job on its mesh has."""
+        ...
+
+    def failure(self, kind: Kind) -> UserError | str | None:
+        """Return why a kind that was traced has no costs, if so."""
+        ...
+
+    def seconds_of_sequence(self, kind: Kind, batch: int) -> float:
+        """Return the least time of forward and backward of a sequence, in microbatches of ``batch`` ones, on all blocks of a
+        kind that was traced."""
+        ...
+
+    def least(self, candidate: Candidate, kind: Kind, share: float) -> tuple[float, float]:
+        """Return lower bounds of the step of a candidate, in seconds, and of its memory, in GiB.
+
+        Args:
+            kind: that was traced, and from which the candidate's descends.
+            share: ranks that divide a block of ``kind``, by those that divide one of the candidate.
+        """
+        ...
+
+    def composition(self, candidate: Candidate) -> Composition:
+        """Return the memory and the time of a candidate of a kind that was traced."""
+        ...

@@ -17,18 +17,29 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from titan_core.api import Job, MeshPlan, UserError
 from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.plan.candidates import Candidate, JobOf, Refused, Space, refusal
-from titan_simulate.plan.compose import DATA_PARALLEL, GIB, Composition
+from titan_simulate.plan.compose import GIB, Composes, Composition
 from titan_simulate.plan.kinds import GLOBAL_BATCH, LOCAL_BATCH, Kind
+from titan_simulate.plan.result import (
+    CLOSE,
+    INTERRUPTED,
+    Figures,
+    Finalist,
+    Loser,
+    Plan,
+    degrees_of,
+    describe,
+    reason,
+    speed,
+)
 
-CLOSE = 0.02
-"""Two jobs whose steps differ by less than this share are equally fast: estimates are no better."""
+LARGEST_MICROBATCH = 8
+"""Sequences of the microbatch for which kinds are bounded: larger ones take no less time for each sequence."""
 NEARLY = 1.1
 """Candidates whose composed memory is up to this factor too large may fit; only an estimate knows."""
 SIMULATION = "its simulation failed"
@@ -37,128 +48,8 @@ PER_MESH = 2
 """Most finalists on one mesh, so that they differ in more than details."""
 
 
-class Figures(Protocol):
-    """What an estimate says (:class:`titan_simulate.estimate.estimate.Estimate`)."""
-
-    @property
-    def peak_gib(self) -> float:
-        """Largest memory of a device."""
-        ...
-
-    @property
-    def step_seconds(self) -> float:
-        """Duration of a step."""
-        ...
-
-    @property
-    def tokens_per_second_per_gpu(self) -> float:
-        """Speed."""
-        ...
-
-    @property
-    def mfu(self) -> float:
-        """Share of the machine's peak."""
-        ...
-
-
 Estimator = Callable[[Sequence[Override]], Figures]
 """Overrides -> the estimate of the job. Raises UserError if the job cannot run."""
-
-
-class Composes(Protocol):
-    """Traces kinds and composes candidates of them (:class:`titan_simulate.plan.composer.Composer`)."""
-
-    def trace(self, kinds: Mapping[Kind, MeshPlan]) -> None:
-        """Trace kinds, each of which a job on its mesh has."""
-        ...
-
-    def failure(self, kind: Kind) -> UserError | str | None:
-        """Return why a kind that was traced has no costs, if so."""
-        ...
-
-    def seconds_of_sequence(self, kind: Kind, batch: int) -> float:
-        """Return the least time of forward and backward of a sequence, in microbatches of ``batch`` ones, on all blocks of a
-        kind that was traced."""
-        ...
-
-    def least(self, candidate: Candidate, kind: Kind, share: float) -> tuple[float, float]:
-        """Return lower bounds of the step of a candidate, in seconds, and of its memory, in GiB.
-
-        Args:
-            kind: that was traced, and from which the candidate's descends.
-            share: ranks that divide a block of ``kind``, by those that divide one of the candidate.
-        """
-        ...
-
-    def composition(self, candidate: Candidate) -> Composition:
-        """Return the memory and the time of a candidate of a kind that was traced."""
-        ...
-
-
-@dataclass(frozen=True)
-class Finalist:
-    """A candidate with its estimate."""
-
-    candidate: Candidate
-    composed: Composition
-    figures: Figures
-
-
-@dataclass(frozen=True)
-class Loser:
-    """A group of candidates that lost for one reason."""
-
-    why: str
-    count: int
-    example: str
-    """The best of them."""
-    detail: str
-
-
-INTERRUPTED = "an interrupt"
-"""Why a search may end early."""
-
-
-@dataclass
-class Plan:
-    """The result of a search."""
-
-    wanted: int
-    """Number of finalists to estimate."""
-    best: list[Finalist] = field(default_factory=list)
-    """Finalists that fit, fastest first. Only what was estimated is ranked."""
-    too_large: list[Finalist] = field(default_factory=list)
-    """Finalists that do not fit, smallest first."""
-    losers: list[Loser] = field(default_factory=list)
-    nearest: tuple[Candidate, float] | None = None
-    """If nothing fits: the candidate that needs least memory, in GiB. ``None`` too if those that fit cannot be estimated."""
-    meshes: int = 0
-    candidates: int = 0
-    """Composed, or refused by a check."""
-    kinds: int = 0
-    """Kinds of blocks that jobs of the plan may have."""
-    traced: int = 0
-    """Of these, those that were traced."""
-    unexpected: bool = True
-    """Whether none of the others is expected to be faster than the best one."""
-    unproved: float = 0.0
-    """By which share a job of another kind may still be faster than the best one: 0 if none is faster by more than
-    :data:`CLOSE`."""
-    seconds: float = 0.0
-    stopped: str | None = None
-    """What ended the search before all finalists were estimated: :data:`INTERRUPTED`."""
-    model: str = ""
-    """The model in words."""
-
-    @property
-    def estimated(self) -> int:
-        """Number of candidates that were estimated."""
-        return len(self.best) + len(self.too_large)
-
-    @property
-    def winner(self) -> Finalist | None:
-        """The fastest candidate; ``None`` if none fits, or if the comparison is not finished."""
-        return self.best[0] if self.best and self.stopped is None else None
 
 
 @dataclass
@@ -414,7 +305,7 @@ class Search:
             candidate, _ = self._composed[number]
             limit = self._machine.memory_gib * (1.0 if candidate.choices in self._factors else NEARLY)
             if number not in self._done and self._per_mesh[str(candidate.mesh)] < PER_MESH and memory <= limit:
-                yield seconds, len(_degrees(candidate)), number
+                yield seconds, len(degrees_of(candidate)), number
 
     def _progress(self) -> str:
         """Return how far the search is."""
@@ -484,7 +375,7 @@ class Search:
             if one[1] > limit:
                 groups["does not fit"].append(one)
             elif best is not None:
-                groups[_reason(self._composed[one[2]][1], best.composed)].append(one)
+                groups[reason(self._composed[one[2]][1], best.composed)].append(one)
         for why, members in sorted(groups.items(), key=lambda item: -len(item[1])):
             if why == "does not fit":
                 _, peak, number = min(members, key=lambda one: one[1])
@@ -494,7 +385,7 @@ class Search:
             else:
                 seconds, _, number = min(members)
                 assert best is not None
-                detail = _speed(best.figures.step_seconds / seconds)
+                detail = speed(best.figures.step_seconds / seconds)
             yield Loser(why, len(members), describe(self._composed[number][0]), detail)
 
     def _refusals(self) -> Iterator[Loser]:
@@ -503,59 +394,3 @@ class Search:
             groups[one.key].append(one)
         for key, members in sorted(groups.items(), key=lambda item: -len(item[1])):
             yield Loser(key if key == SIMULATION else f"refused: {key}", len(members), members[0].mesh, members[0].why)
-
-
-LARGEST_MICROBATCH = 8
-"""Sequences of the microbatch for which kinds are bounded: larger ones take no less time for each sequence."""
-
-
-def _speed(share: float) -> str:
-    """Describe a candidate with ``share`` times the tokens/s of the best; all take the same tokens in a step."""
-    if abs(share - 1) < CLOSE / 2:
-        return "about as fast, not estimated"
-    more, fewer = (
-        f"about {share - 1:.0%} more tokens/s, not estimated",
-        f"about {1 - share:.0%} fewer tokens/s than the best",
-    )
-    return more if share > 1 else fewer
-
-
-def _reason(one: Composition, best: Composition) -> str:
-    """Return what makes a candidate slower than the best one: where it takes most more time."""
-    more = {
-        kind: one.seconds.get(kind, 0.0) - best.seconds.get(kind, 0.0) for kind in {**one.seconds, **best.seconds}
-    }  # fmt: skip
-    kind = max(more, key=lambda name: more[name])
-    return {
-        "idle": "pipeline bubble",
-        "compute": "computation: recomputation, small matmuls or an uneven pipeline",
-        "update": "optimizer step",
-        DATA_PARALLEL: f"network: {DATA_PARALLEL}",
-    }.get(kind, f"network: {kind.removeprefix('mesh_')}")
-
-
-def _degrees(candidate: Candidate) -> dict[str, int]:
-    mesh = candidate.mesh
-    degrees = {**mesh.degrees, **mesh.view_degrees}
-    return {name: degree for name, degree in degrees.items() if degree > 1}
-
-
-def describe(candidate: Candidate) -> str:
-    """Return a candidate in one line: its mesh, its batch, and the choices of transforms."""
-    mesh = candidate.mesh
-    keys = {dim.degree_key for dim in mesh.dims} | {view.degree_key for view in mesh.views} | {GLOBAL_BATCH, LOCAL_BATCH}
-    chosen = [
-        f"{short(key)} {_shown(value)}" for key, value in candidate.values.items() if key not in keys and value is not None
-    ]
-    batch = f"batch {candidate.local_batch}" + (f" x {candidate.microbatches}" if candidate.microbatches > 1 else "")
-    return ", ".join([str(mesh), batch, *chosen])
-
-
-def short(key: str) -> str:
-    """Return the last words of a config key: ``"activation_checkpoint.mode"`` -> ``"activation_checkpoint"``."""
-    section, _, name = key.partition(".")
-    return section if name in ("mode", "enable") else name.removeprefix("pipeline_parallel_").removeprefix("fsdp_")
-
-
-def _shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
