@@ -50,7 +50,8 @@ class Trace:
         self._position: dict[int, int] = {}  # number of an operation -> position in the trace
         self._storages: dict[int, int] = {}  # address of a storage -> its number
         self._numbered = 0
-        self._made_by: dict[int, int] = {}  # number of a storage -> position of the collective that fills it
+        self._made_by: dict[int, int] = {}  # number of a storage -> position of the functional collective that fills it
+        self._pending: dict[int, int] = {}  # the same of other ones, for which whatever uses the storage waits
         self._last: dict[str, int] = {}
 
     def attach(self, observation: Observation) -> None:
@@ -73,6 +74,7 @@ class Trace:
             return
         reads, writes = self._data(operation, short)
         after = [self._position[number] for number in operation.after if number in self._position]
+        after += [self._pending[one.storage] for one in {*reads, *writes} if one.storage in self._pending]
         position, stream = len(self.work), str(operation.stream)
         keywords: dict[str, Any] = {}
         kind = self._kind(operation, short)
@@ -85,11 +87,13 @@ class Trace:
             group, ranks = _group([*operation.args, *operation.keywords.values()])
             if kind is not Kind.COLLECTIVE:
                 ranks = (int(next(one for one in operation.args if isinstance(one, int))),)
-            if not operation.name.startswith("c10d::"):  # runs on a stream of its own until it is waited for
+            functional = not operation.name.startswith("c10d::")
+            if functional or _argument(operation, "async_op"):  # runs on a stream of its own until it is waited for
                 if stream in self._last:
                     after.append(self._last[stream])
                 stream = f"{group} collectives"
-                self._made_by |= {one.storage: position for one in writes}
+                made = self._made_by if functional else self._pending
+                made |= {one.storage: position for one in writes}
             keywords = {"ranks": ranks, "group": operation.collective.group, "bytes": operation.collective.bytes}
             keywords["permutes"] = kind is Kind.COLLECTIVE and _permutes(operation, ranks)
         elif kind is Kind.MATMUL:
@@ -111,7 +115,7 @@ class Trace:
         )  # fmt: skip
 
     def _begin(self) -> None:
-        self.work, self._position, self._made_by, self._last = [], {}, {}, {}
+        self.work, self._position, self._made_by, self._pending, self._last = [], {}, {}, {}, {}
 
     def _kind(self, operation: Operation, short: str) -> Kind:
         if operation.name == HOST_WAIT:
