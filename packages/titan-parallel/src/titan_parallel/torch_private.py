@@ -281,7 +281,8 @@ def overlap_tensor_parallel(group: dist.ProcessGroup) -> None:
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
     torch._inductor.config._micro_pipeline_tp = True
-    enable_symm_mem_for_group(group.group_name)
+    if not hasattr(enable_symm_mem_for_group, "__deprecated__"):  # later versions need no call, and warn of it
+        enable_symm_mem_for_group(group.group_name)
 
 
 class AttentionKernel:
