@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from titan_core.api._shown import show
@@ -66,12 +67,15 @@ class Config:
     def changed(self, values: Mapping[str, Any]) -> Config:
         """Return this config, and those of its stages, with other values of dotted keys, which are not validated. Unknown
         keys are ignored."""
-        sections: dict[type[Section], Section] = dict(self.sections)
+        owners = _owners(tuple(self.sections))
+        updates: dict[type[Section], dict[str, Any]] = {}
         for key, value in values.items():
-            name, _, field = key.partition(".")
-            for cls, section in sections.items():
-                if cls.section == name and field in cls.model_fields:
-                    sections[cls] = section.model_copy(update={field: value})
+            for cls in owners.get(key, ()):
+                updates.setdefault(cls, {})[key.partition(".")[2]] = value
+        sections = {
+            cls: section.model_copy(update=updates[cls]) if cls in updates else section
+            for cls, section in self.sections.items()
+        }  # fmt: skip
         stages = tuple(replace(stage, config=stage.config.changed(values)) for stage in self.stages)
         return replace(self, sections=sections, stages=stages)
 
@@ -90,6 +94,16 @@ class Config:
     def _is_overridden(self, key: str) -> bool:
         whole = key.partition("[")[0]  # a list entry has the origin of its list
         return any(whole == overridden or overridden.startswith(whole + ".") for overridden in self.overridden)
+
+
+@lru_cache(maxsize=16)
+def _owners(classes: tuple[type[Section], ...]) -> Mapping[str, Sequence[type[Section]]]:
+    """Return dotted key -> the sections that have it."""
+    found: dict[str, list[type[Section]]] = {}
+    for cls in classes:
+        for name in cls.model_fields:
+            found.setdefault(f"{cls.section}.{name}", []).append(cls)
+    return found
 
 
 @dataclass(frozen=True)

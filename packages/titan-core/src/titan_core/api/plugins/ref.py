@@ -55,13 +55,12 @@ class Ref(Generic[T]):
             UserError: the module cannot be imported, or lacks the attribute.
         """
         module_name, _, attribute = self.target.partition(":")
-        where = f"plugin code {self.target!r}" if self.origin is None else f"{self.origin}: {self.purpose} = {self.target!r}"
         try:
             module = importlib.import_module(module_name)
         except (Exception, SystemExit) as error:
             # Any exception during the import of a third party's module is that plugin's fault, and reported as such.
             raise UserError.one(
-                where,
+                self._where,
                 f"importing {module_name!r} raised {type(error).__name__}: {error}",
                 "fix or reinstall the package that it belongs to, or set TITAN_TRACEBACK=1 to see the traceback",
             ) from error
@@ -69,7 +68,7 @@ class Ref(Generic[T]):
             found = getattr(module, attribute)
         except AttributeError:
             raise UserError.one(
-                where, f"{module_name!r} has no attribute {attribute!r}", "fix the plugin that refers to it"
+                self._where, f"{module_name!r} has no attribute {attribute!r}", "fix the plugin that refers to it"
             ) from None
         if self.origin is None:
             return cast(T, found)
@@ -100,6 +99,11 @@ class Ref(Generic[T]):
         if not isinstance(found, list) or not all(isinstance(item, kind) for item in found):
             raise self.wrong(f"returned {shown(found)}; it must return or yield {kind.__name__}s")
         return found
+
+    @property
+    def _where(self) -> str:
+        target = f"plugin code {self.target!r}"
+        return target if self.origin is None else f"{self.origin}: {self.purpose} = {self.target!r}"
 
     def wrong(self, why: str) -> UserError:
         """Return the error that the function did something wrong: ``why``."""
