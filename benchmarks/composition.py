@@ -13,7 +13,7 @@ import argparse
 import random
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from titan_core.plugins.registry import Components
 from titan_simulate.engine import forks, stub_libraries
 from titan_simulate.hardware.read import read_machine
 from titan_simulate.plan.candidates import Candidate, Space
-from titan_simulate.plan.kinds import GLOBAL_BATCH, LOCAL_BATCH, take_all
+from titan_simulate.plan.kinds import GLOBAL_BATCH, LOCAL_BATCH, SmallJob, Taken, take_all
 
 if TYPE_CHECKING:
     from titan_simulate.estimate.estimate import Estimate
@@ -67,7 +67,12 @@ class Comparison:
         self.job_of = partial(job_on, gpus)
         job = job_on(gpus, ())
         self.space = Space(job, gpus, job.batch.global_size, {one.key for one in settings}, changes_numbers=False)
-        self.composer = Composer(self.space, self.machine, partial(take_all, job_on, train, device_of(self.machine)))
+
+        def take(jobs: Sequence[SmallJob], meanwhile: Callable[[], None]) -> Sequence[Taken]:
+            meanwhile()
+            return take_all(job_on, train, device_of(self.machine), jobs)
+
+        self.composer = Composer(self.space, self.machine, take)
 
     def of(self, one: Candidate) -> tuple[Composition, Estimate]:
         """Return a candidate composed, and its estimate.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from titan_core.api import MeshPlan, MeshView, UserError
@@ -36,13 +36,14 @@ class FakeComposer:
     """Activations of a sequence on all blocks, undivided, without recomputation."""
     traced: list[Kind] = field(default_factory=list)
 
-    def trace(self, kinds: Mapping[Kind, MeshPlan]) -> None:
+    def trace(self, kinds: Mapping[Kind, MeshPlan], meanwhile: Callable[[], None]) -> None:
+        meanwhile()
         self.traced += kinds
 
     def failure(self, kind: Kind) -> UserError | str | None:
         return None
 
-    def seconds_of_sequence(self, kind: Kind, batch: int) -> float:
+    def seconds(self, kind: Kind, batch: int, one_expert: bool = False) -> float:
         degrees, chosen = dict(kind.degrees), dict(kind.chosen)
         tensor, context = (degrees.get(key, 1) for key in DIVIDED)
         again = {"none": 0.0, "selective": 0.1, "full": 0.3}.get(chosen.get("activation_checkpoint.mode", "none"), 0.0)
@@ -50,24 +51,31 @@ class FakeComposer:
         loss = 0.05 * math.log2(tensor) + 0.02 * math.log2(context)
         return (1.0 + again + loss) * faster / (tensor * context)
 
-    def least(self, candidate: Candidate, kind: Kind, share: float) -> tuple[float, float]:
+    def filled(self, kind: Kind, proved: bool = True) -> float:
+        ranks = kind.ranks(DIVIDED)
+        return self.gib * _kept(kind) / ranks / 79.0
+
+    def least(self, candidate: Candidate, kind: Kind) -> tuple[float, float]:
         return 0.0, 0.0
 
-    def composition(self, candidate: Candidate) -> Composition:
+    def composition(self, candidate: Candidate, kind: Kind | None = None) -> Composition:
+        """Return the same whatever kind it is derived from."""
         mesh, kind = candidate.mesh, candidate.kind
         degrees = dict(kind.degrees)
         ranks = math.prod(degrees.get(key, 1) for key in DIVIDED)
         idle = 0.0 if candidate.pipeline is None else candidate.pipeline.idle
         sequences = candidate.local_batch * candidate.microbatches
         pipelined = mesh.degree("pp")
-        compute = self.seconds_of_sequence(kind, 1) * sequences / pipelined
-        kept = {"none": 1.0, "selective": 0.5, "full": 0.1}.get(
-            str(dict(kind.chosen).get("activation_checkpoint.mode", "none")), 1.0
-        )
+        compute = self.seconds(kind, 1) * sequences / pipelined
         size = candidate.local_batch if candidate.pipeline is None else candidate.pipeline.microbatch_size
         memory = {
             STATE: 64.0 * GIB * mesh.degree("dp_replicate") / self.world_size,
-            "activations": self.gib * GIB * kept * size / ranks,
+            "activations": self.gib * GIB * _kept(kind) * size / ranks,
         }
         sent = 0.02 * mesh.degree("dp_replicate") / sequences
         return Composition(memory, {"compute": compute, "idle": compute * idle, "data parallelism": sent})
+
+
+def _kept(kind: Kind) -> float:
+    mode = str(dict(kind.chosen).get("activation_checkpoint.mode", "none"))
+    return {"none": 1.0, "selective": 0.5, "full": 0.1}[mode]

@@ -16,7 +16,8 @@ from titan_simulate.estimate.traced_rank import TracedRank
 from titan_simulate.estimate.work import Data, Kind, Work
 from titan_simulate.hardware.read import read_machine
 from titan_simulate.plan.compose import Arrangement, compose, holdings, least_gib, least_seconds, least_step
-from titan_simulate.plan.kind_costs import HEAD, OTHERS, DataParallel, KindCosts
+from titan_simulate.plan.kind_costs import DataParallel, KindCosts
+from titan_simulate.plan.traced_kind import HEAD, OTHERS, TracedKind
 
 MACHINE = read_machine("h100")
 BLOCKS = ["blocks.0", "blocks.1", "blocks.2"]
@@ -59,7 +60,13 @@ def traced(batch: int) -> TracedRank:
 
 
 def costs() -> KindCosts:
-    return KindCosts(traced(1), traced(2), MACHINE, [0] * 3, ["out"], lambda ranks: ranks == DATA_RANKS, False, 2)
+    return KindCosts(traced_kind(traced(1), traced(2)), MACHINE)
+
+
+def traced_kind(one: TracedRank, two: TracedRank) -> TracedKind:
+    return TracedKind(
+        one=one, two=two, classes=[0] * 3, head=["out"], data_groups=lambda ranks: ranks == DATA_RANKS, ranks=2
+    )  # fmt: skip
 
 
 def arrangement(batch: int = 1, microbatches: int = 1, **changes: object) -> Arrangement:
@@ -136,3 +143,35 @@ def test_a_pipeline_divides_blocks_waits_and_keeps_microbatches() -> None:
     assert step.memory["activations"] == pytest.approx((2 * 4 * 100) * MIB)
     assert least_step(costs(), held, job, 1.0) <= step.step_seconds
     assert least_gib(costs(), held, job, 1.0, world_size=2) <= step.peak_gib
+
+
+def test_an_operator_waits_for_the_same_one_in_a_longer_trace() -> None:
+    """Two sequences are gathered one by one, so that everything after it has another position."""
+    exchange = Work(
+        Kind.COLLECTIVE, "_c10d_functional::all_to_all_single", "forward", "blocks.1.mlp", "x collectives", (),
+        ranks=tuple(range(16)), group="x", bytes=256 * MIB,
+    )  # fmt: skip
+
+    def with_exchange(batch: int) -> TracedRank:
+        found = traced(batch)
+        place = next(number for number, one in enumerate(found.trace) if one.module == "blocks.1.mlp")
+        before = [replace(matmul("embed", "forward", 1, 10**9), name="aten::cat") for _ in range(batch - 1)]
+        product = replace(found.trace[place], after=(place + batch - 1,))
+        sent = replace(exchange, after=(place + batch - 3,))  # the matmul before the gather of parameters
+        work = [*before, *found.trace[:place], sent, product, *found.trace[place + 1 :]]
+        return replace(found, trace=work)
+
+    alone, waits = costs(), KindCosts(traced_kind(with_exchange(1), with_exchange(2)), MACHINE)
+    more = waits.passes(2).forward[0] - alone.passes(2).forward[0]
+    assert more == pytest.approx(seconds_of(exchange, MACHINE), rel=0.1)
+
+
+def test_experts_count_as_one_product_at_full_speed() -> None:
+    grouped = replace(matmul("blocks.1.mlp.experts", "forward", 1), name="aten::_grouped_mm", sizes=(64, 100, 8192, 8192))
+    copies = replace(grouped, kind=Kind.POINTWISE, name="aten::copy_", flops=0, reads=(Data(1, 2**30),))
+    kind = replace(traced_kind(traced(1), traced(2)), experts=["blocks.*.mlp.experts"])
+    one = kind.as_one_expert(grouped)
+    assert seconds_of(one, MACHINE) < seconds_of(grouped, MACHINE) and one.sizes == (1, 64 * 100, 8192, 8192)
+    assert seconds_of(kind.as_one_expert(copies), MACHINE) == 0.0
+    other = matmul("blocks.1.attention", "forward", 1)
+    assert kind.as_one_expert(other) is other

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import pytest
 
 from harness.planned import VIEW, mesh_of
 from titan_core.api import MeshPlan, ModelLayout, causal_attention
 from titan_core.api.parallel.mesh import STANDARD_DIMS
 from titan_simulate.estimate.block_classes import block_classes, enough_blocks, period
-from titan_simulate.plan.kinds import Kind, is_sharded, small_job, smallest_mesh
+from titan_simulate.plan.kinds import Kind, small_job
+from titan_simulate.plan.meshes import is_sharded, smallest_mesh, undivided
+from titan_simulate.plan.open_kinds import OpenKind, OpenKinds, Rules, slowdown
 
 TP, CP, EP = "tp", "cp", "ep"
 
@@ -17,24 +22,63 @@ def kind(tp: int = 1, cp: int = 1, ep: int = 1, heads: int = 1, **chosen: object
     return Kind(((TP, tp), (CP, cp), (EP, ep), ("heads", heads)), tuple(sorted(chosen.items())))
 
 
+RULES = Rules(
+    divided={TP, CP},
+    weights={TP},
+    exchanged={"heads"},
+    experts={EP},
+    faster_first={"mode": ("none", "selective", "full")},
+)
+
+
+@dataclass
+class Traced:
+    """Kinds that take a second for each sequence, and half of it without experts."""
+
+    size: float = 1.0
+    slow: tuple[Kind, ...] = ()
+
+    def seconds(self, kind: Kind, batch: int, one_expert: bool = False) -> float:
+        return (0.5 if one_expert else 1.0) * (2.0 if kind in self.slow else 1.0) / kind.ranks(RULES.divided)
+
+    def filled(self, kind: Kind, proved: bool = True) -> float:
+        return self.size / kind.ranks(RULES.divided)
+
+
+def open_kinds(*kinds: Kind, traced: Traced | None = None, pipelined: bool = True) -> OpenKinds:
+    found = OpenKinds(RULES, traced or Traced(), scale=10.0)
+    for one in kinds:
+        found.add(one, OpenKind(mesh_of(), 1, pipelined))
+    return found
+
+
 @pytest.mark.parametrize(
     ("child", "parent", "expected"),
     [
-        (kind(tp=4), kind(), True),
-        (kind(tp=4, cp=2), kind(tp=2), True),
-        (kind(tp=6), kind(tp=4), False),
-        (kind(), kind(tp=2), False),
-        (kind(ep=2), kind(), False),  # experts of more rows are faster
-        (kind(tp=2, ep=2), kind(ep=2), True),
-        (kind(cp=4, heads=2), kind(), True),
-        (kind(cp=4), kind(cp=2, heads=2), False),
-        (kind(cp=4, ring="gather"), kind(), True),
-        (kind(cp=4, ring="gather"), kind(cp=2, ring="pass"), False),
-        (kind(mode="full"), kind(mode="none"), False),
+        (kind(tp=4), kind(), 10.0),
+        (kind(tp=4, cp=2), kind(tp=2), 10.0),
+        (kind(tp=6), kind(tp=4), 0.0),
+        (kind(), kind(tp=2), 0.0),
+        (kind(ep=2), kind(), 5.0),  # experts of more rows are faster
+        (kind(ep=4), kind(ep=2), 0.0),
+        (kind(tp=2, ep=2), kind(ep=2), 10.0),
+        (kind(cp=4, heads=2), kind(), 10.0),
+        (kind(cp=4), kind(cp=2, heads=2), 0.0),
+        (kind(cp=4, ring="gather"), kind(), 10.0),
+        (kind(cp=4, ring="gather"), kind(cp=2, ring="pass"), 0.0),
+        (kind(mode="full"), kind(mode="none"), 10.0),  # recomputes
+        (kind(tp=2, mode="full"), kind(mode="selective"), 10.0),
+        (kind(mode="none"), kind(mode="full"), 0.0),
     ],
 )
-def test_a_kind_descends_from_those_that_fewer_ranks_divide(child: Kind, parent: Kind, expected: bool) -> None:
-    assert child.descends_from(parent, divided={TP, CP}, ignored={"heads"}) is expected
+def test_a_kind_is_no_faster_than_those_that_do_less(child: Kind, parent: Kind, expected: float) -> None:
+    """The step of ten sequences for each rank."""
+    kinds = open_kinds(child, parent)
+    batch = kinds.pop(parent).batch
+    kinds.learn(parent, batch)
+    assert kinds.bounds() == {child: pytest.approx(expected)}
+    related = dict(parent.chosen) == dict(child.chosen) or not parent.chosen
+    assert (kinds[child].ancestor == parent) is (expected == 10.0 and related)  # its memory is bounded too
     assert kind(tp=4, cp=2, ep=8).ranks({TP, CP}) == 8
 
 
@@ -79,3 +123,62 @@ def test_a_trace_has_an_inner_block_of_each_class(classes: list[int], number: in
 @pytest.mark.parametrize(("classes", "blocks"), [([0] * 4, 1), ([0, 1] * 3, 2), ([0, 0, 1], 3), ([0], 1)], ids=str)
 def test_blocks_repeat_with_their_classes(classes: list[int], blocks: int) -> None:
     assert period(classes) == blocks
+
+
+def test_what_is_expected_multiplies_what_was_traced() -> None:
+    """Twice the ranks of tensor parallelism take twice the time in all, also where the sequence is divided too."""
+    slow = kind(tp=2)
+    kinds = open_kinds(
+        kind(), slow, kind(cp=2, ring="gather"), *(kind(tp=tp, cp=2, ring="gather") for tp in (2, 4)), kind(ep=2),
+        kind(cp=2, heads=2), traced=Traced(slow=(slow,)),
+    )  # fmt: skip
+    for one in (kind(), slow, kind(cp=2, ring="gather")):
+        kinds.learn(one, kinds.pop(one).batch)
+    expected = {one: each.bound for one, each in kinds.expected().items()}
+    both = kind(tp=2, cp=2, ring="gather")
+    assert expected[both] == pytest.approx(20.0, rel=1e-2) and kinds[both].bound == pytest.approx(20.0)
+    assert expected[kind(tp=4, cp=2, ring="gather")] == pytest.approx(20.0, rel=1e-2)  # at least as much as with two
+    assert expected[kind(ep=2)] == pytest.approx(8.0, rel=1e-2)  # nothing is known of experts
+    assert expected[kind(cp=2, heads=2)] == pytest.approx(10.0, rel=1e-2)
+
+
+def test_a_divided_kind_does_not_pass_for_a_slow_model() -> None:
+    """The recipe's blocks, such as TP 8, are traced before undivided ones."""
+    slow = kind(tp=8)
+    kinds = open_kinds(kind(), slow, kind(cp=2), traced=Traced(slow=(slow,)))
+    kinds.learn(slow, kinds.pop(slow).batch)
+    assert all(one.bound == 0.0 for one in kinds.expected().values())
+    kinds.learn(kind(), kinds.pop(kind()).batch)
+    assert kinds.expected()[kind(cp=2)].bound == pytest.approx(10.0, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("filled", "pipelined", "proved", "expected"),
+    [
+        (0.9, False, True, 1.0),
+        (1.5, False, True, math.inf),
+        (1.5, True, True, 1.0),
+        (6.0, True, True, 3.0),
+        (6.0, True, False, 6.0),
+    ],
+)
+def test_activations_that_do_not_fit_slow_a_pipeline_down(
+    filled: float, pipelined: bool, proved: bool, expected: float
+) -> None:
+    assert slowdown(filled, pipelined, proved) == expected
+    if proved:
+        kinds = open_kinds(kind(), kind(tp=2), traced=Traced(2 * filled), pipelined=pipelined)
+        kinds.learn(kind(), kinds.pop(kind()).batch)
+        assert kinds[kind(tp=2)].filled == pytest.approx(filled)
+
+
+def test_the_first_kinds_divide_nothing_and_have_one_slower_choice() -> None:
+    slower = [kind(mode=mode) for mode in ("full", "selective", "none")]
+    found = open_kinds(*slower, kind(tp=2, mode="none"), kind(ep=2, mode="none")).one_of_each_choice()
+    assert found[0] == kind(mode="none") and set(found) == set(slower)
+
+
+def test_a_mesh_that_divides_nothing_has_all_ranks_in_data_parallelism() -> None:
+    mesh = undivided(mesh_of(ep=2, dp_replicate=2, cp=2, tp=4, pp=2), {VIEW.degree_key})
+    assert {name: degree for name, degree in mesh.degrees.items() if degree > 1} == {"dp_replicate": 2, "dp_shard": 16}
+    assert mesh.view_degrees == {"ep": 2}

@@ -93,8 +93,7 @@ def pipeline_choices(context: JobContext[PipelineKeys]) -> Choices:
     if degree == 1 or keys.pipeline_parallel_schedule_csv is not None:
         return {}
     compiled = job.section(CompileSection).compiles_blocks
-    # The plan also tries compiled blocks, which are faster, unless the command line forbids it.
-    only_split = not compiled and "compile.enable" not in job.config.overridden
+    only_split = _plans_split_backward(job)
     local = job.section(TrainingSection).local_batch_size
     total = job.batch.microbatches * local
     sizes = [size for size in range(1, min(local, _LARGEST_MICROBATCH) + 1) if local % size == 0 and total >= degree * size]
@@ -164,9 +163,18 @@ def _schedule(job: Job, microbatches: int, laps: float) -> tuple[list[float], fl
 
 
 def recomputation_choices(context: JobContext[ActivationCheckpointSection]) -> Choices:
-    """Return the modes, unless the config requests a memory budget, which is a choice of its own."""
+    """Return the modes, unless the config requests a memory budget, which is a choice of its own. Schedules that split the
+    backward pass would recompute twice, and keep what they have recomputed in between."""
     mode = context.section.mode
-    return {} if mode == "memory_budget" else {"activation_checkpoint.mode": ("none", "selective", "full")}
+    modes = ("none",) if _plans_split_backward(context.job) else ("none", "selective", "full")
+    return {} if mode == "memory_budget" else {"activation_checkpoint.mode": modes}
+
+
+def _plans_split_backward(job: Job) -> bool:
+    """Whether a plan considers the job only for schedules that split the backward pass: it also tries compiled blocks, which
+    are faster and which they exclude, unless the command line forbids it."""
+    compiled = job.section(CompileSection).compiles_blocks
+    return job.mesh.degree("pp") > 1 and not compiled and "compile.enable" not in job.config.overridden
 
 
 def recomputation_costs(context: JobContext[ActivationCheckpointSection]) -> Costs:

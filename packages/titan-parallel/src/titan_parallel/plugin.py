@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from titan_core.api import DATA_DIMS, Checks, MeshUse, Phase, Planning, Ref, StepUse, Transform, hookimpl
 from titan_core.api.plugins.assembled_job import AssembledJob
@@ -23,10 +26,9 @@ from titan_parallel.slots import COMPILER_OPTIONS, PARTIAL_GRADIENTS, REGION_CAS
 api = (1, 0)
 
 
-def _planning(name: str) -> Planning:
-    return Planning(
-        choices=Ref(f"titan_parallel.planning:{name}_choices"), costs=Ref(f"titan_parallel.planning:{name}_costs")
-    )
+def _planning(name: str, faster_first: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> Planning:
+    choices, costs = (Ref[Any](f"titan_parallel.planning:{name}_{what}") for what in ("choices", "costs"))
+    return Planning(choices=choices, costs=costs, faster_first=faster_first)
 
 
 @hookimpl
@@ -99,7 +101,7 @@ def titan_parallelisms() -> list[Transform]:
             reads=(SAVE_POLICIES,),
             check=Ref("titan_parallel.checks:check_recomputation"),
             apply=Ref("titan_parallel.activation_checkpoint:apply"),
-            planning=_planning("recomputation"),
+            planning=_planning("recomputation", {"activation_checkpoint.mode": ("none", "selective", "full")}),
         ),
         Transform(
             name="activation_offload",
@@ -120,7 +122,7 @@ def titan_parallelisms() -> list[Transform]:
             reads=(COMPILER_OPTIONS,),
             apply=Ref("titan_parallel.compile:apply"),
             steps=StepUse(observer=Ref("titan_parallel.compile:observe")),
-            planning=_planning("compile"),
+            planning=_planning("compile", {"compile.enable": (True, False)}),
         ),
         Transform(
             name="cuda_graphs",

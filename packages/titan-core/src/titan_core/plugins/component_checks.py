@@ -173,6 +173,13 @@ def _flavors(value: object) -> str:
     return f"contains arguments of several classes: {', '.join(sorted(classes))}" if len(classes) > 1 else ""
 
 
+def _values_of_keys(value: object) -> str:
+    if not isinstance(value, Mapping):
+        return f"is {shown(value)}, not a mapping from config keys to values"
+    wrong = [one for one in value.values() if not isinstance(one, tuple | list)]
+    return f"contains {shown(wrong[0])}, not a tuple of values" if wrong else ""
+
+
 def _section(value: object) -> str:
     """A section class must be complete: a job validates every section, even those that its recipe omits."""
     if not (isinstance(value, type) and issubclass(value, Section)):
@@ -213,6 +220,7 @@ RULES: Final[dict[str, Callable[[object], str]]] = {
     "tuple[WeightFormat": _all_of(WeightFormat),
     "tuple[Slot": _all_of(Slot),
     "Mapping[str, BaseModel]": _flavors,
+    "Mapping[str, Sequence[Any]]": _values_of_keys,
     "Mapping[str, Any]": _a(Mapping),
 }
 """Annotation of a component's field (its beginning) -> function that returns what is wrong with a value."""

@@ -31,7 +31,7 @@ from titan_simulate.engine.forks import call_in_fork, describe_first
 from titan_simulate.estimate.job_memory import frozen_parameters
 from titan_simulate.hardware.machine import HEADROOM, Machine
 from titan_simulate.plan.candidates import JobOf, Space
-from titan_simulate.plan.kinds import GLOBAL_BATCH, take_all
+from titan_simulate.plan.kinds import GLOBAL_BATCH, SmallJob, Taken, take_all
 from titan_simulate.plan.result import Figures, Plan
 from titan_simulate.plan.search import Search
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 TIME_LIMIT = 45.0
-"""Seconds after which a search proves no more."""
+"""Seconds after which a search traces and estimates no more."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--time-limit", type=seconds, default=TIME_LIMIT, metavar="S",
-        help=f"trace no further kinds of blocks after this time (default: {TIME_LIMIT:g})",
+        help=f"trace and estimate nothing further after this time (default: {TIME_LIMIT:g})",
     )  # fmt: skip
     parser.add_argument(
         "--best", type=small_integer, default=5, metavar="N", help="number of candidates to print (default: 5)"
@@ -169,7 +169,11 @@ def searched(context: CommandContext, gpus: int, machine: Machine, report: Repor
 
     forker = forks.Forker(simulated)
     try:
-        composer = Composer(space, machine, partial(forker, "take"), frozen, options.expert_imbalance)
+
+        def take(jobs: Sequence[SmallJob], meanwhile: Callable[[], None]) -> Sequence[Taken]:
+            return forker("take", jobs, meanwhile=meanwhile)
+
+        composer = Composer(space, machine, take, frozen, options.expert_imbalance)
         search = Search(space, composer, machine, job_of if stage is None else stage.checked)
         plan = search.run(partial(forker, "estimate"), options.finalists, given, options.time_limit, report)
     finally:

@@ -27,12 +27,13 @@ def unfinished(plan: Plan, out: str | None) -> str:
 
 def proved(plan: Plan) -> str:
     """Return what is known of the kinds of blocks that were not traced."""
-    text = f"{plan.kinds:,} kinds of blocks, {plan.traced} of them traced"
-    if plan.unproved:
-        others = "none of the others is expected to be faster" if plan.unexpected else "others may be faster"
-        most = f"by {plan.unproved:.0%} at most" if plan.unproved < 1.0 else "by how much is not known"
-        return f"{text}; {others}, {most} (--time-limit traces more)"
-    return f"{text}; no job of the others is faster by more than {CLOSE:.0%}, or none fits"
+    excluded = plan.kinds - plan.traced - plan.open
+    text = f"{plan.kinds:,} kinds of blocks: {plan.traced} traced, {excluded:,} excluded by a bound"
+    if not plan.open:
+        return f"{text}; no job is faster by more than {CLOSE:.0%}, or none fits"
+    most = f"by {plan.unproved:.0%} at most" if plan.unproved < 1.0 else "by how much is not known"
+    expected = ", which is not expected" if plan.unexpected else ""
+    return f"{text}, {plan.open:,} open: they may be faster, {most}{expected} (--time-limit traces more)"
 
 
 def summary(one: Finalist) -> str:
@@ -75,6 +76,7 @@ def as_json(plan: Plan, machine: Machine, most: int) -> dict[str, Any]:
         "meshes": plan.meshes,
         "kinds": plan.kinds,
         "traced": plan.traced,
+        "open": plan.open,
         "unproved": plan.unproved,
         "unexpected": plan.unexpected,
         "candidates": plan.candidates,

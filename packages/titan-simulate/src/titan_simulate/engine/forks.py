@@ -166,13 +166,17 @@ class Forker:
         self._answers, self._child = begin(partial(_serve, theirs, self._pipe, function))
         theirs.close()
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, meanwhile: Callable[[], None] = lambda: None) -> Any:
         """Return the result of the function. Arguments and result are pickled.
+
+        Args:
+            meanwhile: called while the other process works.
 
         Raises:
             Exception: the exception that it raised (:func:`call_in_forks`).
         """
         self._pipe.send(arguments)
+        meanwhile()
         return opened(self._pipe.recv_bytes())
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -14,11 +15,14 @@ from titan_core.api.config.resolved import Override
 from titan_core.api.config.sections import TrainingSection
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.costs import costs_of
-from titan_simulate.plan.kinds import GLOBAL_BATCH, LOCAL_BATCH, Kind, is_sharded, text_of
+from titan_simulate.plan.kinds import GLOBAL_BATCH, LOCAL_BATCH, Kind, text_of
+from titan_simulate.plan.meshes import is_sharded
+from titan_simulate.plan.open_kinds import Rules
 
 LARGEST_LOCAL_BATCH = 64
 ARRANGING = (Phase.PIPELINE, Phase.DATA)
 """Phases of transforms whose choices arrange blocks and their batch, and leave the blocks' own operators as they are."""
+_NONE = object()
 JobOf = Callable[[Sequence[Override]], AssembledJob]
 """Returns the recipe's job on the plan's number of ranks, with further overrides."""
 
@@ -79,6 +83,7 @@ class Space:
         """
         self.job, self.registry = job, job.registry
         self.gpus, self.global_batch, self.fixed, self.changes_numbers = gpus, global_batch, fixed, changes_numbers
+        self._searched: dict[str, bool] = {}
         self.transforms = job.registry.all(Transform)
         """All that are installed: those that are inactive in ``job`` may be active in another."""
         varied = sorted((one for one in self.transforms if one.planning.choices is not None), key=lambda one: -one.phase)
@@ -88,18 +93,15 @@ class Space:
     def searched(self, key: str) -> bool:
         """Whether the plan decides ``key``: the user did not set it, and it changes only where and how fast a job computes
         (or the user allows more)."""
-        if key in self.fixed:
-            return False
-        return (
-            self.changes_numbers
-            or key in self.job.mesh.degree_keys
-            or any(
-                fnmatchcase(key.partition(".")[2], pattern)
-                for cls in self.job.config.sections
-                if cls.section == key.partition(".")[0] and key.partition(".")[2] in cls.model_fields
-                for pattern in cls.may_change
+        if key not in self._searched:
+            section, _, name = key.partition(".")
+            mine = [cls for cls in self.job.config.sections if cls.section == section and name in cls.model_fields]
+            self._searched[key] = key not in self.fixed and (
+                self.changes_numbers
+                or key in self.job.mesh.degree_keys
+                or any(fnmatchcase(name, pattern) for cls in mine for pattern in cls.may_change)
             )
-        )
+        return self._searched[key]
 
     def meshes(self, num_experts: Sequence[int]) -> Iterator[dict[str, int]]:
         """Yield degrees by config key, of dimensions and views, that multiply to the number of GPUs."""
@@ -149,7 +151,8 @@ class Space:
             return [sequences]
         return [size for size in reversed(divisors(sequences)) if size <= LARGEST_LOCAL_BATCH]
 
-    def _mesh(self, degrees: Mapping[str, int]) -> MeshPlan:
+    def mesh(self, degrees: Mapping[str, int]) -> MeshPlan:
+        """Return the mesh with these degrees by config key."""
         known = self.job.mesh
         return MeshPlan(
             known.dims,
@@ -161,7 +164,7 @@ class Space:
     def assumed(self, degrees: Mapping[str, int], local: int, chosen: Mapping[str, Any] = MappingProxyType({})) -> Job:
         """Return the job on this mesh and local batch, as assembly would see it if it is valid."""
         config = self.job.config.changed({**degrees, GLOBAL_BATCH: self.global_batch, LOCAL_BATCH: local, **chosen})
-        mesh = self._mesh(degrees)
+        mesh = self.mesh(degrees)
         ranks = mesh.batch_degree
         batch = replace(
             self.job.batch, global_size=self.global_batch, local_size=local, ranks=ranks,
@@ -170,17 +173,15 @@ class Space:
         return replace(self.job, config=config, mesh=mesh, batch=batch, fixes=False)
 
     def variants(
-        self, job: Job, values: Mapping[str, Any], worth: Callable[[Kind], bool] = lambda kind: True
+        self, job: Job, values: Mapping[str, Any], kind: Kind | None = None
     ) -> Iterator[Candidate | Refused]:  # fmt: skip
         """Yield the candidates on one mesh and batch: all combinations of the choices of transforms that their checks
         accept.
 
         Args:
-            worth: whether to yield candidates with blocks of a kind.
+            kind: of their blocks; default: all.
         """
-        for each, of_kind in self._settings(self._of_blocks, job):
-            if not worth(self.kind(each.mesh, of_kind)):
-                continue
+        for each, of_kind in self._settings(self._of_blocks, job, None if kind is None else dict(kind.chosen)):
             for whole, more in self._settings(self._arranging, each):
                 problem = next(self._problems([*self._of_blocks, *self._arranging], whole), None)
                 chosen = {**of_kind, **more}
@@ -190,9 +191,10 @@ class Space:
                     yield refused
 
     def _settings(
-        self, transforms: Sequence[Transform], job: Job
-    ) -> Iterator[tuple[Job, dict[str, Any]]]:  # fmt: skip
-        """Yield all combinations of what ``transforms`` offer. Each sees the choices of those before it."""
+        self, transforms: Sequence[Transform], job: Job, only: Mapping[str, Any] | None = None
+    ) -> Iterator[tuple[Job, dict[str, Any]]]:
+        """Yield all combinations of what ``transforms`` offer, or that of ``only`` if it is one. Each sees the choices of
+        those before it."""
         if not transforms:
             yield job, {}
             return
@@ -200,10 +202,12 @@ class Space:
         assert transform.planning.choices is not None
         offered: Mapping[str, Sequence[Any]] = transform.planning.choices.call(Mapping, transform.context(job))
         choices = {key: options for key, options in offered.items() if self.searched(key)}
+        if only is not None:
+            choices = {key: [one for one in options if only.get(key, _NONE) == one] for key, options in choices.items()}
         for chosen in itertools.product(*choices.values()):
             values = dict(zip(choices, chosen, strict=True))
             changed = replace(job, config=job.config.changed(values)) if values else job
-            for each, more in self._settings(others, changed):
+            for each, more in self._settings(others, changed, only):
                 yield each, {**values, **more}
 
     def _problems(self, transforms: Sequence[Transform], job: Job) -> Iterator[Problem]:
@@ -228,10 +232,22 @@ class Space:
             matmul_types=tuple(one.matmul_type for one in costs if one.matmul_type is not None), given=given,
         )  # fmt: skip
 
-    def kinds(self, job: Job) -> Iterator[Kind]:
-        """Yield the kinds of blocks that jobs on the mesh of ``job`` may have."""
-        for each, of_kind in self._settings(self._of_blocks, job):
+    def kinds(self, mesh: MeshPlan) -> Iterator[Kind]:
+        """Yield the kinds of blocks that jobs on ``mesh`` may have."""
+        degrees = {dim.degree_key: mesh.degrees[dim.name] for dim in mesh.dims}
+        degrees |= {view.degree_key: mesh.view_degrees[view.name] for view in mesh.views}
+        for each, of_kind in self._settings(self._of_blocks, self.assumed(degrees, 1)):
             yield self.kind(each.mesh, of_kind)
+
+    @cached_property
+    def rules(self) -> Rules:
+        """How the kinds are related."""
+        mesh = self.job.mesh
+        divided = {dim.degree_key for dim in mesh.dims if dim.divides in ("weights", "sequence")}
+        experts = {view.degree_key for view in mesh.views if view.shards_parameters}
+        ordered = {key: values for one in self.transforms for key, values in one.planning.faster_first.items()}
+        weights = {dim.degree_key for dim in mesh.dims if dim.divides == "weights"}
+        return Rules(divided, weights, {view.degree_key for view in mesh.views} - experts, experts, ordered)
 
     def kind_of(self, job: Job) -> dict[str, Any]:
         """Return the values of ``job`` that decide about the kind of its blocks."""

@@ -7,8 +7,9 @@ worst moment: state, the parts of the trace, and what each further block and eac
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,8 +17,9 @@ from titan_core.api import MeshPlan, PipelineCosts, UserError
 from titan_simulate.estimate.timeline import slowdown
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.plan.candidates import Candidate
-from titan_simulate.plan.kind_costs import HEAD, OTHERS, DataParallel, KindCosts, Load, Moment, Passes
+from titan_simulate.plan.kind_costs import DataParallel, KindCosts, Load, Moment, Passes
 from titan_simulate.plan.kinds import Kind
+from titan_simulate.plan.traced_kind import HEAD, OTHERS
 
 GIB = 2**30
 STATE = "parameters, gradients, optimizer"
@@ -39,6 +41,15 @@ class Arrangement:
     width: float = 1.0
     """Bytes of a gathered parameter, by those of its gradient before it is reduced."""
     pipeline: PipelineCosts | None = None
+
+
+@dataclass(frozen=True)
+class RankShares:
+    """What a rank of a job has of what a rank of a traced kind has, from which that of the job descends."""
+
+    work: float = 1.0
+    """Of a block's operators and activations."""
+    weights: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -82,15 +93,18 @@ def holdings(classes: Mapping[str, int], pipeline: PipelineCosts | None) -> list
     return [(rank, Counter(dict(held))) for held, rank in found.items()]
 
 
-def least_seconds(costs: KindCosts, blocks: Mapping[int, int], batch: int) -> float:
+def least_seconds(costs: KindCosts, blocks: Mapping[int, int], batch: int, one_expert: bool = False) -> float:
     """Return the time in which ranks of a kind run forward and backward of a microbatch on ``blocks``, without what data
     parallelism adds: less than that no job of the kind takes, however it arranges its blocks.
 
     Ranks of a pipeline share the blocks, so that the mean of their times is no less than this by their number; the slowest
     one takes no less than the mean, and the step no less than the slowest. Operators of data parallelism, contention with
     them, the update, and waits of a pipeline only add to it.
+
+    Args:
+        one_expert: whether to count experts as one product at full speed.
     """
-    return _seconds(costs.passes(batch, copies=False), blocks)
+    return _seconds(costs.passes(batch, copies=False, one_expert=one_expert), blocks)
 
 
 def least_step(costs: KindCosts, held: Sequence[tuple[int, Counter[int]]], job: Arrangement, share: float) -> float:
@@ -118,21 +132,41 @@ def least_gib(
     return (costs.outside + costs.state_of_model() / world_size + most * share) / GIB
 
 
+def filled(costs: KindCosts, blocks: Mapping[int, int], world_size: int, memory_gib: float, proved: bool = True) -> float:
+    """Return the activations of a sequence on all blocks that a rank of a kind keeps for backward, by the memory that it has
+    for them: what the device, and the rank's share of parameters and optimizer state, leave at most. Infinity if they leave
+    nothing.
+
+    Args:
+        blocks: of the whole model.
+        proved: whether to count no more than that. If not, whatever else is in use beside state, and what the allocator
+            reserves beyond it.
+    """
+    free = memory_gib * GIB - costs.outside - costs.state_of_model() / world_size
+    if free <= 0:
+        return math.inf
+    if proved:
+        return sum(costs.kept(1).get(one, 0.0) * count for one, count in blocks.items()) / free
+    return (max(size for _, size in costs.beside(1, tuple(blocks.items()))) + costs.idle(1)) / free
+
+
 def compose(
-    costs: KindCosts, held: Sequence[tuple[int, Counter[int]]], job: Arrangement, machine: Machine
+    costs: KindCosts, held: Sequence[tuple[int, Counter[int]]], job: Arrangement, machine: Machine,
+    shares: RankShares = RankShares(),
 ) -> Composition:  # fmt: skip
-    """Return the memory and the time of the worst rank."""
-    ranks = [(rank, blocks, _seconds(costs.passes(job.batch), blocks)) for rank, blocks in held]
-    _, slowest, busy = max(ranks, key=lambda one: one[2])
+    """Return the memory and the time of the worst rank. With ``shares`` that are not 1, this is a guess, as if what ranks
+    divide took no more time for that."""
     passes = costs.passes(job.batch)
-    waits = {group: each * job.microbatches for group, each in passes.exposed.items() if each}
+    _, slowest, busy = max(((rank, blocks, _seconds(passes, blocks)) for rank, blocks in held), key=lambda one: one[2])
+    busy *= shares.work
+    waits = {group: each * shares.work * job.microbatches for group, each in passes.exposed.items() if each}
     seconds = {
         "compute": busy * job.microbatches,
-        DATA_PARALLEL: _with_data_parallelism(costs, slowest, job, machine),
-        "update": passes.once * costs.state_share(slowest, job.data.scale),
+        DATA_PARALLEL: _with_data_parallelism(costs, slowest, job, machine) * shares.weights,
+        "update": passes.once * costs.state_share(slowest, job.data.scale) * shares.weights,
         "idle": 0.0 if job.pipeline is None else busy * job.microbatches * job.pipeline.idle,
     }
-    memory = max((_memory(costs, rank, blocks, job) for rank, blocks in held), key=lambda one: sum(one.values()))
+    memory = max((_memory(costs, rank, blocks, job, shares) for rank, blocks in held), key=lambda one: sum(one.values()))
     shown = min(sum(waits.values()), seconds["compute"])
     total = sum(waits.values()) or 1.0
     seconds |= {group: each / total * shown for group, each in waits.items()}
@@ -186,59 +220,71 @@ def _seconds(passes: Passes, blocks: Mapping[int, int]) -> float:
     return sum((passes.forward.get(one, 0.0) + passes.backward.get(one, 0.0)) * count for one, count in blocks.items())
 
 
-def _memory(costs: KindCosts, rank: int, blocks: Mapping[int, int], job: Arrangement) -> dict[str, float]:
-    share = costs.state_share(blocks, job.data.scale)
-    traced = costs.traced_blocks
-    further = {one: count - traced[one] for one, count in blocks.items() if one >= 0}
-    further |= {one: -count for one, count in traced.items() if one not in blocks}
-
-    def beside(moment: Moment) -> float:
-        head = 0.0 if blocks.get(HEAD) else moment.head
-        return moment.fixed - head + sum(moment.of_blocks.get(one, 0.0) * count for one, count in further.items())
-
-    moments = costs.moments(job.batch)
+def _memory(
+    costs: KindCosts, rank: int, blocks: Mapping[int, int], job: Arrangement, shares: RankShares
+) -> dict[str, float]:  # fmt: skip
+    of_state = costs.state_share(blocks, job.data.scale) * shares.weights
     number = job.microbatches if job.pipeline is None else job.pipeline.microbatches
-    gradients = max((one.gradients for one in moments), default=0.0)
+    gradients = max((one.gradients for one in costs.moments(job.batch)), default=0.0)
 
     def state(moment: Moment) -> float:  # after the first microbatch, there are gradients in each forward pass
-        return (moment.state + (gradients - moment.gradients if number > 1 else 0.0)) * share
+        return (moment.state + (gradients - moment.gradients if number > 1 else 0.0)) * of_state
 
-    peak = max(moments, key=lambda one: state(one) + beside(one))
-    found = {STATE: state(peak), "activations": max(0.0, beside(peak))}
+    peak, size = max(costs.beside(job.batch, tuple(blocks.items())), key=lambda one: state(one[0]) + shares.work * one[1])
+    found = {STATE: state(peak), "activations": max(0.0, shares.work * size)}
     if job.pipeline is not None:
         kept = costs.kept(job.batch)
-        of_microbatch = sum(kept.get(one, 0.0) * count for one, count in blocks.items())
+        of_microbatch = shares.work * sum(kept.get(one, 0.0) * count for one, count in blocks.items())
         found["activations"] += max(0.0, job.pipeline.alive[rank] - 1) * of_microbatch
     whole = sum(costs.unsharded().get(one, 0.0) * count for one, count in blocks.items())
-    found["gathered"] = whole * (job.gradients_stay + job.width * job.parameters_stay)
-    return {**found, "allocator": costs.idle(job.batch), "context": costs.outside}
+    found["gathered"] = whole * (job.gradients_stay + job.width * job.parameters_stay) * shares.weights
+    return {**found, "allocator": costs.idle(job.batch) * shares.work, "context": costs.outside}
 
 
 class Composes(Protocol):
     """Traces kinds and composes candidates of them (:class:`titan_simulate.plan.composer.Composer`)."""
 
-    def trace(self, kinds: Mapping[Kind, MeshPlan]) -> None:
-        """Trace kinds, each of which a job on its mesh has."""
+    def trace(self, kinds: Mapping[Kind, MeshPlan], meanwhile: Callable[[], None]) -> None:
+        """Trace kinds, each of which a job on its mesh has.
+
+        Args:
+            meanwhile: called while other processes trace.
+        """
         ...
 
     def failure(self, kind: Kind) -> UserError | str | None:
         """Return why a kind that was traced has no costs, if so."""
         ...
 
-    def seconds_of_sequence(self, kind: Kind, batch: int) -> float:
+    def seconds(self, kind: Kind, batch: int, one_expert: bool = False) -> float:
         """Return the least time of forward and backward of a sequence, in microbatches of ``batch`` ones, on all blocks of a
-        kind that was traced."""
+        kind that was traced.
+
+        Args:
+            one_expert: whether to count experts as one product at full speed.
+        """
         ...
 
-    def least(self, candidate: Candidate, kind: Kind, share: float) -> tuple[float, float]:
+    def filled(self, kind: Kind, proved: bool = True) -> float:
+        """Return the activations of a sequence that a rank of a traced kind keeps, by the memory that it has for them.
+
+        Args:
+            proved: whether to count what it keeps for backward only.
+        """
+        ...
+
+    def least(self, candidate: Candidate, kind: Kind) -> tuple[float, float]:
         """Return lower bounds of the step of a candidate, in seconds, and of its memory, in GiB.
 
         Args:
             kind: that was traced, and from which the candidate's descends.
-            share: ranks that divide a block of ``kind``, by those that divide one of the candidate.
         """
         ...
 
-    def composition(self, candidate: Candidate) -> Composition:
-        """Return the memory and the time of a candidate of a kind that was traced."""
+    def composition(self, candidate: Candidate, kind: Kind | None = None) -> Composition:
+        """Return the memory and the time of a candidate.
+
+        Args:
+            kind: that was traced; default: its own. From another one, its own descends, and what is returned is a guess.
+        """
         ...

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from titan_core.api import Job, MeshPlan, PipelineCosts, UserError
+from titan_core.api import Experts, Job, MeshPlan, PipelineCosts, UserError
 from titan_core.api.config.sections import TrainingSection
 from titan_simulate.costs import costs_of
 from titan_simulate.estimate.block_classes import block_classes, enough_blocks
 from titan_simulate.estimate.imbalance import busiest
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.plan.candidates import Candidate, Space
-from titan_simulate.plan.compose import Arrangement, Composition, compose, holdings, least_gib, least_seconds, least_step
+from titan_simulate.plan.compose import (
+    Arrangement,
+    Composition,
+    RankShares,
+    compose,
+    filled,
+    holdings,
+    least_gib,
+    least_seconds,
+    least_step,
+)
 from titan_simulate.plan.kind_costs import DataParallel, KindCosts
-from titan_simulate.plan.kinds import Kind, SmallJob, Taken, small_job, smallest_mesh
+from titan_simulate.plan.kinds import Kind, SmallJob, Taken, small_job
+from titan_simulate.plan.meshes import number_of_ranks, ranks_along, see_other_data, smallest_mesh
+from titan_simulate.plan.traced_kind import TracedKind
 
 if TYPE_CHECKING:
     from titan_simulate.estimate.traced_rank import TracedRank
@@ -27,8 +37,8 @@ if TYPE_CHECKING:
 BATCHES = (1, 2)
 """Sequences of the microbatches that are traced."""
 
-
-Take = Callable[[Sequence[SmallJob]], Sequence[Taken]]
+Take = Callable[[Sequence[SmallJob], Callable[[], None]], Sequence[Taken]]
+"""(small jobs, what to call meanwhile) -> their traces."""
 
 
 class Composer:
@@ -57,12 +67,17 @@ class Composer:
         found = self._known[kind]
         return None if isinstance(found, KindCosts) else found
 
-    def trace(self, kinds: Mapping[Kind, MeshPlan]) -> None:
-        """Trace kinds, each of which a job on its mesh has."""
+    def trace(self, kinds: Mapping[Kind, MeshPlan], meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Trace kinds, each of which a job on its mesh has.
+
+        Args:
+            meanwhile: called while other processes trace.
+        """
         new = [kind for kind in kinds if kind not in self._known]
         blocks = enough_blocks(list(self._classes.values()))
         meshes = {kind: smallest_mesh(kinds[kind]) for kind in new}
-        found = self._take([(*small_job(meshes[kind], kind, batch), blocks) for kind in new for batch in BATCHES])
+        jobs = [(*small_job(meshes[kind], kind, batch), blocks) for kind in new for batch in BATCHES]
+        found = self._take(jobs, meanwhile)
         for kind, one, two in zip(new, found[::2], found[1::2], strict=True):
             failed = next((each for each in (one, two) if isinstance(each, UserError | str)), None)
             if failed is not None:
@@ -72,37 +87,67 @@ class Composer:
 
     def _costs(self, kind: Kind, mesh: MeshPlan, one: TracedRank, two: TracedRank) -> KindCosts:
         job = self._job(kind, mesh)
-        costs = list(costs_of(self._space.transforms, job))
+        costs, layout = list(costs_of(self._space.transforms, job)), job.model.layout
         fixed = any(each.exchanged_rows is not None for each in costs)
-        return KindCosts(
-            one, two, self._machine, list(self._classes.values()), job.model.layout.head, partial(_sees_other_data, mesh),
-            any(each.overlaps_matmuls for each in costs), mesh.world_size // _ranks(mesh, mesh.data_dims("replicate")),
-            partial(busiest, job=job, imbalance=self._imbalance, fixed=fixed),
+        traced = TracedKind(
+            one=one, two=two, classes=list(self._classes.values()), head=layout.head,
+            experts=[pattern.rpartition(".")[0] for pattern, rule in layout.rules.items() if isinstance(rule, Experts)],
+            data_groups=partial(see_other_data, mesh), overlaps=any(each.overlaps_matmuls for each in costs),
+            ranks=mesh.world_size // number_of_ranks(mesh, mesh.data_dims("replicate")),
+            worst=partial(busiest, job=job, imbalance=self._imbalance, fixed=fixed),
         )  # fmt: skip
+        return KindCosts(traced, self._machine)
 
     def _job(self, kind: Kind, mesh: MeshPlan) -> Job:
         values = {dim.degree_key: mesh.degrees[dim.name] for dim in mesh.dims}
         return self._space.assumed({**values, **dict(kind.degrees)}, 1, dict(kind.chosen))
 
-    def composition(self, one: Candidate) -> Composition:
-        """Return the memory and the time of a candidate whose kind was traced."""
-        return compose(self._costs_of(one.kind), self._held(one.pipeline), self._arrangement(one), self._machine)
+    def composition(self, one: Candidate, kind: Kind | None = None) -> Composition:
+        """Return the memory and the time of a candidate.
 
-    def seconds_of_sequence(self, kind: Kind, batch: int) -> float:
+        Args:
+            kind: that was traced; default: its own. From another one, its own descends, and what is returned is a guess.
+        """
+        costs, shares = self._costs_of(kind or one.kind), self._shares(one.kind, kind or one.kind)
+        return compose(costs, self._held(one.pipeline), self._arrangement(one), self._machine, shares)
+
+    def seconds(self, kind: Kind, batch: int, one_expert: bool = False) -> float:
         """Return the least time of forward and backward of a sequence, in microbatches of ``batch`` ones, on all blocks of a
-        kind that was traced."""
-        ((_, blocks),) = self._held(None)
-        return least_seconds(self._costs_of(kind), blocks, batch) / batch
+        kind that was traced.
 
-    def least(self, one: Candidate, kind: Kind, share: float) -> tuple[float, float]:
+        Args:
+            one_expert: whether to count experts as one product at full speed.
+        """
+        return least_seconds(self._costs_of(kind), self._whole, batch, one_expert) / batch
+
+    def filled(self, kind: Kind, proved: bool = True) -> float:
+        """Return the activations of a sequence that a rank of a traced kind keeps, by the memory that it has for them.
+
+        Args:
+            proved: whether to count what it keeps for backward only.
+        """
+        return filled(self._costs_of(kind), self._whole, self._space.gpus, self._machine.memory_gib, proved)
+
+    @property
+    def _whole(self) -> Counter[int]:
+        ((_, blocks),) = self._held(None)
+        return blocks
+
+    def least(self, one: Candidate, kind: Kind) -> tuple[float, float]:
         """Return lower bounds of the step of a candidate, in seconds, and of its memory, in GiB.
 
         Args:
             kind: that was traced, and from which the candidate's descends.
-            share: ranks that divide a block of ``kind``, by those that divide one of the candidate.
         """
         costs, held, job = self._costs_of(kind), self._held(one.pipeline), self._arrangement(one)
+        share = self._shares(one.kind, kind).work
         return least_step(costs, held, job, share), least_gib(costs, held, job, share, self._space.gpus)
+
+    def _shares(self, kind: Kind, ancestor: Kind) -> RankShares:
+        work, weights = (
+            ancestor.ranks(keys) / kind.ranks(keys) for keys in (self._space.rules.divided, self._space.rules.weights)
+        )
+        return RankShares(work, weights)
 
     def _costs_of(self, kind: Kind) -> KindCosts:
         costs = self._known[kind]
@@ -117,7 +162,7 @@ class Composer:
         key = (*mesh.degrees.values(), *mesh.view_degrees.values())
         if key not in self._data:
             small = smallest_mesh(mesh)
-            scale = Fraction(_ranks(mesh, mesh.data_dims("shard")), _ranks(small, mesh.data_dims("shard")))
+            scale = Fraction(*(number_of_ranks(one, mesh.data_dims("shard")) for one in (mesh, small)))
             self._data[key] = DataParallel(scale, ranks_along(mesh, mesh.data_dims("replicate")))
         data = self._data[key]
         batch, number = one.local_batch, one.microbatches
@@ -128,32 +173,3 @@ class Composer:
 
 def _bytes(dtype: str) -> int:
     return 2 if "16" in dtype else 4
-
-
-def _ranks(mesh: MeshPlan, names: Iterable[str]) -> int:
-    return math.prod(mesh.degrees[name] for name in names)
-
-
-def _sees_other_data(mesh: MeshPlan, ranks: Sequence[int]) -> bool:
-    """Whether ``ranks`` differ along dimensions only whose ranks see different data."""
-    other = [dim for dim in mesh.dims if not dim.sees_different_data]
-    return len({tuple(coordinates(mesh, rank)[dim.name] for dim in other) for rank in ranks}) == 1
-
-
-def coordinates(mesh: MeshPlan, rank: int) -> dict[str, int]:
-    """Return the place of a rank along each dimension."""
-    found = {}
-    for dim in reversed(mesh.dims):
-        rank, found[dim.name] = divmod(rank, mesh.degrees[dim.name])
-    return found
-
-
-def ranks_along(mesh: MeshPlan, names: Collection[str]) -> tuple[int, ...]:
-    """Return the ranks that differ from rank 0 along the dimensions ``names`` only."""
-    strides, inside = {}, 1
-    for dim in reversed(mesh.dims):
-        strides[dim.name] = inside
-        inside *= mesh.degrees[dim.name]
-    places = [range(mesh.degrees[dim.name]) if dim.name in names else range(1) for dim in mesh.dims]
-    steps = [strides[dim.name] for dim in mesh.dims]
-    return tuple(sum(a * b for a, b in zip(place, steps, strict=True)) for place in itertools.product(*places))

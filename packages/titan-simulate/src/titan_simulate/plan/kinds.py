@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from titan_core.api import MeshPlan, UserError
 from titan_core.api.config.resolved import Override
@@ -35,6 +35,13 @@ class Kind:
     sharded: bool = True
     """Whether data parallelism shards parameters."""
 
+    def __post_init__(self) -> None:
+        # Plans have tens of thousands of kinds, and look each of them up for each one that they trace.
+        object.__setattr__(self, "_hash", hash((self.degrees, self.chosen, self.sharded)))
+
+    def __hash__(self) -> int:
+        return cast(int, self.__dict__["_hash"])
+
     @property
     def where(self) -> tuple[object, ...]:
         """What of it the mesh decides."""
@@ -44,55 +51,10 @@ class Kind:
         """Return the number of ranks that divide a block along the dimensions whose degree keys are ``divided``."""
         return math.prod(degree for key, degree in self.degrees if key in divided)
 
-    def descends_from(self, other: Kind, divided: Collection[str], ignored: Collection[str]) -> bool:
-        """Whether blocks of this kind are those of ``other``, divided among more ranks.
-
-        Args:
-            divided: degree keys of the dimensions that divide a block.
-            ignored: those of views along which ranks only exchange activations.
-        """
-        degrees, chosen = dict(other.degrees), dict(self.chosen)
-        for key, degree in self.degrees:
-            if key not in ignored and (degree % degrees[key] if key in divided else degree != degrees[key]):
-                return False
-        own = {key for key, degree in other.degrees if degree > 1 and key in ignored}
-        if any(dict(self.degrees)[key] % degrees[key] for key in own):
-            return False
-        return all(chosen.get(key) == value for key, value in other.chosen)
-
-
-def smallest_mesh(mesh: MeshPlan) -> MeshPlan:
-    """Return the smallest mesh that has the blocks of ``mesh``: without stages, with no more ranks that shard their
-    parameters than views need, and two replicas if nothing shards them."""
-    degrees = dict(mesh.degrees)
-    batch = [dim for dim in mesh.dims if dim.divides == "batch" and dim.sees_different_data and dim.data_parallel != "own"]
-    for dim in mesh.dims:
-        degrees[dim.name] = 1 if dim.divides == "layers" or dim in batch else degrees[dim.name]
-    sharding = [dim.name for dim in batch if dim.data_parallel == "shard" and mesh.degrees[dim.name] > 1]
-    if sharding:
-        fewest = 1
-        while not _holds_views(mesh, {**degrees, sharding[0]: fewest}):
-            fewest += 1
-        degrees[sharding[0]] = 2 * fewest
-    elif not is_sharded(mesh):
-        replicated = [dim.name for dim in batch if mesh.degrees[dim.name] > 1]
-        degrees |= dict.fromkeys(replicated[:1], 2)
-    return MeshPlan(mesh.dims, degrees, mesh.views, mesh.view_degrees)
-
-
-def is_sharded(mesh: MeshPlan) -> bool:
-    """Whether data parallelism shards parameters."""
-    return any(mesh.degrees[name] > 1 for name in mesh.data_dims("shard"))
-
-
-def _holds_views(mesh: MeshPlan, degrees: Mapping[str, int]) -> bool:
-    plan = MeshPlan(mesh.dims, degrees)
-    return all(plan.borrowed(view) % mesh.view_degrees[view.name] == 0 for view in mesh.views)
-
 
 def small_job(mesh: MeshPlan, kind: Kind, batch: int) -> tuple[int, list[Override]]:
     """Return the number of ranks, and the overrides of the recipe, of a small job with blocks of ``kind`` on
-    :func:`smallest_mesh`, that has one microbatch of ``batch`` sequences."""
+    :func:`~titan_simulate.plan.meshes.smallest_mesh`, that has one microbatch of ``batch`` sequences."""
     values: dict[str, Any] = {dim.degree_key: mesh.degrees[dim.name] for dim in mesh.dims}
     values |= {view.degree_key: mesh.view_degrees[view.name] for view in mesh.views}
     values |= {**dict(kind.chosen), LOCAL_BATCH: batch, GLOBAL_BATCH: batch * mesh.batch_degree}

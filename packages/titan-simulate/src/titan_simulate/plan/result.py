@@ -83,6 +83,8 @@ class Plan:
     """Of these, those that were traced."""
     unexpected: bool = True
     """Whether none of the others is expected to be faster than the best one."""
+    open: int = 0
+    """Kinds that were not traced, and that no bound excludes."""
     unproved: float = 0.0
     """By which share a job of another kind may still be faster than the best one: 0 if none is faster by more than
     :data:`CLOSE`."""

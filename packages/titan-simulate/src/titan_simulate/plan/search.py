@@ -1,11 +1,7 @@
 """The search: trace the kinds of blocks that may win, compose their jobs, estimate the best, and say why the others lost.
 
-A kind (:mod:`titan_simulate.plan.kinds`) is not traced if no job of it can be faster than the best known one. That follows
-from the kinds that it descends from: ranks that divide the work of a block take together no less time than fewer ranks do,
-because tiles, launches and latencies do not divide, and collectives are added. So the time of ``n`` ranks for a sequence, by
-all ranks of the job, bounds the step of every job whose blocks are those, divided further, whatever its pipeline, its data
-parallelism and its microbatches do. Likewise, these ranks keep together no fewer activations: a kind is not traced either if
-its share of them, with that of the state, is too large for a device in every job.
+A kind (:mod:`titan_simulate.plan.kinds`) is not traced if no job of it can be faster than the best known one: because its
+bound (:mod:`titan_simulate.plan.open_kinds`) is longer, or that of its jobs whose activations and state fit.
 """
 
 from __future__ import annotations
@@ -16,67 +12,40 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 
-from titan_core.api import Job, MeshPlan, UserError
+from titan_core.api import MeshPlan, UserError
 from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.plan.candidates import Candidate, JobOf, Refused, Space, refusal
 from titan_simulate.plan.compose import GIB, Composes, Composition
-from titan_simulate.plan.kinds import GLOBAL_BATCH, LOCAL_BATCH, Kind
+from titan_simulate.plan.kinds import GLOBAL_BATCH, LOCAL_BATCH, Kind, text_of
+from titan_simulate.plan.losers import SIMULATION, Known, losers, nearest
+from titan_simulate.plan.meshes import undivided
+from titan_simulate.plan.open_kinds import Expected, OpenKind, OpenKinds, slowdown
 from titan_simulate.plan.result import (
     CLOSE,
     INTERRUPTED,
     Figures,
     Finalist,
-    Loser,
     Plan,
     degrees_of,
     describe,
-    reason,
-    speed,
 )
 
 LARGEST_MICROBATCH = 8
 """Sequences of the microbatch for which kinds are bounded: larger ones take no less time for each sequence."""
 NEARLY = 1.1
 """Candidates whose composed memory is up to this factor too large may fit; only an estimate knows."""
-SIMULATION = "its simulation failed"
-"""In place of the key of :class:`Refused`, for a candidate whose estimate raised another error than a UserError."""
+LOOK_AHEAD = 1.0
+"""Seconds in which the search composes and looks for the next kind while others are traced, which take longer."""
 PER_MESH = 2
 """Most finalists on one mesh, so that they differ in more than details."""
-
-
+SHARE_OF_ESTIMATES = 0.25
+"""Share of the time limit in which nothing is traced any more."""
 Estimator = Callable[[Sequence[Override]], Figures]
 """Overrides -> the estimate of the job. Raises UserError if the job cannot run."""
-
-
-@dataclass
-class _Open:
-    """A kind that was not traced."""
-
-    mesh: MeshPlan
-    """A mesh that has it."""
-    batch: int
-    """Sequences of the largest microbatch."""
-    bound: float = 0.0
-    """No step of a job of this kind is shorter."""
-    ancestor: Kind | None = None
-    """The traced kind from which that follows."""
-    least: float | None = None
-    """No step of a job of this kind that fits is shorter, if that is known."""
-    undivided: float = 0.0
-    """The bound from blocks that are not divided."""
-    divided: dict[str, float] = field(default_factory=dict)
-    """Degree key -> the bound from blocks that are divided along that dimension only."""
-
-    @property
-    def expected(self) -> float:
-        """What the bound will be once the kind is traced, if what division along several dimensions costs adds up."""
-        if not self.undivided:
-            return self.bound
-        return max(self.bound, self.undivided + sum(max(0.0, one - self.undivided) for one in self.divided.values()))
 
 
 class Search:
@@ -90,17 +59,19 @@ class Search:
         self._deadline: float | None = None
         self._groups: dict[tuple[object, ...], list[tuple[dict[str, int], int]]] = defaultdict(list)
         """Degrees that decide about kinds -> meshes and local batches."""
-        self._open: dict[Kind, _Open] = {}
+        self._open = OpenKinds(space.rules, composer, space.global_batch / space.gpus)
+        self._roots: list[Kind] = []
+        self._waiting: list[Kind] = []  # traced, and not composed
         self._candidates: dict[Kind, list[Candidate | Refused]] = {}
         self._composed: list[tuple[Candidate, Composition]] = []
         self._done: set[int] = set()  # positions of composed candidates that were estimated
         self._factors: dict[tuple[object, ...], tuple[float, float]] = {}
         """What candidates choose -> corrections of their composed time, and of their composed activations."""
-        self._valid: dict[str, bool] = {}  # mesh -> whether jobs on it can be assembled
-        divided = [dim for dim in space.job.mesh.dims if dim.divides in ("weights", "sequence")]
-        views = [view for view in space.job.mesh.views if not view.shards_parameters]
-        self._divided = {dim.degree_key for dim in divided}
-        self._ignored = {view.degree_key for view in views}
+        self._rejected: dict[object, list[Expected]] = defaultdict(list)
+        """Choices -> kinds that were not expected to win, by a look at their jobs."""
+        self._longest = 0.0  # seconds of an estimate
+        self._possible: dict[object, bool] = {}  # mesh, or degrees that decide about kinds -> whether jobs can be assembled
+        self._suspects: set[tuple[str, int]] = set()  # degrees with which some cannot
 
     def run(
         self,
@@ -115,21 +86,26 @@ class Search:
         Args:
             finalists: number of candidates to estimate. If none of them fits, as many again.
             given: the recipe's own job, which is always a finalist.
-            deadline: seconds after which no further kind is traced, once a candidate fits.
+            deadline: seconds after which nothing more is traced or estimated, once a candidate fits.
             report: receives how far the search is, in words.
         """
-        began = time.perf_counter()
+        self._began = began = time.perf_counter()
         plan = self._plan = Plan(finalists)
+        self._limit = deadline or 0.0
         self._deadline = None if deadline is None else began + deadline
         try:
             self._compare(estimate, given, report)
+            self._count_open()
         except KeyboardInterrupt:
             plan.stopped, plan.unproved, plan.unexpected = INTERRUPTED, 1.0, False
         plan.best.sort(key=lambda one: one.figures.step_seconds)
         plan.too_large.sort(key=lambda one: one.figures.peak_gib)
+        limit, known = self._machine.memory_gib, list(self._corrected())
+        composed = [Known(*self._composed[number], seconds, gib) for seconds, gib, number in known]
         if not plan.best and plan.stopped is None:
-            plan.nearest = self._nearest()
-        plan.losers = [*self._slower(), *self._explained(), *self._refusals()]
+            plan.nearest = nearest(plan, composed, limit)
+        others = [one for one, (_, _, number) in zip(composed, known, strict=True) if number not in self._done]
+        plan.losers = losers(plan, others, self._refused, limit)
         plan.seconds = time.perf_counter() - began
         return plan
 
@@ -137,16 +113,18 @@ class Search:
         self._find_kinds()
         if given is not None:
             recipe = self._space.candidate(given, {}, self._space.kind_of(given), given=True)
-            self._open.setdefault(recipe.kind, _Open(recipe.mesh, min(recipe.local_batch, LARGEST_MICROBATCH)))
+            self._open.add(recipe.kind, OpenKind(recipe.mesh, min(recipe.local_batch, LARGEST_MICROBATCH)))
+            report(f"{self._plan.kinds:,} kinds of blocks; the recipe")
             self._trace([recipe.kind])
-            report(self._progress())
             self._estimate(recipe, estimate)
+        for root in self._roots:
+            if root in self._open:
+                report(f"{self._plan.kinds:,} kinds of blocks; their choices")
+                self._trace([root], self._compose_waiting)
         for proves in (False, True):
-            while self._plan.unproved == 0.0:
-                # Estimates correct what is composed, so kinds that could not win before may win now.
-                self._trace_what_may_win(proves, report)
-                if not self._estimate_best(estimate, report):
-                    break
+            # Estimates correct what is composed, so kinds that could not win before may win now.
+            while self._trace_what_may_win(proves, report) | self._estimate_best(estimate, report):
+                pass
 
     def _estimate_best(self, estimate: Estimator, report: Callable[[str], None]) -> bool:
         """Estimate the best candidates that were not. Return whether there were some."""
@@ -155,6 +133,8 @@ class Search:
             number = best[2]
             faster = best[0] < self._fastest() * (1.0 - CLOSE)
             if self._plan.estimated >= self._intended() and not faster:
+                break
+            if self._left() < self._longest and any(not one.candidate.given for one in self._plan.best):
                 break
             report(self._progress())
             candidate, _ = self._composed[number]
@@ -167,67 +147,150 @@ class Search:
     def _fastest(self) -> float:
         return min((one.figures.step_seconds for one in self._plan.best), default=math.inf)
 
-    def _late(self) -> bool:
-        return bool(self._plan.best) and self._deadline is not None and time.perf_counter() > self._deadline
+    def _left(self) -> float:
+        """Return the seconds that are left."""
+        return math.inf if self._deadline is None else self._deadline - time.perf_counter()
+
+    def _may_trace(self, fits: bool) -> bool:
+        """Whether there is time for more than an estimate; if nothing fits, the limit is twice as long."""
+        return self._left() > max(SHARE_OF_ESTIMATES * self._limit, 1.3 * self._longest) - (0.0 if fits else self._limit)
 
     def _find_kinds(self) -> None:
         """List all kinds, and the meshes and local batches on which jobs have them."""
-        routers = self._space.job.model.layout.routers.values()
-        kinds: dict[tuple[object, ...], Job] = {}
-        for degrees in self._space.meshes(sorted({router.experts for router in routers})):
+        space, rules = self._space, self._space.rules
+        layers = [dim for dim in space.job.mesh.dims if dim.divides == "layers"]
+        meshes: dict[tuple[object, ...], dict[bool, MeshPlan]] = defaultdict(dict)  # whether there are stages -> a mesh
+        for degrees in space.meshes(sorted({router.experts for router in space.job.model.layout.routers.values()})):
             self._plan.meshes += 1
-            for local in self._space.local_batches(degrees):
-                job = self._space.assumed(degrees, local)
-                key = self._space.kind(job.mesh, {}).where
-                self._groups[key].append((degrees, local))
-                kinds.setdefault(key, job)
-        for key, job in kinds.items():
-            batch = max(local for _, local in self._groups[key])
-            for kind in self._space.kinds(job):
-                self._open[kind] = _Open(job.mesh, min(batch, LARGEST_MICROBATCH))
-        self._plan.kinds = len(self._open)
+            mesh = space.mesh(degrees)
+            where = space.kind(mesh, {}).where
+            meshes[where].setdefault(any(mesh.degrees[dim.name] > 1 for dim in layers), mesh)
+            self._groups[where] += [(degrees, local) for local in space.local_batches(degrees)]
+        for where, of_kind in meshes.items():
+            batch = min(max(local for _, local in self._groups[where]), LARGEST_MICROBATCH)
+            for mesh in of_kind.values():
+                for kind in space.kinds(mesh):
+                    self._open.add(kind, OpenKind(mesh, batch, pipelined=True in of_kind))
+        self._plan.kinds = sum(1 for _ in self._open)
+        whole = [undivided(mesh, rules.experts) for of_kind in meshes.values() for mesh in of_kind.values()]
+        for mesh in {space.kind(mesh, {}): mesh for mesh in whole}.values():
+            for kind in space.kinds(mesh):
+                self._open.add(kind, OpenKind(mesh, 1, job=False))
+        self._roots = self._open.one_of_each_choice()
 
-    def _trace_what_may_win(self, proves: bool, report: Callable[[str], None]) -> None:
+    def _trace_what_may_win(self, proves: bool, report: Callable[[str], None]) -> bool:
         """Trace the open kinds that may have a job that is faster than the best known one and fits, those with the least
-        bound first, and compose their candidates.
+        bound first, and compose their candidates. Return whether there were some.
 
         Args:
             proves: whether to go by what is proved, in place of what is expected.
         """
-        plan, at_once = self._plan, max(1, len(os.sched_getaffinity(0)) // 2)
+        plan, before, at_once = self._plan, self._plan.traced, max(1, len(os.sched_getaffinity(0)) // 2)
         while True:
-            limit = self._best_step() * (1.0 - CLOSE)
-            bounds = {kind: one.bound if proves else one.expected for kind, one in self._open.items()}
-            worth = sorted(
-                (kind for kind, bound in bounds.items() if bound < limit), key=lambda kind: self._order(kind, bounds)
-            )
-            chosen = list(itertools.islice((kind for kind in worth if self._may_win(kind, bounds[kind], limit)), at_once))
-            if not chosen:
-                return
-            if self._late():
-                plan.unproved = 1.0 - self._open[chosen[0]].bound / self._best_step()
-                plan.unexpected &= proves
-                return
-            what = "may" if proves else "are expected to"
-            report(f"{plan.traced} of {plan.kinds} kinds of blocks traced, {len(worth)} {what} win; {self._progress()}")
-            self._trace(chosen)
+            best = self._best_step()
+            limit = best * (1.0 - CLOSE)
+            if proves:
+                bounds = {kind: Expected(bound, bound) for kind, bound in self._open.bounds().items()}
+            else:
+                bounds = self._open.expected()
+            worth = [kind for kind, one in bounds.items() if one.step < limit]
+            worth.sort(key=lambda kind: (bounds[kind].step, bounds[kind].bound, self._open[kind].size))
+            winning = (kind for kind in worth if self._may_win(kind, bounds[kind], limit, proves))
+            chosen = list(itertools.islice(winning, at_once)) if self._may_trace(best < math.inf) else []
+            if chosen:
+                what = f"{len(worth):,} {'may' if proves else 'are expected to'} win"
+                report(f"{plan.traced} of {plan.kinds:,} kinds of blocks traced, {what}; {self._progress()}")
+                following = worth[worth.index(chosen[-1]) + 1 :]
+                self._trace(chosen, partial(self._look_ahead, following, bounds, limit, proves))
+            elif self._waiting:
+                self._compose_waiting()  # they may be faster than the best known one
+            else:
+                return plan.traced > before
 
-    def _may_win(self, kind: Kind, bound: float, limit: float) -> bool:
+    def _look_ahead(self, kinds: Sequence[Kind], bounds: Mapping[Kind, Expected], limit: float, proves: bool) -> None:
+        """Compose what was traced, and look for the kind to trace next, while others are traced."""
+        until = time.perf_counter() + LOOK_AHEAD
+        self._compose_waiting()
+        for kind in kinds:
+            if time.perf_counter() > until or self._may_win(kind, bounds[kind], limit, proves):
+                break
+
+    def _count_open(self) -> None:
+        """Note how many kinds may have a job that is faster than the best known one, and by how much."""
+        plan, best = self._plan, self._best_step()
+        limit, expected = best * (1.0 - CLOSE), self._open.expected()
+        jobs = {kind: one for kind in self._open if (one := self._open[kind]).job}
+        left = {
+            kind: self._least(one) for kind, one in jobs.items()
+            if self._least(one) < limit and (self._suspects.isdisjoint(kind.degrees) or self._is_valid(kind))
+        }  # fmt: skip
+        plan.open = len(left)
+        plan.unproved = 0.0 if not left else 1.0 - min(left.values()) / best
+        plan.unexpected = all(max(expected[kind].step, left[kind]) >= limit for kind in left)
+
+    def _least(self, one: OpenKind) -> float:
+        """Return what is known of the shortest step of a kind that was not traced, without a look at its jobs."""
+        if one.least is None:
+            return one.bound * slowdown(one.filled, one.pipelined)
+        return one.least * one.bound / one.of_ancestor
+
+    def _may_win(self, kind: Kind, expected: Expected, limit: float, proves: bool) -> bool:
         """Whether a job of a kind that was not traced may fit, and take less than ``limit`` seconds.
 
         Args:
-            bound: of the kind.
+            proves: whether to go by what is proved.
         """
         one = self._open[kind]
-        if one.least is None and one.ancestor is not None:
-            share = one.ancestor.ranks(self._divided) / kind.ranks(self._divided)
-            bounds = (
-                self._composer.least(each, one.ancestor, share)
-                for each in self._variants(kind)
-                if isinstance(each, Candidate)
-            )
-            one.least = min((seconds for seconds, gib in bounds if gib <= self._machine.memory_gib), default=math.inf)
-        return one.least is None or one.least * bound / one.bound < limit
+        if not one.job:
+            return True
+        if not self._is_valid(kind):
+            return False
+        if one.ancestor is None:
+            return True
+        slower = expected.bound / one.of_ancestor
+        if one.least is None:
+            one.least = one.of_ancestor * slowdown(one.filled, one.pipelined)
+        rejected = self._rejected[kind.chosen]
+        if one.least * slower >= limit or (not proves and any(map(expected.is_no_better, rejected))):
+            return False
+        if one.guess is None:
+            one.least, one.guess = self._least_and_guess(kind, one.ancestor, one.least)
+        if proves:
+            return one.least * slower < limit
+        if one.guess * slower >= limit:
+            rejected.append(expected)
+        return one.guess * slower < limit
+
+    def _least_and_guess(self, kind: Kind, ancestor: Kind, least: float) -> tuple[float, float]:
+        """Return a bound of the jobs of a kind that fit, and the shortest step of those that may fit, if their blocks were
+        those of ``ancestor``, evenly divided."""
+        limit = self._machine.memory_gib
+        found = guess = math.inf
+        for each in self._variants(kind):
+            if isinstance(each, Candidate):
+                seconds, gib = self._composer.least(each, ancestor)
+                found = min(found, seconds if gib <= limit else math.inf)
+                if gib <= limit and seconds < guess:
+                    composed = self._composer.composition(each, ancestor)
+                    guess = min(guess, composed.step_seconds if composed.peak_gib <= NEARLY * limit else math.inf)
+        return max(least, found), guess
+
+    def _is_valid(self, kind: Kind) -> bool:
+        """Whether a job with blocks of ``kind`` can be assembled."""
+        degrees, local = self._groups[kind.where][0]
+        overrides = [Override(key, text_of(value)) for key, value in {**degrees, LOCAL_BATCH: local}.items()]
+        return self._can_be_assembled(kind.where, kind, str(self._open[kind].mesh), overrides)
+
+    def _can_be_assembled(self, what: object, kind: Kind, mesh: str, overrides: Sequence[Override]) -> bool:
+        if what not in self._possible:
+            try:
+                self._job_of(overrides)
+                self._possible[what] = True
+            except UserError as error:
+                self._refused.append(refusal(error.problems[0], mesh))
+                self._possible[what] = False
+                self._suspects |= {degree for degree in kind.degrees if degree[0] == self._refused[-1].key}
+        return self._possible[what]
 
     def _variants(self, kind: Kind) -> list[Candidate | Refused]:
         """Return all candidates of a kind, and combinations that a check rejects."""
@@ -235,43 +298,31 @@ class Search:
             found: list[Candidate | Refused] = []
             for degrees, local in self._groups[kind.where]:
                 values = {**degrees, GLOBAL_BATCH: self._space.global_batch, LOCAL_BATCH: local}
-                found += self._space.variants(self._space.assumed(degrees, local), values, lambda other: other == kind)
+                found += self._space.variants(self._space.assumed(degrees, local), values, kind)
             self._candidates[kind] = found
         return self._candidates[kind]
 
-    def _order(self, kind: Kind, bounds: Mapping[Kind, float]) -> tuple[float, int, int]:
-        size = math.prod(degree for _, degree in kind.degrees)
-        return bounds[kind], size, len([1 for _, degree in kind.degrees if degree > 1])
+    def _trace(self, kinds: Sequence[Kind], meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Trace kinds.
 
-    def _trace(self, kinds: Sequence[Kind]) -> None:
+        Args:
+            meanwhile: called while other processes trace.
+        """
         found = {kind: self._open.pop(kind) for kind in kinds}
-        self._composer.trace({kind: one.mesh for kind, one in found.items()})
-        self._plan.traced += len(kinds)
+        self._composer.trace({kind: one.mesh for kind, one in found.items()}, meanwhile)
         for kind, one in found.items():
+            self._plan.traced += one.job
             why = self._composer.failure(kind)
             if why is not None:
                 problem = refusal(why.problems[0], str(one.mesh)) if isinstance(why, UserError) else None
                 self._refused.append(problem or Refused(str(one.mesh), SIMULATION, str(why)))
                 continue
-            self._bound_descendants(kind)
-            self._compose(kind)
+            self._open.learn(kind, one.batch)
+            self._waiting.append(kind)
 
-    def _bound_descendants(self, kind: Kind) -> None:
-        ranks, along = (
-            kind.ranks(self._divided),
-            [key for key, degree in kind.degrees if degree > 1 and key in self._divided],
-        )
-        for other, one in self._open.items():
-            if not other.descends_from(kind, self._divided, self._ignored):
-                continue
-            seconds = self._composer.seconds_of_sequence(kind, one.batch)
-            bound = seconds * ranks * self._space.global_batch / self._space.gpus
-            if bound > one.bound:
-                one.bound, one.ancestor, one.least = bound, kind, None
-            if not along:
-                one.undivided = max(one.undivided, bound)
-            elif len(along) == 1:
-                one.divided[along[0]] = max(one.divided.get(along[0], 0.0), bound)
+    def _compose_waiting(self) -> None:
+        while self._waiting:
+            self._compose(self._waiting.pop())
 
     def _compose(self, kind: Kind) -> None:
         """Compose all candidates of a kind."""
@@ -282,16 +333,21 @@ class Search:
             elif any(each not in self._machine.matmul for each in one.matmul_types):
                 why = f"{self._machine.name} does not compute in it"
                 self._refused.append(Refused(str(one.mesh), one.matmul_types[0], why))
-            elif self._assembles(one):
+            else:
                 self._composed.append((one, self._composer.composition(one)))
 
     def _best_step(self) -> float:
-        """Return the shortest known step of a candidate that fits; infinity if none is known."""
-        return min((seconds for seconds, memory, _ in self._corrected() if memory <= self._machine.memory_gib), default=1e30)
+        """Return the shortest known step of a candidate that fits, by estimate or composed; infinity if none is known."""
+        limit = self._machine.memory_gib
+        fitting = sorted((seconds, number) for seconds, memory, number in self._corrected() if memory <= limit)
+        composed = (seconds for seconds, number in fitting if self._assembles(self._composed[number][0]))
+        return min(self._fastest(), next(composed, math.inf))
 
     def _corrected(self) -> Iterator[tuple[float, float, int]]:
         """Yield seconds, GiB and position of all composed candidates, as estimates of the like correct them."""
         for number, (candidate, composed) in enumerate(self._composed):
+            if not self._possible.get(str(candidate.mesh), True):
+                continue
             of_time, of_memory = self._factors.get(candidate.choices, (1.0, 1.0))
             memory = composed.peak_gib + composed.memory["activations"] / 2**30 * (of_memory - 1.0)
             yield composed.step_seconds * of_time, memory, number
@@ -314,21 +370,13 @@ class Search:
         text = f"{plan.candidates:,} candidates compared, {plan.estimated} of {self._intended()} estimated"
         return text if fastest is None else f"{text}; fastest so far {fastest:,.0f} tokens/s per GPU"
 
-    def _assembles(self, candidate: Candidate) -> bool:
-        """Whether a job on the mesh of ``candidate`` is valid, by its own assembly."""
-        mesh = str(candidate.mesh)
-        if mesh not in self._valid:
-            try:
-                self._job_of(candidate.overrides)
-                self._valid[mesh] = True
-            except UserError as error:
-                self._valid[mesh] = False
-                self._refused.append(refusal(error.problems[0], mesh))
-        return self._valid[mesh]
+    def _assembles(self, one: Candidate) -> bool:
+        """Whether a job on the mesh of a candidate is valid, by its own assembly."""
+        return self._can_be_assembled(str(one.mesh), one.kind, str(one.mesh), one.overrides)
 
     def _estimate(self, candidate: Candidate, estimate: Estimator) -> bool:
-        """Estimate a finalist, and learn from it how good compositions are. Return whether the job can run."""
-        plan, limit = self._plan, self._machine.memory_gib
+        """Estimate a finalist, and learn from it how good compositions are. Return whether the job can run, and fits."""
+        plan, limit, began = self._plan, self._machine.memory_gib, time.perf_counter()
         try:
             figures = estimate(() if candidate.given else candidate.overrides)
         except UserError as error:
@@ -338,6 +386,7 @@ class Search:
             lines = str(error).strip().splitlines() or [""]
             self._refused.append(Refused(describe(candidate), SIMULATION, f"{type(error).__name__}: {lines[0]}"))
             return False
+        self._longest = max(self._longest, time.perf_counter() - began)
         if self._composer.failure(candidate.kind) is not None:  # the recipe's own blocks, which only an estimate knows
             composed = Composition({"activations": figures.peak_gib * GIB}, {"compute": figures.step_seconds})
         else:
@@ -347,50 +396,4 @@ class Search:
         of_memory = (figures.peak_gib - composed.peak_gib + activations) / activations if activations > 0 else 1.0
         of_time = figures.step_seconds / composed.step_seconds
         self._factors[candidate.choices] = of_time, min(4.0, max(0.1, of_memory))
-        return True
-
-    def _nearest(self) -> tuple[Candidate, float] | None:
-        if self._plan.too_large:
-            smallest = self._plan.too_large[0]
-            return smallest.candidate, smallest.figures.peak_gib
-        found = min(self._corrected(), key=lambda one: one[1], default=None)
-        if found is None or found[1] <= self._machine.memory_gib:  # what fits could not be estimated, or was refused
-            return None
-        return self._composed[found[2]][0], found[1]
-
-    def _slower(self) -> Iterator[Loser]:
-        for one in self._plan.too_large:
-            over = one.figures.peak_gib - self._machine.memory_gib
-            detail = f"needs {one.figures.peak_gib:.1f} GiB, {over:.1f} too many (estimated)"
-            yield Loser("does not fit", 1, describe(one.candidate), detail)
-
-    def _explained(self) -> Iterator[Loser]:
-        """Group candidates that were not estimated by their reason."""
-        limit = self._machine.memory_gib
-        best = self._plan.best[0] if self._plan.best else None
-        groups: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
-        for one in self._corrected():
-            if one[2] in self._done:
-                continue
-            if one[1] > limit:
-                groups["does not fit"].append(one)
-            elif best is not None:
-                groups[reason(self._composed[one[2]][1], best.composed)].append(one)
-        for why, members in sorted(groups.items(), key=lambda item: -len(item[1])):
-            if why == "does not fit":
-                _, peak, number = min(members, key=lambda one: one[1])
-                memory = self._composed[number][1].memory
-                kind = max(memory, key=lambda name: memory[name])
-                detail = f"needs about {peak:.1f} GiB, {memory[kind] / 2**30:.1f} of them {kind}"
-            else:
-                seconds, _, number = min(members)
-                assert best is not None
-                detail = speed(best.figures.step_seconds / seconds)
-            yield Loser(why, len(members), describe(self._composed[number][0]), detail)
-
-    def _refusals(self) -> Iterator[Loser]:
-        groups: dict[str, list[Refused]] = defaultdict(list)
-        for one in self._refused:
-            groups[one.key].append(one)
-        for key, members in sorted(groups.items(), key=lambda item: -len(item[1])):
-            yield Loser(key if key == SIMULATION else f"refused: {key}", len(members), members[0].mesh, members[0].why)
+        return figures.peak_gib <= limit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +106,10 @@ class Planning:
     """Config keys besides degrees, and the values that are worth trying in a job with this mesh and batch, best first. The
     config has the values that transforms of later phases try. Called even if the transform is inactive; must not import
     torch."""
+    faster_first: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Config key of ``choices`` -> values of which each later one makes a block take no less time than the one before,
+    whatever else a job chooses, because it only adds work: ``{"activation_checkpoint.mode": ("none", "full")}``. A plan
+    that knows the time of one then excludes later ones without tracing them."""
     costs: Ref[Callable[[JobContext[Any]], Costs]] | None = None
     """Returns what the transform changes about the memory and the time of a step. Called if active; must not import torch.
     A transform without it, apart from its mesh dimensions and views, changes neither."""
