@@ -14,7 +14,8 @@ ROOFLINE, STAGES, ALLOCATOR, RESERVED, KINDS, COSTS = (
     "tests/simulate/test_kinds.py",
     "tests/simulate/test_kind_costs.py",
 )
-KIND, OF_KIND, COMPOSED = "simulate/plan/kinds.py", "simulate/plan/kind_costs.py", "simulate/plan/compose.py"
+OPEN, MESHES, TRACED = "simulate/plan/open_kinds.py", "simulate/plan/meshes.py", "simulate/plan/traced_kind.py"
+OF_KIND, COMPOSED = "simulate/plan/kind_costs.py", "simulate/plan/compose.py"
 TIMES, NEED = "simulate/estimate/pipeline.py", "simulate/estimate/reserved.py"
 
 MUTANTS = (
@@ -22,10 +23,15 @@ MUTANTS = (
     Mutant("knee-where-a-doubling-saves-less-than-half", "simulate/cli/plan_table.py", "KNEE: Final = 0.4", "KNEE: Final = 0.5", ("tests/simulate/test_plan_table.py",)),
     Mutant("knee-beyond-an-unfinished-row", "simulate/cli/plan_table.py", "row.plan and row.plan.winner, doubled.plan and doubled.plan.winner", "row.best, doubled.best", ("tests/simulate/test_plan_table.py",)),
     Mutant("days-of-all-gpus-together", "simulate/cli/run_length.py", "return cls(steps, hours / 24, hours * gpus,", "return cls(steps, hours / 24 * gpus, hours * gpus,", ("tests/simulate/test_plan_table.py",)),
-    Mutant("experts-descend-from-whole-layers", KIND, "if key in divided else degree != degrees[key]", "if key in divided else False", (KINDS,)),
-    Mutant("small-jobs-without-other-ranks", KIND, "degrees[sharding[0]] = 2 * fewest", "degrees[sharding[0]] = fewest", (KINDS,)),
-    Mutant("a-chunk-of-the-loss-for-all-sequences", OF_KIND, "times = batch - 1 if", "times = 1 if", (COSTS,)),
-    Mutant("microbatches-of-one-sequence", OF_KIND, "return few + (more - few) * (batch - 1)", "return few", (COSTS,)),
+    Mutant("experts-descend-from-whole-layers", OPEN, 'relation == "experts")', "False)", (KINDS,)),
+    Mutant("faster-choices-are-excluded-too", OPEN, "found &= column >= own", "pass", (KINDS,)),
+    Mutant("slower-choices-bound-memory", OPEN, '"slower" if slower[number] else "same"', '"same"', (KINDS,)),
+    Mutant("activations-that-do-not-fit-cost-nothing", OPEN, "if filled <= 1.0:", "if True:", (KINDS,)),
+    Mutant("larger-degrees-are-unknown", OPEN, "elif smaller:", "elif False:", (KINDS,)),
+    Mutant("small-jobs-without-other-ranks", MESHES, "degrees[sharding[0]] = 2 * fewest", "degrees[sharding[0]] = fewest", (KINDS,)),
+    Mutant("a-chunk-of-the-loss-for-all-sequences", TRACED, "times = batch - 1 if", "times = 1 if", (COSTS,)),
+    Mutant("microbatches-of-one-sequence", TRACED, "return few + (more - few) * (batch - 1)", "return few", (COSTS,)),
+    Mutant("waits-at-positions-of-the-shorter-trace", TRACED, "        two, reads=", "        one, reads=", (COSTS,)),
     Mutant("groups-of-the-small-job", OF_KIND, "int(len(ranks) * scale)", "len(ranks)", (COSTS,)),
     Mutant("replicas-sum-nothing", OF_KIND, "if reduces and not sums and len(data.replicas) > 1:", "if False:", (COSTS,)),
     Mutant("computation-hides-all-transfers", COMPOSED, "return max(0.0, beside.seconds - compute - slower) + slower", "return slower", (COSTS,)),
@@ -33,8 +39,8 @@ MUTANTS = (
     Mutant("one-microbatch-alive", COMPOSED, "job.pipeline.alive[rank] - 1) * of_microbatch", "0.0) * of_microbatch", (COSTS,)),
     Mutant("gradients-of-one-microbatch", COMPOSED, "gradients - moment.gradients if number > 1 else 0.0", "0.0", (COSTS,)),
     Mutant("gathered-parameters-take-nothing", COMPOSED, "job.gradients_stay + job.width * job.parameters_stay", "job.gradients_stay", (COSTS,)),
-    Mutant("the-mean-rank-counts", COMPOSED, "ranks, key=lambda one: one[2])", "ranks, key=lambda one: -one[2])", (COSTS,)),
-    Mutant("kinds-that-cannot-win-are-traced", "simulate/plan/search.py", "if bound < limit), key", "), key", ("tests/integration/test_plan.py",)),
+    Mutant("the-mean-rank-counts", COMPOSED, "for rank, blocks in held), key=lambda one: one[2])", "for rank, blocks in held), key=lambda one: -one[2])", (COSTS,)),
+    Mutant("kinds-that-cannot-win-are-traced", "simulate/plan/search.py", "if one.step < limit]", "]", ("tests/integration/test_plan.py",)),
     Mutant("a-host-that-issues-while-it-waits", "simulate/estimate/timeline.py", "missing[position] += 1", "pass", (ROOFLINE,)),
     Mutant("stages-like-the-ends", TIMES, "[one for one in ran if 0 < one < last] or ", "", (STAGES,)),
     Mutant("gradients-of-inputs-like-the-first", TIMES, '{"F": (), "B": ()}.get(kind, (0,))', '{"F": (), "B": ()}.get(kind, ())', (STAGES,)),

@@ -182,3 +182,12 @@ def test_a_mesh_that_divides_nothing_has_all_ranks_in_data_parallelism() -> None
     mesh = undivided(mesh_of(ep=2, dp_replicate=2, cp=2, tp=4, pp=2), {VIEW.degree_key})
     assert {name: degree for name, degree in mesh.degrees.items() if degree > 1} == {"dp_replicate": 2, "dp_shard": 16}
     assert mesh.view_degrees == {"ep": 2}
+
+
+def test_a_degree_is_expected_to_cost_no_less_than_a_smaller_one() -> None:
+    """Also where no traced kind bounds it: that exchanged keys otherwise."""
+    slow, other = kind(cp=2, ring="gather"), kind(cp=4, ring="pass")
+    kinds = open_kinds(kind(), slow, other, traced=Traced(slow=(slow,)))
+    for one in (kind(), slow):
+        kinds.learn(one, kinds.pop(one).batch)
+    assert kinds[other].bound == pytest.approx(10.0) and kinds.expected()[other].bound > 10.5
