@@ -14,7 +14,12 @@ ROOFLINE, STAGES, ALLOCATOR, RESERVED, KINDS, COSTS = (
     "tests/simulate/test_kinds.py",
     "tests/simulate/test_kind_costs.py",
 )
-OPEN, MESHES, TRACED = "simulate/plan/open_kinds.py", "simulate/plan/meshes.py", "simulate/plan/traced_kind.py"
+TABLE, OPEN, MESHES, TRACED = (
+    "simulate/plan/kind_table.py",
+    "simulate/plan/open_kinds.py",
+    "simulate/plan/meshes.py",
+    "simulate/plan/traced_kind.py",
+)
 OF_KIND, COMPOSED = "simulate/plan/kind_costs.py", "simulate/plan/compose.py"
 TIMES, NEED = "simulate/estimate/pipeline.py", "simulate/estimate/reserved.py"
 
@@ -24,10 +29,10 @@ MUTANTS = (
     Mutant("knee-beyond-an-unfinished-row", "simulate/cli/plan_table.py", "row.plan and row.plan.winner, doubled.plan and doubled.plan.winner", "row.best, doubled.best", ("tests/simulate/test_plan_table.py",)),
     Mutant("days-of-all-gpus-together", "simulate/cli/run_length.py", "return cls(steps, hours / 24, hours * gpus,", "return cls(steps, hours / 24 * gpus, hours * gpus,", ("tests/simulate/test_plan_table.py",)),
     Mutant("experts-descend-from-whole-layers", OPEN, 'relation == "experts")', "False)", (KINDS,)),
-    Mutant("faster-choices-are-excluded-too", OPEN, "found &= column >= own", "pass", (KINDS,)),
-    Mutant("slower-choices-bound-memory", OPEN, '"slower" if slower[number] else "same"', '"same"', (KINDS,)),
+    Mutant("faster-choices-are-excluded-too", TABLE, "found &= column >= own", "pass", (KINDS,)),
+    Mutant("slower-choices-bound-memory", TABLE, '"slower" if slower[number] else "same"', '"same"', (KINDS,)),
     Mutant("activations-that-do-not-fit-cost-nothing", OPEN, "if filled <= 1.0:", "if True:", (KINDS,)),
-    Mutant("larger-degrees-are-unknown", OPEN, "elif smaller:", "elif False:", (KINDS,)),
+    Mutant("larger-degrees-are-unknown", TABLE, "elif smaller:", "elif False:", (KINDS,)),
     Mutant("small-jobs-without-other-ranks", MESHES, "degrees[sharding[0]] = 2 * fewest", "degrees[sharding[0]] = fewest", (KINDS,)),
     Mutant("a-chunk-of-the-loss-for-all-sequences", TRACED, "times = batch - 1 if", "times = 1 if", (COSTS,)),
     Mutant("microbatches-of-one-sequence", TRACED, "return few + (more - few) * (batch - 1)", "return few", (COSTS,)),

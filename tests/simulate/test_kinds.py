@@ -11,9 +11,9 @@ from harness.planned import VIEW, mesh_of
 from titan_core.api import MeshPlan, ModelLayout, causal_attention
 from titan_core.api.parallel.mesh import STANDARD_DIMS
 from titan_simulate.estimate.block_classes import block_classes, enough_blocks, period
-from titan_simulate.plan.kinds import Kind, small_job
+from titan_simulate.plan.kinds import Kind, Rules, small_job
 from titan_simulate.plan.meshes import is_sharded, smallest_mesh, undivided
-from titan_simulate.plan.open_kinds import OpenKind, OpenKinds, Rules, slowdown
+from titan_simulate.plan.open_kinds import OpenKind, OpenKinds, slowdown
 
 TP, CP, EP = "tp", "cp", "ep"
 

@@ -15,9 +15,8 @@ from titan_core.api.config.resolved import Override
 from titan_core.api.config.sections import TrainingSection
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.costs import costs_of
-from titan_simulate.plan.kinds import GLOBAL_BATCH, LOCAL_BATCH, Kind, text_of
+from titan_simulate.plan.kinds import GLOBAL_BATCH, LOCAL_BATCH, Kind, Rules, text_of
 from titan_simulate.plan.meshes import is_sharded
-from titan_simulate.plan.open_kinds import Rules
 
 LARGEST_LOCAL_BATCH = 64
 ARRANGING = (Phase.PIPELINE, Phase.DATA)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -50,6 +50,22 @@ class Kind:
     def ranks(self, divided: Collection[str]) -> int:
         """Return the number of ranks that divide a block along the dimensions whose degree keys are ``divided``."""
         return math.prod(degree for key, degree in self.degrees if key in divided)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the blocks of kinds are related."""
+
+    divided: Collection[str]
+    """Degree keys of the dimensions that divide a block."""
+    weights: Collection[str]
+    """Those of the dimensions that divide its weights."""
+    exchanged: Collection[str]
+    """Those of views along which ranks only exchange activations."""
+    experts: Collection[str]
+    """Those of views that divide experts."""
+    faster_first: Mapping[str, Sequence[Any]]
+    """Config key -> values of which each later one adds work."""
 
 
 def small_job(mesh: MeshPlan, kind: Kind, batch: int) -> tuple[int, list[Override]]:
