@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from titan_simulate.estimate.estimate import Estimate
 
 
-TIME_LIMIT = 45.0
+TIME_LIMIT = 60.0
 """Seconds after which a search traces and estimates no more."""
 
 

@@ -25,6 +25,7 @@ class Known:
     """As estimates of the like correct it."""
     gib: float
     """The same of its memory."""
+    estimated: bool
 
 
 def nearest(plan: Plan, known: Iterable[Known], limit: float) -> tuple[Candidate, float] | None:
@@ -41,14 +42,14 @@ def nearest(plan: Plan, known: Iterable[Known], limit: float) -> tuple[Candidate
     return None if found is None or found.gib <= limit else (found.candidate, found.gib)
 
 
-def losers(plan: Plan, others: Iterable[Known], refused: Sequence[Refused], limit: float) -> list[Loser]:
+def losers(plan: Plan, known: Iterable[Known], refused: Sequence[Refused], limit: float) -> list[Loser]:
     """Return why candidates lost.
 
     Args:
-        others: those that were not estimated.
         refused: combinations that a check rejects.
         limit: memory of a device, in GiB.
     """
+    others = (one for one in known if not one.estimated)
     return [*_estimated(plan, limit), *_composed(plan, others, limit), *_refused(refused)]
 
 

@@ -56,7 +56,6 @@ class Search:
         self._refused: list[Refused] = []
         self._plan = Plan(0)
         self._per_mesh: dict[str, int] = defaultdict(int)  # finalists
-        self._deadline: float | None = None
         self._groups: dict[tuple[object, ...], list[tuple[dict[str, int], int]]] = defaultdict(list)
         """Degrees that decide about kinds -> meshes and local batches."""
         self._open = OpenKinds(space.rules, composer, space.global_batch / space.gpus)
@@ -89,7 +88,7 @@ class Search:
             deadline: seconds after which nothing more is traced or estimated, once a candidate fits.
             report: receives how far the search is, in words.
         """
-        self._began = began = time.perf_counter()
+        began = time.perf_counter()
         plan = self._plan = Plan(finalists)
         self._limit = deadline or 0.0
         self._deadline = None if deadline is None else began + deadline
@@ -100,12 +99,11 @@ class Search:
             plan.stopped, plan.unproved, plan.unexpected = INTERRUPTED, 1.0, False
         plan.best.sort(key=lambda one: one.figures.step_seconds)
         plan.too_large.sort(key=lambda one: one.figures.peak_gib)
-        limit, known = self._machine.memory_gib, list(self._corrected())
-        composed = [Known(*self._composed[number], seconds, gib) for seconds, gib, number in known]
+        limit, found = self._machine.memory_gib, self._corrected()
+        composed = [Known(*self._composed[number], seconds, gib, number in self._done) for seconds, gib, number in found]
         if not plan.best and plan.stopped is None:
             plan.nearest = nearest(plan, composed, limit)
-        others = [one for one, (_, _, number) in zip(composed, known, strict=True) if number not in self._done]
-        plan.losers = losers(plan, others, self._refused, limit)
+        plan.losers = losers(plan, composed, self._refused, limit)
         plan.seconds = time.perf_counter() - began
         return plan
 
@@ -113,6 +111,7 @@ class Search:
         self._find_kinds()
         if given is not None:
             recipe = self._space.candidate(given, {}, self._space.kind_of(given), given=True)
+            self._plan.kinds += recipe.kind not in self._open
             self._open.add(recipe.kind, OpenKind(recipe.mesh, min(recipe.local_batch, LARGEST_MICROBATCH)))
             report(f"{self._plan.kinds:,} kinds of blocks; the recipe")
             self._trace([recipe.kind])
@@ -151,9 +150,12 @@ class Search:
         """Return the seconds that are left."""
         return math.inf if self._deadline is None else self._deadline - time.perf_counter()
 
-    def _may_trace(self, fits: bool) -> bool:
-        """Whether there is time for more than an estimate; if nothing fits, the limit is twice as long."""
-        return self._left() > max(SHARE_OF_ESTIMATES * self._limit, 1.3 * self._longest) - (0.0 if fits else self._limit)
+    def _may_trace(self, best: float) -> bool:
+        """Whether there is time for more than the estimates that are left to do; if nothing fits, twice as much."""
+        if best == math.inf:
+            return self._left() > -self._limit
+        of_estimates = max(SHARE_OF_ESTIMATES * self._limit, 1.3 * self._longest)
+        return self._left() > (of_estimates if best < self._fastest() else 0.0)
 
     def _find_kinds(self) -> None:
         """List all kinds, and the meshes and local batches on which jobs have them."""
@@ -196,7 +198,7 @@ class Search:
             worth = [kind for kind, one in bounds.items() if one.step < limit]
             worth.sort(key=lambda kind: (bounds[kind].step, bounds[kind].bound, self._open[kind].size))
             winning = (kind for kind in worth if self._may_win(kind, bounds[kind], limit, proves))
-            chosen = list(itertools.islice(winning, at_once)) if self._may_trace(best < math.inf) else []
+            chosen = list(itertools.islice(winning, at_once)) if self._may_trace(best) else []
             if chosen:
                 what = f"{len(worth):,} {'may' if proves else 'are expected to'} win"
                 report(f"{plan.traced} of {plan.kinds:,} kinds of blocks traced, {what}; {self._progress()}")
