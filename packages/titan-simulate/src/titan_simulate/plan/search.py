@@ -138,8 +138,7 @@ class Search:
             report(self._progress())
             candidate, _ = self._composed[number]
             self._done.add(number)
-            if self._estimate(candidate, estimate):
-                self._per_mesh[str(candidate.mesh)] += 1
+            self._per_mesh[str(candidate.mesh)] += self._estimate(candidate, estimate)
             found = True
         return found
 
