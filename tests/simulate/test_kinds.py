@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
 
 from harness.planned import VIEW, mesh_of
-from titan_core.api import MeshPlan, ModelLayout, causal_attention
+from titan_core.api import MeshPlan, ModelLayout, UserError, causal_attention
+from titan_core.api.config.resolved import Override
 from titan_core.api.parallel.mesh import STANDARD_DIMS
+from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.estimate.block_classes import block_classes, enough_blocks, period
+from titan_simulate.plan.assembled import Assembled
 from titan_simulate.plan.kinds import Kind, Rules, small_job
 from titan_simulate.plan.meshes import is_sharded, smallest_mesh, undivided
 from titan_simulate.plan.open_kinds import OpenKind, OpenKinds, slowdown
 
-TP, CP, EP = "tp", "cp", "ep"
+TP, CP, EP, PP = "tp", "cp", "ep", "pp"
 
 
 def kind(tp: int = 1, cp: int = 1, ep: int = 1, heads: int = 1, **chosen: object) -> Kind:
@@ -191,3 +195,21 @@ def test_a_degree_is_expected_to_cost_no_less_than_a_smaller_one() -> None:
     for one in (kind(), slow):
         kinds.learn(one, kinds.pop(one).batch)
     assert kinds[other].bound == pytest.approx(10.0) and kinds.expected()[other].bound > 10.5
+
+
+def test_a_kind_is_refused_for_its_own_degrees_only() -> None:
+    """Its first mesh may be impossible for another reason."""
+
+    def job_of(overrides: Sequence[Override]) -> AssembledJob:
+        values = {one.key: one.text for one in overrides}
+        if values[PP] == "8":
+            raise UserError.one(f"recipe: {PP} = 8", "there are 4 blocks", "set less")
+        if values[TP] == "16":
+            raise UserError.one(f"recipe: {TP} = 16", "must divide the 8 heads", "set less")
+        raise UserError.one("recipe: training.local_batch_size = 1", "too few", "set more")
+
+    assembled = Assembled(job_of)
+    jobs = [({PP: pp, TP: 2}, 1) for pp in (8, 1)]
+    assert assembled.accepts_kind(kind(tp=2), jobs, "") and not assembled.refused
+    assert not assembled.accepts_kind(kind(tp=16), [({PP: 1, TP: 16}, 1)], "tp=16")
+    assert [one.key for one in assembled.refused] == [TP] and assembled.suspects == {(TP, 16)}

@@ -42,7 +42,7 @@ class LowPrecisionGroupedLinear(GroupedLinear):
     @staticmethod
     def multiply(rows: Tensor, weight: Tensor, counts: Tensor, emulate: bool) -> Tensor:
         """Return ``rows[r] @ weight[expert of r].T``; of rows of no expert, anything."""
-        raise NotImplementedError  # this is what a format is
+        raise NotImplementedError  # abstract: each format multiplies in its own way
 
 
 class _Product(torch.autograd.Function):

@@ -120,4 +120,4 @@ class ConvertedLinear(nn.Linear):
         return output if self.bias is None else output + self.bias.to(output.dtype)
 
     def _matmul(self, input: Tensor, weight: Tensor) -> Tensor:
-        raise NotImplementedError  # this is what a format is
+        raise NotImplementedError  # abstract: each format multiplies in its own way

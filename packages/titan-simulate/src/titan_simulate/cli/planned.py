@@ -28,7 +28,7 @@ def unfinished(plan: Plan, out: str | None) -> str:
 def proved(plan: Plan) -> str:
     """Return what is known of the kinds of blocks that were not traced."""
     excluded = plan.kinds - plan.traced - plan.open
-    text = f"{plan.kinds:,} kinds of blocks: {plan.traced} traced, {excluded:,} excluded by a bound"
+    text = f"{plan.kinds:,} kinds of blocks: {plan.traced} traced, {excluded:,} excluded"
     if not plan.open:
         return f"{text}; no job is faster by more than {CLOSE:.0%}, or none fits"
     most = f"by {plan.unproved:.0%} at most" if plan.unproved < 1.0 else "by how much is not known"

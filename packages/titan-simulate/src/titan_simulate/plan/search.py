@@ -18,9 +18,10 @@ from titan_core.api import MeshPlan, UserError
 from titan_core.api.config.resolved import Override
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.hardware.machine import Machine
+from titan_simulate.plan.assembled import Assembled
 from titan_simulate.plan.candidates import Candidate, JobOf, Refused, Space, refusal
 from titan_simulate.plan.compose import GIB, Composes, Composition
-from titan_simulate.plan.kinds import GLOBAL_BATCH, LOCAL_BATCH, Kind, text_of
+from titan_simulate.plan.kinds import GLOBAL_BATCH, LOCAL_BATCH, Kind
 from titan_simulate.plan.losers import SIMULATION, Known, losers, nearest
 from titan_simulate.plan.meshes import undivided
 from titan_simulate.plan.open_kinds import Expected, OpenKind, OpenKinds, slowdown
@@ -52,8 +53,9 @@ class Search:
     """One search for the best candidates of a space on a machine."""
 
     def __init__(self, space: Space, composer: Composes, machine: Machine, job_of: JobOf) -> None:
-        self._space, self._composer, self._machine, self._job_of = space, composer, machine, job_of
-        self._refused: list[Refused] = []
+        self._space, self._composer, self._machine = space, composer, machine
+        self._assembled = Assembled(job_of)
+        self._refused = self._assembled.refused
         self._plan = Plan(0)
         self._per_mesh: dict[str, int] = defaultdict(int)  # finalists
         self._groups: dict[tuple[object, ...], list[tuple[dict[str, int], int]]] = defaultdict(list)
@@ -69,8 +71,8 @@ class Search:
         self._rejected: dict[object, list[Expected]] = defaultdict(list)
         """Choices -> kinds that were not expected to win, by a look at their jobs."""
         self._longest = 0.0  # seconds of an estimate
-        self._possible: dict[object, bool] = {}  # mesh, or degrees that decide about kinds -> whether jobs can be assembled
-        self._suspects: set[tuple[str, int]] = set()  # degrees with which some cannot
+        self._limit = 0.0
+        self._deadline: float | None = None
 
     def run(
         self,
@@ -90,8 +92,7 @@ class Search:
         """
         began = time.perf_counter()
         plan = self._plan = Plan(finalists)
-        self._limit = deadline or 0.0
-        self._deadline = None if deadline is None else began + deadline
+        self._limit, self._deadline = deadline or 0.0, None if deadline is None else began + deadline
         try:
             self._compare(estimate, given, report)
             self._count_open()
@@ -223,7 +224,7 @@ class Search:
         jobs = {kind: one for kind in self._open if (one := self._open[kind]).job}
         left = {
             kind: self._least(one) for kind, one in jobs.items()
-            if self._least(one) < limit and (self._suspects.isdisjoint(kind.degrees) or self._is_valid(kind))
+            if self._least(one) < limit and (self._assembled.suspects.isdisjoint(kind.degrees) or self._is_valid(kind))
         }  # fmt: skip
         plan.open = len(left)
         plan.unproved = 0.0 if not left else 1.0 - min(left.values()) / best
@@ -277,21 +278,7 @@ class Search:
         return max(least, found), guess
 
     def _is_valid(self, kind: Kind) -> bool:
-        """Whether a job with blocks of ``kind`` can be assembled."""
-        degrees, local = self._groups[kind.where][0]
-        overrides = [Override(key, text_of(value)) for key, value in {**degrees, LOCAL_BATCH: local}.items()]
-        return self._can_be_assembled(kind.where, kind, str(self._open[kind].mesh), overrides)
-
-    def _can_be_assembled(self, what: object, kind: Kind, mesh: str, overrides: Sequence[Override]) -> bool:
-        if what not in self._possible:
-            try:
-                self._job_of(overrides)
-                self._possible[what] = True
-            except UserError as error:
-                self._refused.append(refusal(error.problems[0], mesh))
-                self._possible[what] = False
-                self._suspects |= {degree for degree in kind.degrees if degree[0] == self._refused[-1].key}
-        return self._possible[what]
+        return self._assembled.accepts_kind(kind, self._groups[kind.where], str(self._open[kind].mesh))
 
     def _variants(self, kind: Kind) -> list[Candidate | Refused]:
         """Return all candidates of a kind, and combinations that a check rejects."""
@@ -341,13 +328,13 @@ class Search:
         """Return the shortest known step of a candidate that fits, by estimate or composed; infinity if none is known."""
         limit = self._machine.memory_gib
         fitting = sorted((seconds, number) for seconds, memory, number in self._corrected() if memory <= limit)
-        composed = (seconds for seconds, number in fitting if self._assembles(self._composed[number][0]))
+        composed = (seconds for seconds, number in fitting if self._assembled.accepts(self._composed[number][0]))
         return min(self._fastest(), next(composed, math.inf))
 
     def _corrected(self) -> Iterator[tuple[float, float, int]]:
         """Yield seconds, GiB and position of all composed candidates, as estimates of the like correct them."""
         for number, (candidate, composed) in enumerate(self._composed):
-            if not self._possible.get(str(candidate.mesh), True):
+            if self._assembled.is_refused(candidate):
                 continue
             of_time, of_memory = self._factors.get(candidate.choices, (1.0, 1.0))
             memory = composed.peak_gib + composed.memory["activations"] / 2**30 * (of_memory - 1.0)
@@ -370,10 +357,6 @@ class Search:
         fastest = max((one.figures.tokens_per_second_per_gpu for one in plan.best), default=None)
         text = f"{plan.candidates:,} candidates compared, {plan.estimated} of {self._intended()} estimated"
         return text if fastest is None else f"{text}; fastest so far {fastest:,.0f} tokens/s per GPU"
-
-    def _assembles(self, one: Candidate) -> bool:
-        """Whether a job on the mesh of a candidate is valid, by its own assembly."""
-        return self._can_be_assembled(str(one.mesh), one.kind, str(one.mesh), one.overrides)
 
     def _estimate(self, candidate: Candidate, estimate: Estimator) -> bool:
         """Estimate a finalist, and learn from it how good compositions are. Return whether the job can run, and fits."""

@@ -204,4 +204,4 @@ class ObjectiveFunction(ABC):
         They are kept for all microbatches of a step: log-likelihoods are smaller than logits. The arguments are those of
         :meth:`__call__`; called for chunks of positions, without gradients.
         """
-        raise NotImplementedError  # called only for an objective that declares a reference model
+        raise NotImplementedError  # optional: called only for an objective that declares a reference model
