@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ def try_model(model: nn.Module, job: AssembledJob, mesh: JobMesh, device: torch.
     problems = _problems(model, trial, job, mesh, device) if simulation is None or simulation.checks_model else ()
     if problems:
         raise UserError(*problems)
-    return _returns_the_head(trial)
+    return trial.returns_the_head
 
 
 def _problems(
@@ -72,17 +72,6 @@ def _problems(
                 log.warning("%s", problem)
             return []
     return problems
-
-
-def _returns_the_head(trial: SmallModelTrial) -> bool:
-    outputs: list[Any] = []
-
-    def keep(forward: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        outputs.append(forward(*arguments, **keywords))
-        return outputs[-1]
-
-    returned = trial.run(trial.tokens, around={trial.layout.head[-1]: keep})
-    return len(outputs) == 1 and returned is outputs[0]
 
 
 def _trial(model: nn.Module, job: AssembledJob, device: torch.device) -> SmallModelTrial:

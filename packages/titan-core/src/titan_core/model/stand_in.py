@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -67,8 +69,9 @@ class Repeated(PrunedModule):
 def first_alike(model: nn.Module, layout: ModelLayout) -> dict[str, str]:
     """Return block name -> name of the first block that is built like it, which represents it in a stand-in."""
     first: dict[Any, str] = {}
-    blocks = ((f"{layout.blocks}.{name}", block) for name, block in model.get_submodule(layout.blocks).named_children())
-    return {path: first.setdefault(_structure(block, path, layout), path) for path, block in blocks}
+    blocks = {f"{layout.blocks}.{name}": block for name, block in model.get_submodule(layout.blocks).named_children()}
+    numbers = _numbers(list(blocks.values()))
+    return {path: first.setdefault(_structure(block, path, layout, numbers), path) for path, block in blocks.items()}
 
 
 def replaced_blocks(model: nn.Module, layout: ModelLayout) -> dict[int, Any]:
@@ -78,8 +81,20 @@ def replaced_blocks(model: nn.Module, layout: ModelLayout) -> dict[int, Any]:
     return {id(block): Repeated(number, block) for number, block in blocks}
 
 
-def _structure(block: nn.Module, path: str, layout: ModelLayout) -> Any:
-    """Return a key that is equal for two blocks if they differ only in weights and are divided alike."""
+def _numbers(blocks: Sequence[nn.Module]) -> set[tuple[str, str]]:
+    """Return the attributes that hold the number of their block, as (module within the block, attribute): those that do so
+    in each block that has them, and in more than two, where 0 and 1 may be choices."""
+    found: dict[tuple[str, str], list[bool]] = defaultdict(list)
+    for number, block in enumerate(blocks):
+        for name, module in block.named_modules():
+            for key, value in vars(module).items():
+                found[name, key].append(type(value) is int and value == number)
+    return {place for place, same in found.items() if len(same) > 2 and all(same)}
+
+
+def _structure(block: nn.Module, path: str, layout: ModelLayout, numbers: Collection[tuple[str, str]]) -> Any:
+    """Return a key that is equal for two blocks if they differ only in weights and in their ``numbers``, and are divided
+    alike."""
     fields = (layout.regions, layout.sums)
     return tuple(
         (
@@ -88,7 +103,11 @@ def _structure(block: nn.Module, path: str, layout: ModelLayout) -> Any:
             tuple(matches(f"{path}.{name}", patterns) for patterns in fields),
             layout.mixer(f"{path}.{name}"),
             tuple(layout.rule(".".join(filter(None, (path, name, key)))) for key in _parameters(module)),
-            tuple((key, _plain(value)) for key, value in sorted(vars(module).items()) if not key.startswith("_")),
+            tuple(
+                (key, _plain(value))
+                for key, value in sorted(vars(module).items())
+                if not key.startswith("_") and (name, key) not in numbers
+            ),
             tuple((key, one.shape, one.dtype, one.requires_grad) for key, one in _parameters(module).items()),
             tuple((key, buffer.shape, buffer.dtype) for key, buffer in _buffers(module).items()),
             number_of_hooks(module),

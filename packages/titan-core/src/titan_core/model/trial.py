@@ -92,8 +92,13 @@ class SmallModelTrial:
             self._names = {id(module): path for path, module in self._model.named_modules()}
             self.draws = Draws()
             """The draws of the call that gave :attr:`logits`."""
+            of_head: list[Any] = []
+            kept = self.module(layout.head[-1]).register_forward_hook(lambda _, __, output: of_head.append(output))
             with self._recording(_shapes) as events:
                 self.logits = self.run(self.tokens, draws=self.draws)
+            kept.remove()
+            self.returns_the_head = len(of_head) == 1 and self.logits is of_head[0]
+            """Whether the model returns the output of its last module."""
             if isinstance(self.logits, Tensor) and self.logits.is_meta:
                 raise RuntimeError(
                     "the logits are on the meta device: a tensor of the model is neither a parameter nor a buffer"
