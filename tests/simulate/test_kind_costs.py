@@ -65,7 +65,8 @@ def costs() -> KindCosts:
 
 def traced_kind(one: TracedRank, two: TracedRank) -> TracedKind:
     return TracedKind(
-        one=one, two=two, classes=[0] * 3, head=["out"], data_groups=lambda ranks: ranks == DATA_RANKS, ranks=2
+        one=one, two=two, classes=[0] * 3, blocks="blocks", head=["out"],
+        data_groups=lambda ranks: ranks == DATA_RANKS, ranks=2,
     )  # fmt: skip
 
 

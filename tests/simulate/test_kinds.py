@@ -13,7 +13,7 @@ from titan_core.api import MeshPlan, ModelLayout, UserError, causal_attention
 from titan_core.api.config.resolved import Override
 from titan_core.api.parallel.mesh import STANDARD_DIMS
 from titan_core.api.plugins.assembled_job import AssembledJob
-from titan_simulate.estimate.block_classes import block_classes, enough_blocks, period
+from titan_simulate.estimate.block_classes import block_classes, enough_blocks, repetition
 from titan_simulate.plan.assembled import Assembled
 from titan_simulate.plan.kinds import Kind, Rules, small_job
 from titan_simulate.plan.meshes import is_sharded, smallest_mesh, undivided
@@ -124,9 +124,20 @@ def test_a_trace_has_an_inner_block_of_each_class(classes: list[int], number: in
     assert enough_blocks(classes) == number
 
 
-@pytest.mark.parametrize(("classes", "blocks"), [([0] * 4, 1), ([0, 1] * 3, 2), ([0, 0, 1], 3), ([0], 1)], ids=str)
-def test_blocks_repeat_with_their_classes(classes: list[int], blocks: int) -> None:
-    assert period(classes) == blocks
+@pytest.mark.parametrize(
+    ("classes", "first", "blocks"),
+    [
+        ([0] * 4, 0, 1),
+        ([0, 1] * 3, 0, 2),
+        ([0] * 3 + [1] * 58, 3, 1),
+        ([2, *[0, 0, 1] * 3], 1, 3),
+        ([0, 0, 1], 0, 3),
+        ([0], 0, 1),
+    ],
+    ids=str,
+)
+def test_blocks_repeat_with_their_classes(classes: list[int], first: int, blocks: int) -> None:
+    assert repetition(classes) == (first, blocks)
 
 
 def test_what_is_expected_multiplies_what_was_traced() -> None:

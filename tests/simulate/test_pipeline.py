@@ -36,7 +36,7 @@ def test_the_first_stage_does_not_say_how_long_others_take_for_the_gradients_of_
 
 
 def work(name: str, action: Action | None = None, phase: str = "forward", module: str = "layers.0") -> Work:
-    return Work(Kind.COLLECTIVE, name, phase, module, "main", (), group="dp", bytes=8, action=action)
+    return Work(Kind.COLLECTIVE, name, phase, module, "main", (), group="dp", bytes=8, action=action, unit=module)
 
 
 def test_gathers_that_happen_once_are_not_repeated_with_each_microbatch() -> None:

@@ -29,7 +29,7 @@ def _machine(memory_gib: float = 1.0, **allocator: object) -> Machine:
 
 def _sample(blocks: int, events: list[Event], moments: list[tuple[int, str]]) -> TracedRank:
     found = SimulatedRank(0, 1, "", "", None, (), {}, 0, AllocationTrace(tuple(events), tuple(moments)))  # type: ignore[arg-type]
-    parts = Parts([WHOLE], [[f"layers.{number}" for number in range(blocks)]], [])
+    parts = Parts([WHOLE], [[f"layers.{number}" for number in range(blocks)]], [], repeating=[1])
     return TracedRank(0, [], found, parts, 1, None)
 
 

@@ -110,7 +110,8 @@ def test_unrolled_blocks_are_those_of_the_whole_model(blocks: int) -> None:
 
 
 def _parts(*blocks: int, most: int) -> Parts:
-    return Parts(list(blocks), [[f"layers.{number}" for number in range(min(most, count))] for count in blocks], [])
+    kept = [[f"layers.{number}" for number in range(min(most, count))] for count in blocks]
+    return Parts(list(blocks), kept, [], repeating=[int(len(names) == most) for names in kept])
 
 
 @pytest.mark.parametrize("blocks", [(4, 5), (5, 4), (3, 4, 6), (2, 9), (9, 2), (2, 2, 5), (3, 3)], ids=str)

@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cache
 
 from titan_core.api import ModelLayout, matches
+
+
+@cache
+def unit_of(module: str, blocks: str) -> str:
+    """Return the block that ``module`` is in, or what stands beside blocks, such as an embedding; ``""`` for what contains
+    blocks.
+
+    Args:
+        blocks: name of the module whose children are the blocks, such as ``model.layers``.
+    """
+    if f"{blocks}.".startswith(f"{module}."):
+        return ""
+    return ".".join(module.split(".")[: blocks.count(".") + 2])
 
 
 def block_classes(layout: ModelLayout, frozen: Collection[str] = ()) -> dict[str, int]:
@@ -28,9 +42,15 @@ def block_classes(layout: ModelLayout, frozen: Collection[str] = ()) -> dict[str
     return found
 
 
-def period(classes: Sequence[int]) -> int:
-    """Return after how many blocks their classes repeat, such as 6 if each sixth has no window."""
-    return next((n for n in range(1, len(classes)) if classes[n:] == classes[:-n]), len(classes))
+def repetition(classes: Sequence[int]) -> tuple[int, int]:
+    """Return after how many first blocks, and then each how many, the classes of blocks repeat: (3, 1) if the first three
+    have no experts, (0, 6) if each sixth has no window. Together the fewest possible."""
+
+    def period(rest: Sequence[int]) -> int:
+        return next((n for n in range(1, len(rest)) if rest[n:] == rest[:-n]), len(rest))
+
+    found = [(first, period(classes[first:])) for first in range(len(classes))]
+    return min(found, key=sum)
 
 
 def enough_blocks(classes: Sequence[int]) -> int:

@@ -18,7 +18,7 @@ from titan_simulate.engine.simulate import Train
 from titan_simulate.engine.stub_libraries import Device
 from titan_simulate.estimate.after_update import seconds_after_update
 from titan_simulate.estimate.assumptions import assumptions_of
-from titan_simulate.estimate.block_classes import block_classes, period
+from titan_simulate.estimate.block_classes import block_classes, repetition
 from titan_simulate.estimate.figures import ONCE, REPEATED, figures_of
 from titan_simulate.estimate.imbalance import busiest
 from titan_simulate.estimate.job_memory import FP32, frozen_parameters
@@ -26,7 +26,7 @@ from titan_simulate.estimate.pipeline import Order, PipelineTime, Stage, run, st
 from titan_simulate.estimate.reserved import memory_need
 from titan_simulate.estimate.roofline import send_seconds
 from titan_simulate.estimate.short_pipeline import enough_microbatches, microbatches_of, shortened
-from titan_simulate.estimate.traced_rank import FEW, MORE, Change, JobOf, TracedRank, take
+from titan_simulate.estimate.traced_rank import FEW, Change, JobOf, TracedRank, take
 from titan_simulate.estimate.work import Work
 from titan_simulate.hardware.machine import Machine
 
@@ -133,13 +133,13 @@ def estimate(
     pipeline = next((one.pipeline for one in costs if one.pipeline is not None), None)
     size = job.mesh.world_size
     ranks = [0] if pipeline is None else [0, size - 1]
-    every = period(list(block_classes(job.model.layout, frozen_parameters(job)).values()))
+    first, every = repetition(list(block_classes(job.model.layout, frozen_parameters(job)).values()))
     of_optimizer = costs_of_optimizer(job.optimizer, job) or ADAMW
     alike = of_optimizer.blocks_alike and all(one.blocks_alike for one in costs) and (every == 1 or pipeline is None)
     # Whole periods are added to what is simulated.
-    fewest = FEW + (job.model.layout.num_blocks - FEW) % every
-    few, more = (fewest, fewest + every * -(-(MORE - FEW) // every)) if alike else (None, None)
-    settings, scale, short = _reduction(job, pipeline, alike)
+    fewest = first + FEW + (job.model.layout.num_blocks - first - FEW) % every
+    few, more = (fewest, fewest + every) if alike else (None, None)
+    settings, scale, short = _reduction(job, pipeline, more)
     device = device_of(machine)
 
     # The longest ones first, and of these the one that checks the model too.
@@ -149,7 +149,7 @@ def estimate(
         [
             partial(
                 take, job_of, train, rank, most, device, settings, change, pipeline, short,
-                checks_model=(rank, most) == samples[0],
+                checks_model=(rank, most) == samples[0], repeating=every if most == more else 0,
             )
             for rank, most in samples
         ],
@@ -171,28 +171,28 @@ def estimate(
 
 
 def _reduction(
-    job: AssembledJob, pipeline: PipelineCosts | None, alike: bool
-) -> tuple[dict[str, str], float, bool]:  # fmt: skip
-    """Return settings that reduce the microbatches of a step, the factor by which to extend what each repeats, and whether a
-    short pipeline stands for that of the job.
+    job: AssembledJob, pipeline: PipelineCosts | None, more: int | None
+) -> tuple[dict[str, str], float, int]:  # fmt: skip
+    """Return settings that reduce the microbatches of a step, the factor by which to extend what each repeats, and the
+    fewest blocks of a stage of the short pipeline that stands for that of the job, or 0.
 
     Args:
-        alike: whether a few blocks of a part stand for all of them.
+        more: how many blocks of a part stand for all of them, if that many do.
     """
     batch = job.batch
     if pipeline is None:
         if batch.microbatches <= 2:
-            return {}, 1.0, False
+            return {}, 1.0, 0
         fewer_sequences = 2 * batch.local_size * batch.ranks
-        return {"training.global_batch_size": str(fewer_sequences), **OWN_SHARDS}, batch.microbatches / 2, False
-    if alike and shortened(job, pipeline, MORE) is not None:
-        return {}, pipeline.microbatches / microbatches_of(pipeline), True
+        return {"training.global_batch_size": str(fewer_sequences), **OWN_SHARDS}, batch.microbatches / 2, 0
+    if more is not None and shortened(job, pipeline, more) is not None:
+        return {}, pipeline.microbatches / microbatches_of(pipeline), more
     fewer = enough_microbatches(pipeline)
     if fewer == pipeline.microbatches:
-        return {}, 1.0, False
+        return {}, 1.0, 0
     local = fewer * pipeline.microbatch_size
     settings = {"training.local_batch_size": str(local), "training.global_batch_size": str(local * batch.ranks)}
-    return {**settings, **OWN_SHARDS}, pipeline.microbatches / fewer, False
+    return {**settings, **OWN_SHARDS}, pipeline.microbatches / fewer, 0
 
 
 def device_of(machine: Machine) -> Device:

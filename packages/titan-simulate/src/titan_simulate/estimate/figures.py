@@ -145,10 +145,10 @@ def stands_for(trace: Sequence[Work], repeated: Sequence[bool], microbatches: in
         ends = 2 if microbatches > 2 else 0
         between = (scale * microbatches - ends) / (microbatches - ends)
         return [between if one else 1.0 for one in repeated]
-    number, first, before = -1, "", ("", "")  # a microbatch begins where the first module computes forward again
+    number, first, before = -1, "", ("", "")  # a microbatch begins where the first unit computes forward again
     numbers = []
     for work in trace:
-        now = work.module.split(".")[0], work.phase
+        now = work.unit, work.phase
         if now[0]:
             first = first or now[0]
             number += now == (first, "forward") != before
@@ -184,7 +184,7 @@ def _actions(
             number = numbers[stage]
             share = duration / counts[kind, stage]
             found[number][ALL][kind] += share
-            if ".".join(work.module.split(".")[:2]) in kept[number]:
+            if work.unit in kept[number]:
                 found[number][BLOCKS][kind] += share
     steady = sum(found[numbers[stage]][ALL][kind] for kind, stage, _ in ran)
     return found, steady, total - steady

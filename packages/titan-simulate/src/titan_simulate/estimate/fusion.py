@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from titan_simulate.estimate.work import Action, Data, Kind, Work
+from titan_simulate.estimate.work import Data, Kind, Work
 
 _REDUCTIONS = ("sum", "mean", "amax", "max", "norm", "softmax", "var", "logsumexp")
 
@@ -35,7 +35,8 @@ def fuse(trace: Sequence[Work]) -> list[Work]:
             runs.pop(work.stream, None)
             continue
         run = runs.setdefault(work.stream, [])
-        if run and _belongs_to(trace[run[-1]]) != _belongs_to(work):
+        before = trace[run[-1]] if run else work
+        if (before.phase, before.action, before.unit) != (work.phase, work.action, work.unit):
             run = runs[work.stream] = []
         run.append(position)
         run_of[position] = run
@@ -74,8 +75,3 @@ def _fused(run: Sequence[Work], positions: Sequence[int], last_use: dict[int, in
         launches=1 + reductions,
         after=tuple(position for work in run for position in work.after),
     )
-
-
-def _belongs_to(work: Work) -> tuple[str, Action | None, str]:
-    """Return the phase, the action of a pipeline's schedule, and the block, if the module is in one."""
-    return work.phase, work.action, ".".join(work.module.split(".")[:2])

@@ -24,6 +24,8 @@ class Parts:
     """First two parts of the names of all modules of each."""
     whole: list[int] | None = None
     """Number of blocks of each, if the model that is built has fewer."""
+    repeating: list[int] = field(default_factory=list)
+    """Of each: how many of the remaining blocks, those before the last one, stand for others."""
     elements: list[Mapping[str, int]] = field(default_factory=list)
     """Of each: name of a remaining block, or of a unit of embedding or head -> elements of its parameters, before they are
     divided."""
@@ -39,8 +41,12 @@ class _Code(Ref[Any]):
         return self.function
 
 
-def keep_blocks(job: AssembledJob, most: int | None, parts: Parts) -> AssembledJob:
-    """Return ``job`` with at most ``most`` blocks in each part (``None``: all). Building the model adds to ``parts``."""
+def keep_blocks(job: AssembledJob, most: int | None, parts: Parts, repeating: int = 0) -> AssembledJob:
+    """Return ``job`` with at most ``most`` blocks in each part (``None``: all). Building the model adds to ``parts``.
+
+    Args:
+        repeating: how many blocks of a part that has ``most`` stand for others.
+    """
 
     def apply(part: ModelPart, context: TrainingContext[None]) -> ModelPart:
         names = list(part.blocks())
@@ -50,6 +56,7 @@ def keep_blocks(job: AssembledJob, most: int | None, parts: Parts) -> AssembledJ
             part.module.set_submodule(name, PrunedModule())
         parts.blocks.append(whole)
         parts.kept.append(kept)
+        parts.repeating.append(repeating if len(kept) == most else 0)
         units = (*part.layout.embedding, *part.layout.head)
         parts.modules.append({*kept, *part.present(units)})
         elements: Counter[str] = Counter()

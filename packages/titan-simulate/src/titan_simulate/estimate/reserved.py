@@ -93,11 +93,11 @@ def _events(samples: Sequence[TracedRank]) -> Sequence[Event]:
 
 
 def copies_of(few: Parts, more: Parts) -> list[int]:
-    """Return, by part of the model, how many blocks the one in the middle of ``more`` stands for; 0 if a part is whole in
-    both."""
+    """Return, by part of the model, how many of their like the blocks in the middle of ``more`` stand for; 0 if a part is
+    whole in both."""
     return [
-        1 + whole - len(kept) if len(kept) > len(less) else 0
-        for whole, kept, less in zip(more.blocks, more.kept, few.kept, strict=True)
+        1 + (whole - len(kept)) // repeating if len(kept) > len(less) else 0
+        for whole, kept, less, repeating in zip(more.blocks, more.kept, few.kept, more.repeating, strict=True)
     ]
 
 

@@ -15,6 +15,7 @@ from titan_simulate.engine.names import is_grouped, is_varlen
 from titan_simulate.engine.observation import HOST_WAIT, Observation, Operation
 from titan_simulate.engine.result import BETWEEN_STEPS
 from titan_simulate.engine.tensors import storage_key, tensors_in
+from titan_simulate.estimate.block_classes import unit_of
 from titan_simulate.estimate.work import Action, Data, Kind, Work
 from titan_simulate.torch_private import process_group_of
 
@@ -37,15 +38,17 @@ class Trace:
         compiled: Callable[[str], bool] = lambda module: False,
         action: Callable[[], Action | None] = lambda: None,
         window: Callable[[str], int | None] = lambda module: None,
+        blocks: str = "layers",
     ) -> None:
         """
         Args:
             window: positions that a query of an attention module (by name) sees; ``None``: all before its own.
             compiled: whether ``torch.compile`` would compile the code of a module (by name).
             action: returns the action of the pipeline's schedule that runs.
+            blocks: name of the module whose children are the model's blocks.
         """
         self.work: list[Work] = []
-        self._compiled, self._action, self._window = compiled, action, window
+        self._compiled, self._action, self._window, self._blocks = compiled, action, window, blocks
         self._phase = "start"
         self._position: dict[int, int] = {}  # number of an operation -> position in the trace
         self._storages: dict[int, int] = {}  # address of a storage -> its number
@@ -110,7 +113,8 @@ class Trace:
             Work(
                 kind, operation.name, operation.phase, operation.module, stream, tuple(after), reads, writes,
                 max(1, operation.launches), compiled=compiled and self._compiled(operation.module),
-                action=self._action(), recomputed=operation.recomputed, **keywords,
+                action=self._action(), recomputed=operation.recomputed, unit=unit_of(operation.module, self._blocks),
+                **keywords,
             )
         )  # fmt: skip
 

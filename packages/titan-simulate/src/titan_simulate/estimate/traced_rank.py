@@ -18,6 +18,7 @@ from titan_simulate.engine.result import Label, PhaseFigures, SimulatedRank, pea
 from titan_simulate.engine.resumed import from_the_start
 from titan_simulate.engine.simulate import SETTINGS, Train, simulate
 from titan_simulate.engine.stub_libraries import Device
+from titan_simulate.estimate.block_classes import unit_of
 from titan_simulate.estimate.pipeline import Order, watch_schedule
 from titan_simulate.estimate.reduce import Parts, keep_blocks
 from titan_simulate.estimate.short_pipeline import blocks_of_rank, enough_microbatches, first_blocks, names_blocks, shortened
@@ -27,8 +28,8 @@ from titan_simulate.estimate.work import Action, Kind, Work
 
 JobOf = Callable[[Sequence[Override]], AssembledJob]
 """More overrides -> the job. Files that this machine lacks must be tolerated."""
-FEW, MORE = 2, 3
-"""Blocks per part of the two simulations whose difference is the cost of a block."""
+FEW = 2
+"""Blocks per part of the smaller simulation, if all are alike: the first and the last one."""
 Change = Callable[[AssembledJob], AssembledJob]
 """Changes a job before it is simulated."""
 
@@ -65,7 +66,7 @@ class TracedRank:
 
 def take(
     job_of: JobOf, train: Train, rank: int, most: int | None, device: Device,
-    settings: dict[str, str], change: Change, pipeline: PipelineCosts | None, short: bool, checks_model: bool,
+    settings: dict[str, str], change: Change, pipeline: PipelineCosts | None, short: int, checks_model: bool, repeating: int,
 ) -> TracedRank:  # fmt: skip
     """Simulate ``rank`` with at most ``most`` blocks in each of its parts.
 
@@ -73,8 +74,10 @@ def take(
         rank: the first or the last one.
         settings: overrides that reduce the job.
         pipeline: of the whole job.
-        short: whether to simulate a short pipeline in its place (:mod:`titan_simulate.estimate.short_pipeline`).
+        short: fewest blocks of a stage of the short pipeline that stands for it, if one does
+            (:mod:`titan_simulate.estimate.short_pipeline`), or 0.
         checks_model: whether to check the model on a small copy, which one of the simulations of a job should do.
+        repeating: how many of ``most`` blocks, those before the last one, stand for others.
     """
     torch.set_num_threads(1)  # forks run beside each other, and what they compute on the CPU is small
     logging.disable(logging.WARNING)  # what plugins notice about a run, such as an impossible MFU, is not true of this one
@@ -86,16 +89,16 @@ def take(
         simulated = rank
         if short and pipeline is not None:
             parts.whole = blocks_of_rank(pipeline, job, along)
-            checked = shortened(job, pipeline, MORE, whole_model=True) if checks_model else None
+            checked = shortened(job, pipeline, short, whole_model=True) if checks_model else None
             checks_model = checked is not None  # a model with fewer blocks has other operations than its definition says
-            job = checked or shortened(job, pipeline, MORE) or job
+            job = checked or shortened(job, pipeline, short) or job
             simulated = 0 if rank == 0 else job.mesh.world_size - 1
         elif pipeline is None and most is not None and not checks_model and not names_blocks(job):
             parts.whole = [job.model.layout.num_blocks]
             job = replace(job, model=first_blocks(job.model, min(most, *parts.whole)))
         costs = list(costs_of(job.transforms, job))
         fused, fused_loss = any(one.fused for one in costs), any(one.fused_loss for one in costs)
-        job = change(keep_blocks(job, most, parts))
+        job = change(keep_blocks(job, most, parts, repeating))
         layout = job.model.layout
 
         def is_compiled(module: str) -> bool:
@@ -105,16 +108,16 @@ def take(
             mixer = layout.mixer(module)
             return None if mixer is None else mixer.window
 
-        trace = _TraceOfMoments(is_compiled, lambda: schedule.action, window, parts)
+        trace = _TraceOfMoments(is_compiled, lambda: schedule.action, window, layout.blocks, parts)
         with watch_schedule(trace.mark) as schedule:
             found = simulate(
                 job, train, simulated, [trace], strict=False, device=device, resumed=True, checks_model=checks_model
             )  # fmt: skip
         order, kept = (None, 0) if pipeline is None else schedule.of_job(pipeline, along)
         if short and pipeline is not None:
-            repeating, _ = schedule.of_job(replace(pipeline, microbatches=enough_microbatches(pipeline)), along)
-            assert repeating is not None
-            found, kept = _with_actions(found, repeating.actions[along]), 0
+            enough, _ = schedule.of_job(replace(pipeline, microbatches=enough_microbatches(pipeline)), along)
+            assert enough is not None
+            found, kept = _with_actions(found, enough.actions[along]), 0
         peaks = peaks_by_moment(found.allocations) if pipeline is None else {}
         found = replace(found, allocations=from_the_start(found.allocations))
         work = trace.work
@@ -148,9 +151,10 @@ class _TraceOfMoments(Trace):
         compiled: Callable[[str], bool],
         action: Callable[[], Action | None],
         window: Callable[[str], int | None],
+        blocks: str,
         parts: Parts,
     ) -> None:
-        super().__init__(compiled, action, window)
+        super().__init__(compiled, action, window, blocks)
         self._parts = parts
         self._observation: Observation | None = None
         self._moments: dict[tuple[str, str], str] = {}
@@ -174,12 +178,13 @@ class _TraceOfMoments(Trace):
     def _moment(self, phase: str, module: str) -> str:
         found = self._moments.get((phase, module))
         if found is None:
-            unit = ".".join(module.split(".")[:2])
-            found = module.split(".")[0] or "-"
+            unit = unit_of(module, self._blocks)
+            found = unit or "-"
             for number, kept in enumerate(self._parts.kept):
                 if unit in kept:
-                    place = kept.index(unit)
-                    which = "first" if place == 0 else "last" if place == len(kept) - 1 else "middle"
+                    after = len(kept) - 1 - kept.index(unit)
+                    repeats = after <= self._parts.repeating[number]
+                    which = "first" if after == len(kept) - 1 or not repeats else "middle" if after else "last"
                     found = f"{which} block of part {number}"
             found = self._moments[phase, module] = f"{phase} {found}"
         return found

@@ -82,6 +82,8 @@ class Work:
     """What of a pipeline's schedule it belongs to."""
     recomputed: bool = False
     """Whether a backward pass repeats it because its result was not kept."""
+    unit: str = ""
+    """The block that its module is in, or what stands beside blocks."""
 
     @property
     def traffic(self) -> int:

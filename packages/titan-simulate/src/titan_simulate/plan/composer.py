@@ -90,7 +90,7 @@ class Composer:
         costs, layout = list(costs_of(self._space.transforms, job)), job.model.layout
         fixed = any(each.exchanged_rows is not None for each in costs)
         traced = TracedKind(
-            one=one, two=two, classes=list(self._classes.values()), head=layout.head,
+            one=one, two=two, classes=list(self._classes.values()), blocks=layout.blocks, head=layout.head,
             experts=[pattern.rpartition(".")[0] for pattern, rule in layout.rules.items() if isinstance(rule, Experts)],
             data_groups=partial(see_other_data, mesh), overlaps=any(each.overlaps_matmuls for each in costs),
             ranks=mesh.world_size // number_of_ranks(mesh, mesh.data_dims("replicate")),

@@ -105,7 +105,7 @@ def _take(
     try:
         return take(
             lambda more: job_on(ranks, [*overrides, *more]), train, 0, blocks, device, {"data.logical_shards": "0"},
-            lambda job: job, None, short=False, checks_model=False,
+            lambda job: job, None, short=0, checks_model=False, repeating=blocks,
         )  # fmt: skip
     except UserError as error:
         return error

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from titan_core.api import matches
 from titan_simulate.engine.names import is_grouped
+from titan_simulate.estimate.block_classes import unit_of
 from titan_simulate.estimate.fusion import fuse
 from titan_simulate.estimate.work import Data, Kind, Work
 
@@ -35,6 +36,8 @@ class TracedKind:
     """With those of two."""
     classes: Sequence[int]
     """Class of each block of the model."""
+    blocks: str
+    """Name of the module whose children are the blocks."""
     head: Collection[str]
     """Names of the units of the head."""
     experts: Collection[str] = ()
@@ -62,14 +65,14 @@ class TracedKind:
 
     def place(self, module: str) -> int:
         """Return the class of the block that ``module`` is in, or :data:`OTHERS`, or :data:`HEAD`."""
-        unit = ".".join(module.split(".")[:2])
+        unit = unit_of(module, self.blocks)
         if unit in self.class_of:
             return self.class_of[unit]
         return HEAD if any(f"{module}.".startswith(f"{one}.") for one in self.head) else OTHERS
 
     def unit(self, module: str) -> str:
         """Return the block that ``module`` is in, or ``module`` itself."""
-        unit = ".".join(module.split(".")[:2])
+        unit = unit_of(module, self.blocks)
         return unit if unit in self.class_of else module
 
     def by_class(self, sizes: Mapping[str, float]) -> dict[int, float]:
