@@ -8,6 +8,8 @@
 * ``TorchDispatchMode._should_skip_dynamo``: torch wraps a mode's method to keep the compiler out. Nothing is compiled here.
 * ``_prepare_schedule_with_comms`` of pipeline schedules: orders the communication between stages, which takes seconds and
   is not needed for the order of the computation.
+* ``torch.cuda._is_in_bad_fork``: whether this process is a fork of one that had initialised CUDA. With a real driver it
+  could not use the device.
 * ``distributed_c10d._resolve_process_group``: a group by the name that functional collectives give it.
 
 Operators are known by the names that a mode sees, among them ``aten::_to_copy``, ``aten::_pin_memory`` and those of
@@ -76,6 +78,12 @@ def is_composite(operator: Any) -> bool:
 def only_lift_cpu_tensors(on: bool) -> None:
     """Set whether ``torch.tensor`` makes tensors on the CPU and then copies them, visibly."""
     torch._C._set_only_lift_cpu_tensors(on)
+
+
+def let_forks_use_the_device() -> None:
+    """Let forks of this process use CUDA although this process has initialised it: the stub driver keeps nothing that a fork
+    would lack."""
+    torch.cuda._is_in_bad_fork = lambda: False
 
 
 def in_foreign_fake_mode() -> bool:

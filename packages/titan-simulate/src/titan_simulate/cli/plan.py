@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,7 +146,9 @@ def searched(context: CommandContext, gpus: int, machine: Machine, report: Repor
     report("importing torch")
     logging.getLogger("titan_core").setLevel(logging.ERROR)  # each finalist would log the same notes
     from titan_simulate.estimate.estimate import device_of, estimate
+    from titan_simulate.estimate.shapes import shapes_of
     from titan_simulate.plan.composer import Composer
+    from titan_simulate.torch_private import let_forks_use_the_device
 
     def job_on(ranks: int, more: Sequence[Override]) -> AssembledJob:
         return context.job(ranks, more, missing_ok=True) if stage is None else replace(stage, gpus=ranks).job_of(more)
@@ -162,7 +164,17 @@ def searched(context: CommandContext, gpus: int, machine: Machine, report: Repor
             return stage.estimated(overrides, estimate_of, machine.memory_gib)
         return estimate_of(lambda more: job_of([*overrides, *more]))
 
+    @cache
+    def prepare() -> None:
+        """Import and compute what each simulation of the model needs, once."""
+        stub_libraries.describe(device_of(machine))
+        let_forks_use_the_device()  # importing a model may initialise it, as torchao does
+        shapes_of(job.family.define, job.model_args)
+        for compute in job.model.layout.buffers.values():
+            compute()
+
     def simulated(what: str, argument: Any) -> Any:
+        prepare()
         if what == "estimate":
             return estimated(argument)
         return take_all(job_on, context.train, device_of(machine), argument)
