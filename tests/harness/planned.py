@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from titan_core.api import MeshPlan, MeshView, UserError
 from titan_core.api.parallel.mesh import STANDARD_DIMS
 from titan_simulate.plan.candidates import Candidate
-from titan_simulate.plan.compose import GIB, STATE, Composition
+from titan_simulate.plan.compose import ANY, GIB, STATE, Composition, Worth
 from titan_simulate.plan.kinds import Kind
 
 VIEW = MeshView("ep", "x.ep", ("dp_shard", "cp"))
@@ -58,7 +58,7 @@ class FakeComposer:
     def least(self, candidate: Candidate, kind: Kind) -> tuple[float, float]:
         return 0.0, 0.0
 
-    def composition(self, candidate: Candidate, kind: Kind | None = None) -> Composition:
+    def composition(self, candidate: Candidate, kind: Kind | None = None, worth: Worth = ANY) -> Composition:
         """Return the same whatever kind it is derived from."""
         mesh, kind = candidate.mesh, candidate.kind
         degrees = dict(kind.degrees)

@@ -59,8 +59,15 @@ def traced(batch: int) -> TracedRank:
     return TracedRank(0, work, found, parts, 1, None, peaks)
 
 
-def costs() -> KindCosts:
-    return KindCosts(traced_kind(traced(1), traced(2)), MACHINE)
+def costs(size: int = 1) -> KindCosts:
+    """
+    Args:
+        size: of parameters, by what they are otherwise.
+    """
+    samples = [
+        replace(one, trace=[replace(work, bytes=size * work.bytes) for work in one.trace]) for one in (traced(1), traced(2))
+    ]
+    return KindCosts(traced_kind(*samples), MACHINE)
 
 
 def traced_kind(one: TracedRank, two: TracedRank) -> TracedKind:
@@ -90,40 +97,51 @@ def test_operators_scale_with_the_microbatch(batch: int) -> None:
 
 
 def test_collectives_of_data_parallelism_run_on_the_groups_of_the_job() -> None:
-    eight = costs().transfers(DataParallel(Fraction(4), (0, 8)))[0]
-    gather = collective_seconds("c10d::_allgather_base_", 256 * MIB, range(8), MACHINE)
-    assert eight.forward.seconds == eight.backward.seconds == pytest.approx(gather)
-    assert eight.reductions.seconds == pytest.approx(gather)
-    # Replicas sum shards, each of an eighth, over the network.
-    assert eight.sums.seconds == pytest.approx(collective_seconds("allreduce", 32 * MIB, (0, 8), MACHINE))
-    assert eight.sums.network > 0.0 == eight.forward.network
-    alone = costs().transfers(DataParallel(Fraction(1, 2), (0,)))[0]
-    assert alone.forward.seconds == alone.reductions.seconds == alone.sums.seconds == 0.0
+    wide, found = DataParallel(Fraction(64), (0,)), costs(32)  # they take longer than what is computed
+    gather = collective_seconds("c10d::_allgather_base_", 32 * 256 * MIB, range(128), MACHINE)
+    alone, every = found.passes(1), found.passes(1, wide)
+    assert alone.forward[0] < every.forward[0] == pytest.approx(gather, rel=1e-2)
+    assert alone.backward[0] < every.backward[0] == pytest.approx(2 * gather, rel=1e-2)
+    once = found.passes(1, wide, frozenset({"forward"}))
+    assert sum(alone.forward.values()) < sum(once.forward.values()) and once.backward[0] < every.backward[0]
+    assert found.passes(1, DataParallel(Fraction(1, 2), (0,))).forward == pytest.approx(alone.forward)
+
+
+def test_replicas_sum_the_shards_of_a_reduction_beside_what_follows() -> None:
+    nodes = tuple(range(0, 512, 8))
+    alone, summed = (costs(32).passes(1, DataParallel(Fraction(1, 2), ranks)).backward for ranks in ((0,), nodes))
+    each = collective_seconds("allreduce", 32 * 256 * MIB, nodes, MACHINE)
+    assert summed[0] == pytest.approx(each, rel=5e-2)  # longer than the computation, which hides the rest
+    assert each > alone[0]
 
 
 def test_a_step_is_the_sum_of_its_blocks_and_of_what_nothing_hides() -> None:
     found, passes = costs(), costs().passes(1)
     one = passes.forward[0] + passes.backward[0]
     rest = sum(phase[place] for phase in (passes.forward, passes.backward) for place in (OTHERS, HEAD))
-    step = compose(found, WHOLE, arrangement(microbatches=3), MACHINE)
+    step = compose(found, WHOLE, arrangement(microbatches=3))
     assert step.seconds["compute"] == pytest.approx(3 * (8 * one + rest))
     assert least_seconds(found, WHOLE[0][1], 1) * 3 == pytest.approx(step.seconds["compute"])
     assert step.seconds["data parallelism"] > 0.0  # the first gather, the last reduction, and contention
     assert step.seconds["update"] == pytest.approx(passes.once * (8 * 1000 + 1000) / (3 * 1000 + 1000))
-    slow = compose(found, WHOLE, arrangement(data=DataParallel(Fraction(64), (0,))), MACHINE)  # over the network
-    transfers = found.transfers(DataParallel(Fraction(64), (0,)))[0]
-    assert slow.step_seconds > 8 * (transfers.forward.seconds + transfers.backward.seconds + transfers.reductions.seconds)
+    wide = arrangement(data=DataParallel(Fraction(64), (0,)))
+    gather = collective_seconds("c10d::_allgather_base_", 32 * 256 * MIB, range(128), MACHINE)
+    assert compose(costs(32), WHOLE, wide).step_seconds > 8 * 3 * 0.99 * gather
+    kept = replace(wide, microbatches=3, gradients_stay=True)
+    apart = compose(costs(32), WHOLE, replace(wide, microbatches=3)).step_seconds
+    assert apart - compose(costs(32), WHOLE, kept).step_seconds == pytest.approx(2 * 8 * gather, rel=5e-2)
+    assert compose(costs(32), WHOLE, replace(kept, parameters_stay=True)).step_seconds < apart - 2 * 8 * 2 * gather
 
 
 def test_a_rank_holds_its_state_and_what_its_blocks_keep() -> None:
-    memory = compose(costs(), WHOLE, arrangement(2), MACHINE).memory
+    memory = compose(costs(), WHOLE, arrangement(2)).memory
     assert memory["activations"] == pytest.approx((8 * 100 * 2 + 50) * MIB)
     assert memory["parameters, gradients, optimizer"] == pytest.approx(300 * MIB * 9000 / 4000)
-    again = compose(costs(), WHOLE, arrangement(2, 3), MACHINE).memory  # gradients of the microbatches before
+    again = compose(costs(), WHOLE, arrangement(2, 3)).memory  # gradients of the microbatches before
     assert again["parameters, gradients, optimizer"] == pytest.approx(400 * MIB * 9000 / 4000)
-    shared = compose(costs(), WHOLE, arrangement(2, data=DataParallel(Fraction(4), (0,))), MACHINE).memory
+    shared = compose(costs(), WHOLE, arrangement(2, data=DataParallel(Fraction(4), (0,)))).memory
     assert shared["parameters, gradients, optimizer"] == pytest.approx(75 * MIB * 9000 / 4000)
-    stay = compose(costs(), WHOLE, arrangement(parameters_stay=True, width=0.5), MACHINE).memory
+    stay = compose(costs(), WHOLE, arrangement(parameters_stay=True, width=0.5)).memory
     assert stay["gathered"] == pytest.approx(8 * 128 * MIB)
 
 
@@ -133,7 +151,7 @@ def test_a_pipeline_divides_blocks_waits_and_keeps_microbatches() -> None:
     held = holdings(CLASSES, pipeline)
     assert {rank: dict(blocks) for rank, blocks in held} == {0: {0: 4, OTHERS: 1}, 1: {0: 4, HEAD: 1}}
     job = arrangement(1, 4, pipeline=pipeline)
-    step, passes = compose(costs(), held, job, MACHINE), costs().passes(1)
+    step, passes = compose(costs(), held, job), costs().passes(1)
     slowest = max(
         4 * (passes.forward[0] + passes.backward[0]) + passes.forward[place] + passes.backward[place]
         for place in (OTHERS, HEAD)

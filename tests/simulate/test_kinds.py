@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from harness.planned import VIEW, mesh_of
-from titan_core.api import MeshPlan, ModelLayout, UserError, causal_attention
+from titan_core.api import MeshPlan, MeshView, ModelLayout, UserError, causal_attention
 from titan_core.api.config.resolved import Override
 from titan_core.api.parallel.mesh import STANDARD_DIMS
 from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.estimate.block_classes import block_classes, enough_blocks, repetition
 from titan_simulate.plan.assembled import Assembled
 from titan_simulate.plan.kinds import Kind, Rules, small_job
-from titan_simulate.plan.meshes import is_sharded, smallest_mesh, undivided
+from titan_simulate.plan.meshes import is_sharded, shares_parameters, smallest_mesh, undivided
 from titan_simulate.plan.open_kinds import OpenKind, OpenKinds, slowdown
 
 TP, CP, EP, PP = "tp", "cp", "ep", "pp"
@@ -96,6 +96,18 @@ def test_the_smallest_mesh_has_no_stages_and_shards_as_few_ranks_as_views_need()
     assert degrees(mesh_of(dp_replicate=16, cp=2)) == {"cp": 2}  # which shards parameters
     assert degrees(mesh_of(pp=4)) == {}
     assert is_sharded(mesh_of(cp=2)) and not is_sharded(mesh_of(dp_replicate=2))
+
+
+def test_data_parallelism_of_experts_has_the_remainder_of_their_view() -> None:
+    """Which borrows ranks of tensor parallelism too."""
+    view = MeshView("ep", "x.ep", ("dp_shard", "tp"))
+    mesh = MeshPlan(STANDARD_DIMS, mesh_of(dp_shard=4, tp=2).degrees, (view,), {"ep": 4})
+    assert shares_parameters(mesh, (0, 2, 4, 6))  # see other data
+    assert shares_parameters(mesh, (0, 4))  # experts
+    assert not shares_parameters(mesh, (0, 1)) and not shares_parameters(mesh, (0, 1, 2, 3))
+    activations = MeshPlan(STANDARD_DIMS, mesh.degrees, (replace(view, shards_parameters=False),), {"ep": 3})
+    assert not shares_parameters(activations, (0, 3, 6))
+    assert shares_parameters(replace(activations, views=(view,)), (0, 3, 6))
 
 
 def test_a_small_job_has_a_microbatch_and_the_choices_of_its_kind() -> None:

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from titan_core.api import MeshPlan, PipelineCosts, UserError
-from titan_simulate.estimate.timeline import slowdown
-from titan_simulate.hardware.machine import Machine
 from titan_simulate.plan.candidates import Candidate
-from titan_simulate.plan.kind_costs import DataParallel, KindCosts, Load, Moment, Passes
+from titan_simulate.plan.kind_costs import REDUCTIONS, DataParallel, KindCosts, Moment, Passes
 from titan_simulate.plan.kinds import Kind
 from titan_simulate.plan.traced_kind import HEAD, OTHERS
 
@@ -50,6 +48,19 @@ class RankShares:
     work: float = 1.0
     """Of a block's operators and activations."""
     weights: float = 1.0
+
+
+@dataclass(frozen=True)
+class Worth:
+    """Which jobs are worth finding what data parallelism adds to their step. The others lose without it."""
+
+    seconds: float = math.inf
+    """Those that take less without it."""
+    gib: float = math.inf
+    """Those that need no more memory."""
+
+
+ANY = Worth()
 
 
 @dataclass(frozen=True)
@@ -151,22 +162,26 @@ def filled(costs: KindCosts, blocks: Mapping[int, int], world_size: int, memory_
 
 
 def compose(
-    costs: KindCosts, held: Sequence[tuple[int, Counter[int]]], job: Arrangement, machine: Machine,
-    shares: RankShares = RankShares(),
+    costs: KindCosts, held: Sequence[tuple[int, Counter[int]]], job: Arrangement, shares: RankShares = RankShares(),
+    worth: Worth = ANY,
 ) -> Composition:  # fmt: skip
     """Return the memory and the time of the worst rank. With ``shares`` that are not 1, this is a guess, as if what ranks
     divide took no more time for that."""
+    memory = max((_memory(costs, rank, blocks, job, shares) for rank, blocks in held), key=lambda one: sum(one.values()))
     passes = costs.passes(job.batch)
     _, slowest, busy = max(((rank, blocks, _seconds(passes, blocks)) for rank, blocks in held), key=lambda one: one[2])
+    alone = busy * job.microbatches
+    added = 0.0
+    if alone * shares.work < worth.seconds and sum(memory.values()) <= worth.gib * GIB:
+        added = max(0.0, _with_data_parallelism(costs, slowest, job) - alone)
     busy *= shares.work
     waits = {group: each * shares.work * job.microbatches for group, each in passes.exposed.items() if each}
     seconds = {
         "compute": busy * job.microbatches,
-        DATA_PARALLEL: _with_data_parallelism(costs, slowest, job, machine) * shares.weights,
+        DATA_PARALLEL: added * shares.weights,
         "update": passes.once * costs.state_share(slowest, job.data.scale) * shares.weights,
         "idle": 0.0 if job.pipeline is None else busy * job.microbatches * job.pipeline.idle,
     }
-    memory = max((_memory(costs, rank, blocks, job, shares) for rank, blocks in held), key=lambda one: sum(one.values()))
     shown = min(sum(waits.values()), seconds["compute"])
     total = sum(waits.values()) or 1.0
     seconds |= {group: each / total * shown for group, each in waits.items()}
@@ -174,46 +189,17 @@ def compose(
     return Composition(memory, seconds)
 
 
-def _with_data_parallelism(costs: KindCosts, blocks: Mapping[int, int], job: Arrangement, machine: Machine) -> float:
-    """Return by how many seconds data parallelism makes a step longer.
+def _with_data_parallelism(costs: KindCosts, blocks: Mapping[int, int], job: Arrangement) -> float:
+    """Return the seconds of all microbatches of a step with what data parallelism adds to them."""
 
-    The collectives of a block run beside the computation of its neighbours, which they slow down by the multiprocessors that
-    they take; the longer of the two counts. Nothing hides the first gathers of a microbatch, and its last reductions.
-    """
-    passes, transfers = costs.passes(job.batch), costs.transfers(job.data)
-    taken = slowdown(machine)
+    def seconds(*transfers: str) -> float:
+        return _seconds(costs.passes(job.batch, job.data, frozenset(transfers)), blocks)
 
-    def longer(phase: str, one: int, compute: float, beside: Load) -> float:
-        other = passes.loads[phase][one]
-        share = min(1.0, beside.seconds / compute) if compute else 0.0
-        # What both need of a link, one has after the other.
-        shared = min(other.node, beside.node) + min(other.network, beside.network)
-        slower = taken * max(0.0, compute - other.seconds) * share
-        return max(0.0, beside.seconds - compute - slower) + slower + shared * share
-
-    def of_microbatch(gathers: bool, reduces: bool) -> float:
-        total = 0.0
-        for one, count in blocks.items():
-            each = transfers[one]
-            forward = each.forward * gathers
-            again = each.backward * (gathers and not job.parameters_stay)
-            backward = Load.together((again, each.reductions * reduces, each.sums * reduces))
-            if one >= 0:
-                total += count * longer("forward", one, passes.forward[one], forward)
-                total += count * longer("backward", one, passes.backward[one], backward)
-            elif one == OTHERS:
-                total += forward.seconds + (each.reductions + each.sums).seconds * reduces
-        first = max((transfers[one] for one in blocks if one >= 0), key=lambda each: each.forward.seconds, default=None)
-        return (
-            total
-            if first is None
-            else total + first.forward.seconds * gathers + (first.reductions + first.sums).seconds * reduces
-        )
-
+    gathers = ("forward",) if job.parameters_stay else ("forward", "backward")
+    each = seconds(*gathers, REDUCTIONS)
     if not job.gradients_stay:
-        return of_microbatch(gathers=True, reduces=True) * job.microbatches
-    again = 0.0 if job.parameters_stay else of_microbatch(gathers=True, reduces=False)
-    return of_microbatch(gathers=True, reduces=True) + again * (job.microbatches - 1)
+        return each * job.microbatches
+    return each + (job.microbatches - 1) * (seconds() if job.parameters_stay else seconds(*gathers))
 
 
 def _seconds(passes: Passes, blocks: Mapping[int, int]) -> float:
@@ -281,10 +267,11 @@ class Composes(Protocol):
         """
         ...
 
-    def composition(self, candidate: Candidate, kind: Kind | None = None) -> Composition:
+    def composition(self, candidate: Candidate, kind: Kind | None = None, worth: Worth = ANY) -> Composition:
         """Return the memory and the time of a candidate.
 
         Args:
+            worth: of which jobs the whole time is worth finding.
             kind: that was traced; default: its own. From another one, its own descends, and what is returned is a guess.
         """
         ...

@@ -16,9 +16,11 @@ from titan_simulate.estimate.imbalance import busiest
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.plan.candidates import Candidate, Space
 from titan_simulate.plan.compose import (
+    ANY,
     Arrangement,
     Composition,
     RankShares,
+    Worth,
     compose,
     filled,
     holdings,
@@ -28,7 +30,7 @@ from titan_simulate.plan.compose import (
 )
 from titan_simulate.plan.kind_costs import DataParallel, KindCosts
 from titan_simulate.plan.kinds import Kind, SmallJob, Taken, small_job
-from titan_simulate.plan.meshes import number_of_ranks, ranks_along, see_other_data, smallest_mesh
+from titan_simulate.plan.meshes import number_of_ranks, ranks_along, shares_parameters, smallest_mesh
 from titan_simulate.plan.traced_kind import TracedKind
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ class Composer:
         traced = TracedKind(
             one=one, two=two, classes=list(self._classes.values()), blocks=layout.blocks, head=layout.head,
             experts=[pattern.rpartition(".")[0] for pattern, rule in layout.rules.items() if isinstance(rule, Experts)],
-            data_groups=partial(see_other_data, mesh), overlaps=any(each.overlaps_matmuls for each in costs),
+            data_groups=partial(shares_parameters, mesh), overlaps=any(each.overlaps_matmuls for each in costs),
             ranks=mesh.world_size // number_of_ranks(mesh, mesh.data_dims("replicate")),
             worst=partial(busiest, job=job, imbalance=self._imbalance, fixed=fixed),
         )  # fmt: skip
@@ -102,14 +104,15 @@ class Composer:
         values = {dim.degree_key: mesh.degrees[dim.name] for dim in mesh.dims}
         return self._space.assumed({**values, **dict(kind.degrees)}, 1, dict(kind.chosen))
 
-    def composition(self, one: Candidate, kind: Kind | None = None) -> Composition:
+    def composition(self, one: Candidate, kind: Kind | None = None, worth: Worth = ANY) -> Composition:
         """Return the memory and the time of a candidate.
 
         Args:
             kind: that was traced; default: its own. From another one, its own descends, and what is returned is a guess.
+            worth: of which jobs the whole time is worth finding.
         """
         costs, shares = self._costs_of(kind or one.kind), self._shares(one.kind, kind or one.kind)
-        return compose(costs, self._held(one.pipeline), self._arrangement(one), self._machine, shares)
+        return compose(costs, self._held(one.pipeline), self._arrangement(one), shares, worth)
 
     def seconds(self, kind: Kind, batch: int, one_expert: bool = False) -> float:
         """Return the least time of forward and backward of a sequence, in microbatches of ``batch`` ones, on all blocks of a

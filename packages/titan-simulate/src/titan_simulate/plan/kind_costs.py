@@ -8,7 +8,7 @@ job, or left out.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -16,7 +16,6 @@ from functools import cache
 from titan_simulate.engine.allocator import replay
 from titan_simulate.engine.result import Owner
 from titan_simulate.estimate.reserved import outside_bytes, workspaces_of
-from titan_simulate.estimate.roofline import link_shares, seconds_of
 from titan_simulate.estimate.tensor_overlap import overlap_tensor_parallel
 from titan_simulate.estimate.timeline import simulate_streams
 from titan_simulate.estimate.work import Kind, Work
@@ -27,8 +26,9 @@ STATE = frozenset({Owner.PARAMETERS, Owner.GRADIENTS, Owner.OPTIMIZER})
 """Owners of what data parallelism shards."""
 _KEPT = frozenset({Owner.ACTIVATIONS, Owner.OTHER})
 """Owners of what a block keeps for its backward pass."""
-
-_TRANSFERS = ("forward", "backward", "reductions", "sums")
+REDUCTIONS = "reductions"
+EVERYTHING = frozenset({"forward", "backward", REDUCTIONS})
+"""What data parallelism transfers: parameters that it gathers, by phase, and gradients."""
 
 
 @dataclass(frozen=True)
@@ -42,43 +42,6 @@ class DataParallel:
 
 
 @dataclass(frozen=True)
-class Load:
-    """Communication of a block in one pass, in seconds."""
-
-    seconds: float = 0.0
-    node: float = 0.0
-    """Of these, the share of the links within a node that it takes."""
-    network: float = 0.0
-
-    @staticmethod
-    def together(loads: Iterable[Load]) -> Load:
-        """Return what takes place on streams of its own each, which share links."""
-        loads = list(loads)
-        node, network = sum(one.node for one in loads), sum(one.network for one in loads)
-        return Load(max(node, network, *(one.seconds for one in loads)), node, network)
-
-    def __add__(self, other: Load) -> Load:
-        return Load(self.seconds + other.seconds, self.node + other.node, self.network + other.network)
-
-    def __mul__(self, factor: float) -> Load:
-        return Load(self.seconds * factor, self.node * factor, self.network * factor)
-
-
-@dataclass(frozen=True)
-class Transfers:
-    """The collectives of data parallelism for a block, or for embedding or head."""
-
-    forward: Load
-    """Gathers of parameters before forward."""
-    backward: Load
-    """Gathers before backward."""
-    reductions: Load
-    """Over the ranks that shard."""
-    sums: Load
-    """Over replicas."""
-
-
-@dataclass(frozen=True)
 class Passes:
     """Seconds of a microbatch, by class of block, :data:`OTHERS` and :data:`HEAD`."""
 
@@ -88,8 +51,6 @@ class Passes:
     """What a step does once, on the elements that the traced rank holds."""
     exposed: Mapping[str, float]
     """Seconds of collectives of the trace during which nothing computes, by group."""
-    loads: Mapping[str, Mapping[int, Load]]
-    """Phase -> communication that is not of data parallelism, by class."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +82,6 @@ class KindCosts:
         self._whole = sum(self.elements.get(place, 0.0) * count for place, count in every.items())
         self.outside = outside_bytes(self._one, machine)
         self.passes = cache(self._passes)
-        self.transfers = cache(self._transfers)
         self.moments = cache(self._moments)
         self.unsharded = cache(self._unsharded)
         self.beside = cache(self._beside)
@@ -130,71 +90,72 @@ class KindCosts:
         expandable = machine.allocator.expandable_segments
         self._idle = [float(replay(sample.found.allocations.events, expandable).idle) for sample in (traced.one, traced.two)]
         self._trace = cache(self._trace_of)
+        self._has_replicas = any(
+            "allreduce" in work.name and traced.is_of_data_parallelism(work) for work in traced.one.trace
+        )
 
     def _trace_of(self, batch: int) -> list[Work]:
         trace = self._traced.trace(batch)
         return overlap_tensor_parallel(trace, self._machine) if self._traced.overlaps else trace
 
-    def _passes(self, batch: int, copies: bool = True, one_expert: bool = False) -> Passes:
-        """Return the seconds of a microbatch of ``batch`` sequences, without the collectives of data parallelism.
+    def _passes(
+        self, batch: int, data: DataParallel | None = None, transfers: Collection[str] = EVERYTHING, copies: bool = True,
+        one_expert: bool = False,
+    ) -> Passes:  # fmt: skip
+        """Return the seconds of a microbatch of ``batch`` sequences.
 
         Args:
-            copies: whether to count what it copies beside them.
+            data: how the job shards and replicates parameters; ``None``: without the collectives of data parallelism.
+            transfers: those of :data:`EVERYTHING` that take place.
+            copies: whether to count what data parallelism copies beside its collectives.
             one_expert: whether to count experts as one product at full speed.
         """
         traced = self._traced
-        trace = [
-            replace(work, kind=Kind.WAIT) if traced.is_of_data_parallelism(work, copies) else work
-            for work in self._trace(batch)
-        ]  # fmt: skip
+        trace = self._trace(batch)
+        if data is not None:
+            trace = self._in_job(trace, data, transfers)
+        else:
+            trace = [
+                replace(work, kind=Kind.WAIT) if traced.is_of_data_parallelism(work, copies) else work for work in trace
+            ]
         if one_expert:
             trace = [traced.as_one_expert(work) for work in trace]
         timeline = simulate_streams(trace, self._machine)
         seconds: dict[str, dict[str, float]] = {"forward": defaultdict(float), "backward": defaultdict(float)}
-        loads: dict[str, dict[str, Load]] = {"forward": {}, "backward": {}}
         now = once = 0.0
         exposed: dict[str, float] = defaultdict(float)
         for position, (work, interval) in enumerate(zip(trace, timeline.intervals, strict=True)):
             delta, now = max(0.0, interval.end - now), max(now, interval.end)
-            if work.phase not in seconds:
+            if work.phase in seconds:
+                seconds[work.phase][traced.unit(work.module)] += delta
+                exposed[work.group] += timeline.exposed.get(position, 0.0)
+            else:
                 once += delta
-                continue
-            unit = self._traced.unit(work.module)
-            seconds[work.phase][unit] += delta
-            exposed[work.group] += timeline.exposed.get(position, 0.0)
-            if work.kind is Kind.COLLECTIVE:
-                load = self._load(work, interval.end - interval.start)
-                loads[work.phase][unit] = loads[work.phase].get(unit, Load()) + load
         once += max(0.0, timeline.seconds - now)
         forward, backward = (traced.by_class(seconds[phase]) for phase in ("forward", "backward"))
-        of_class = {
-            phase: {one: loads[phase].get(name, Load()) for one, name in traced.typical.items()} for phase in loads
-        }  # fmt: skip
-        return Passes(forward, backward, once, exposed, of_class)
+        return Passes(forward, backward, once, exposed)
 
-    def _load(self, work: Work, seconds: float) -> Load:
-        shares = link_shares(work, self._machine)
-        return Load(seconds, seconds * shares.get("node", 0.0), seconds * shares.get("network, out", 0.0))
-
-    def _transfers(self, data: DataParallel) -> Mapping[int, Transfers]:
-        """Return the collectives of data parallelism by class of block, :data:`OTHERS` and :data:`HEAD`."""
-        places = {**self._traced.typical, OTHERS: None, HEAD: None}
-        found: dict[str, dict[int, Load]] = {name: dict.fromkeys(places, Load()) for name in _TRANSFERS}
-        for work in self._one.trace:
+    def _in_job(self, trace: Sequence[Work], data: DataParallel, transfers: Collection[str]) -> list[Work]:
+        """Return ``trace`` with the collectives of data parallelism between the ranks of a job."""
+        found: list[Work] = []
+        moved: dict[int, int] = {}
+        for position, work in enumerate(trace):
+            new = replace(work, after=tuple(moved[one] for one in work.after)) if work.after else work
+            moved[position] = len(found)
             if work.kind is not Kind.COLLECTIVE or not self._traced.is_of_data_parallelism(work):
-                continue
-            place, unit = self._traced.place(work.module), self._traced.unit(work.module)
-            if place >= 0 and unit != self._traced.typical[place]:
-                continue
-            sums, reduces = "allreduce" in work.name, "reduce" in work.name
-            own = replace(work, ranks=data.replicas if sums else _extended(work.ranks, data.scale))
-            load = self._load(own, seconds_of(own, self._machine))
-            found["sums" if sums else "reductions" if reduces else work.phase][place] += load
-            if reduces and not sums and len(data.replicas) > 1:
-                shard = work.bytes // len(own.ranks)
-                summed = replace(work, name="c10d::allreduce_", bytes=shard, ranks=data.replicas)
-                found["sums"][place] += self._load(summed, seconds_of(summed, self._machine))
-        return {place: Transfers(**{name: found[name][place] for name in _TRANSFERS}) for place in places}
+                found.append(new)
+            elif (REDUCTIONS if "reduce" in work.name else work.phase) not in transfers:
+                found.append(replace(new, kind=Kind.WAIT))
+            elif "allreduce" in work.name:
+                found.append(replace(new, ranks=data.replicas))
+            else:
+                new = replace(new, ranks=_extended(work.ranks, data.scale))
+                found.append(new)
+                if "reduce" in work.name and len(data.replicas) > 1 and not self._has_replicas:
+                    # Replicas sum their shards on a stream of their own, which the next reduction does not wait for.
+                    sums = replace(new, name="c10d::allreduce_", bytes=work.bytes // len(new.ranks), ranks=data.replicas)
+                    found.append(replace(sums, stream="replicas", group="replicas", after=(moved[position],)))
+        return found
 
     def state_share(self, blocks: Mapping[int, float], scale: Fraction) -> float:
         """Return the elements that a rank of a job holds, by those that the traced rank holds.

@@ -62,10 +62,14 @@ def number_of_ranks(mesh: MeshPlan, names: Iterable[str]) -> int:
     return math.prod(mesh.degrees[name] for name in names)
 
 
-def see_other_data(mesh: MeshPlan, ranks: Sequence[int]) -> bool:
-    """Whether ``ranks`` differ along dimensions only whose ranks see different data."""
+def shares_parameters(mesh: MeshPlan, ranks: Sequence[int]) -> bool:
+    """Whether data parallelism has parameters that ``ranks``, of which rank 0 is one, share: they differ along dimensions
+    only whose ranks see different data, or are the remainder of a view that divides parameters."""
     other = [dim for dim in mesh.dims if not dim.sees_different_data]
-    return len({tuple(_coordinates(mesh, rank)[dim.name] for dim in other) for rank in ranks}) == 1
+    if len({tuple(_coordinates(mesh, rank)[dim.name] for dim in other) for rank in ranks}) == 1:
+        return True
+    views = [view for view in mesh.views if view.shards_parameters and mesh.view_degrees[view.name] > 1]
+    return any(tuple(ranks) == ranks_along(mesh, view.borrows)[:: mesh.view_degrees[view.name]] for view in views)
 
 
 def _coordinates(mesh: MeshPlan, rank: int) -> dict[str, int]:

@@ -20,7 +20,7 @@ from titan_core.api.plugins.assembled_job import AssembledJob
 from titan_simulate.hardware.machine import Machine
 from titan_simulate.plan.assembled import Assembled
 from titan_simulate.plan.candidates import Candidate, JobOf, Refused, Space, refusal
-from titan_simulate.plan.compose import GIB, Composes, Composition
+from titan_simulate.plan.compose import GIB, Composes, Composition, Worth
 from titan_simulate.plan.kinds import GLOBAL_BATCH, LOCAL_BATCH, Kind
 from titan_simulate.plan.losers import SIMULATION, Known, losers, nearest
 from titan_simulate.plan.meshes import undivided
@@ -38,7 +38,7 @@ from titan_simulate.plan.result import (
 LARGEST_MICROBATCH = 8
 """Sequences of the microbatch for which kinds are bounded: larger ones take no less time for each sequence."""
 NEARLY = 1.1
-"""Candidates whose composed memory is up to this factor too large may fit; only an estimate knows."""
+"""Candidates whose composed memory, or step, is up to this factor too large may fit, or win; only an estimate knows."""
 LOOK_AHEAD = 1.0
 """Seconds in which the search composes and looks for the next kind while others are traced, which take longer."""
 PER_MESH = 2
@@ -273,7 +273,7 @@ class Search:
                 seconds, gib = self._composer.least(each, ancestor)
                 found = min(found, seconds if gib <= limit else math.inf)
                 if gib <= limit and seconds < guess:
-                    composed = self._composer.composition(each, ancestor)
+                    composed = self._composer.composition(each, ancestor, Worth(guess, NEARLY * limit))
                     guess = min(guess, composed.step_seconds if composed.peak_gib <= NEARLY * limit else math.inf)
         return max(least, found), guess
 
@@ -313,8 +313,13 @@ class Search:
             self._compose(self._waiting.pop())
 
     def _compose(self, kind: Kind) -> None:
-        """Compose all candidates of a kind."""
-        for one in self._variants(kind):
+        """Compose all candidates of a kind, those first that take least without data parallelism."""
+        best, memory_gib = self._best_step(), self._machine.memory_gib
+
+        def least(one: Candidate | Refused) -> float:
+            return 0.0 if isinstance(one, Refused) else self._composer.least(one, kind)[0]
+
+        for one in sorted(self._variants(kind), key=least):
             self._plan.candidates += 1
             if isinstance(one, Refused):
                 self._refused.append(one)
@@ -322,7 +327,9 @@ class Search:
                 why = f"{self._machine.name} does not compute in it"
                 self._refused.append(Refused(str(one.mesh), one.matmul_types[0], why))
             else:
-                self._composed.append((one, self._composer.composition(one)))
+                composed = self._composer.composition(one, worth=Worth(NEARLY * best, NEARLY * memory_gib))
+                self._composed.append((one, composed))
+                best = min(best, composed.step_seconds if composed.peak_gib <= memory_gib else math.inf)
 
     def _best_step(self) -> float:
         """Return the shortest known step of a candidate that fits, by estimate or composed; infinity if none is known."""

@@ -43,7 +43,7 @@ class TracedKind:
     experts: Collection[str] = ()
     """Patterns of the modules that have experts."""
     data_groups: Callable[[Sequence[int]], bool]
-    """Whether ranks differ in nothing but the data that they see."""
+    """Whether ranks share parameters that data parallelism shards or replicates."""
     overlaps: bool = False
     """Whether collectives run beside the matmuls that they belong to."""
     ranks: int
