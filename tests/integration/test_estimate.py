@@ -109,11 +109,14 @@ def require_few_give_all(
 
 
 @pytest.mark.parametrize(
-    "schedule",
-    ["1F1B", pytest.param("Interleaved1F1B", marks=pytest.mark.full), pytest.param("ZBVZeroBubble", marks=pytest.mark.full)],
-)
-def test_a_short_pipeline_stands_for_a_long_one(fake_cuda: FakeCuda, schedule: str) -> None:
-    pipeline = {"parallelism.pipeline_parallel_degree": 4, "parallelism.pipeline_parallel_schedule": schedule}
+    ("schedule", "ranks"),
+    [
+        ("1F1B", 4), ("1F1B", 2), pytest.param("Interleaved1F1B", 4, marks=pytest.mark.full),
+        pytest.param("Interleaved1F1B", 2, marks=pytest.mark.full), pytest.param("ZBVZeroBubble", 4, marks=pytest.mark.full),
+    ],
+)  # fmt: skip
+def test_a_short_pipeline_stands_for_a_long_one(fake_cuda: FakeCuda, schedule: str, ranks: int) -> None:
+    pipeline = {"parallelism.pipeline_parallel_degree": ranks, "parallelism.pipeline_parallel_schedule": schedule}
     model = "{dim = 256, n_layers = 12, n_heads = 8, n_kv_heads = 4, ffn_dim = 512}"
     job = {**JOB, **pipeline, "training.local_batch_size": 12, "model.args": model}
     short = fake_cuda.call(estimated, job, 8)
@@ -121,7 +124,7 @@ def test_a_short_pipeline_stands_for_a_long_one(fake_cuda: FakeCuda, schedule: s
     assert (short.assumptions["simulated microbatches"], whole.assumptions["simulated microbatches"]) == ("4 of 12", "all")
     assert short.step_seconds == pytest.approx(whole.step_seconds, rel=0.01)
     assert short.bubble == pytest.approx(whole.bubble, abs=0.01)
-    assert short.allocated_gib == pytest.approx(whole.allocated_gib, rel=0.02)
+    assert short.allocated_gib == pytest.approx(whole.allocated_gib, rel=0.025)
     assert short.memory["activations"] == pytest.approx(whole.memory["activations"], rel=0.05)
     counts = [{(one.operator, one.group): one.count for one in found.collectives} for found in (short, whole)]
     assert counts[0] == pytest.approx(counts[1])

@@ -41,11 +41,11 @@ def test_a_short_pipeline_has_two_ranks_and_as_many_stages_on_each(schedule: str
 @pytest.mark.parametrize(
     ("settings", "blocks"),
     [
-        ({"degree": 2}, 3),
+        ({"degree": 2, "microbatch_size": 4}, 3),
         ({"split_points": [f"layers.{3 * number}" for number in range(1, 8)]}, 3),
         ({"schedule": "Interleaved1F1B"}, 10),
     ],
-    ids=["two ranks", "stages by name", "too few blocks"],
+    ids=["two ranks, four microbatches", "stages by name", "too few blocks"],
 )
 def test_other_pipelines_have_no_short_one(settings: dict[str, object], blocks: int) -> None:
     assert shortened(*pipelined(**settings), blocks) is None

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from titan_simulate.estimate.estimate import Estimate
 
 
+Traces = dict[tuple[stub_libraries.Device, int, tuple[Override, ...], int], Taken]
+"""(what is simulated, :data:`~titan_simulate.plan.kinds.SmallJob`) -> its trace."""
 TIME_LIMIT = 60.0
 """Seconds after which a search traces and estimates no more."""
 
@@ -90,20 +92,20 @@ def run(context: CommandContext) -> int:
 
 
 def _planned(context: CommandContext, devices: Sequence[Device], report: Report) -> int:
-    options, notes = context.arguments, list[str]()
+    options, notes, traces = context.arguments, list[str](), Traces()
     if options.model is not None:
         report("reading the model")
         context = context.with_recipe(f"--model {options.model}", call_in_fork(partial(recipe_of_model, context)))
         notes.append(describe_batch(context))
     least_gib = call_in_fork(partial(check_job, context))
     if options.gpus is not None and len(devices) == 1:
-        plan, stage = searched(context, options.gpus, devices[0].machine, report)
+        plan, stage = searched(context, options.gpus, devices[0].machine, report, traces)
         return conclude(context, plan, devices[0].machine, stage, devices[0].price, notes)
 
     def search(gpus: int, device: Device) -> Plan:
         place = f"{gpus} x {device.name}"
         report(place)
-        plan, stage = searched(context, gpus, device.machine, lambda text: report(f"{place}: {text}"))
+        plan, stage = searched(context, gpus, device.machine, lambda text: report(f"{place}: {text}"), traces)
         notes[:] = notes if stage is None or notes else stage.describe().split("\n")
         return plan
 
@@ -111,9 +113,14 @@ def _planned(context: CommandContext, devices: Sequence[Device], report: Report)
     return conclude_table(rows_of(devices, numbers, least_gib, search), options, notes)
 
 
-def searched(context: CommandContext, gpus: int, machine: Machine, report: Report) -> tuple[Plan, PlannedStage | None]:
+def searched(
+    context: CommandContext, gpus: int, machine: Machine, report: Report, traces: Traces
+) -> tuple[Plan, PlannedStage | None]:
     """Search for the fastest way to run the recipe on ``gpus`` devices of ``machine``. Return the plan, and the stage of the
     recipe that was planned, if it has stages. Called in a fork of the command, once or several times.
+
+    Args:
+        traces: those of earlier searches, which do not depend on ``gpus``.
 
     Raises:
         UserError: the recipe has a mistake, or no mesh has this number of ranks.
@@ -167,23 +174,28 @@ def searched(context: CommandContext, gpus: int, machine: Machine, report: Repor
     @cache
     def prepare() -> None:
         """Import and compute what each simulation of the model needs, once."""
-        stub_libraries.describe(device_of(machine))
+        stub_libraries.describe(device)
         let_forks_use_the_device()  # importing a model may initialise it, as torchao does
         shapes_of(job.family.define, job.model_args)
         for compute in job.model.layout.buffers.values():
             compute()
 
+    device = device_of(machine)
+
     def simulated(what: str, argument: Any) -> Any:
         prepare()
         if what == "estimate":
             return estimated(argument)
-        return take_all(job_on, context.train, device_of(machine), argument)
+        return take_all(job_on, context.train, device, argument)
 
     forker = forks.Forker(simulated)
     try:
 
         def take(jobs: Sequence[SmallJob], meanwhile: Callable[[], None]) -> Sequence[Taken]:
-            return forker("take", jobs, meanwhile=meanwhile)
+            keys = [(device, ranks, tuple(overrides), blocks) for ranks, overrides, blocks in jobs]
+            new = {key: job for key, job in zip(keys, jobs, strict=True) if key not in traces}
+            traces.update(zip(new, forker("take", list(new.values()), meanwhile=meanwhile), strict=True))
+            return [traces[key] for key in keys]
 
         composer = Composer(space, machine, take, frozen, options.expert_imbalance)
         search = Search(space, composer, machine, job_of if stage is None else stage.checked)

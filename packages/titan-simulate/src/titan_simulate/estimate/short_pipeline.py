@@ -59,7 +59,8 @@ def shortened(
     """
     ranks = max(pipeline.rank_of) + 1
     along = [dim for dim in job.mesh.dims if dim.divides == "layers" and job.mesh.degrees[dim.name] > 1]
-    if len(along) != 1 or ranks <= RANKS or pipeline.microbatches < RANKS or names_blocks(job):
+    is_short = ranks < RANKS or (ranks == RANKS and pipeline.microbatches <= MOST_MICROBATCHES)
+    if len(along) != 1 or is_short or pipeline.microbatches < RANKS or names_blocks(job):
         return None
     microbatches = microbatches_of(pipeline)
     each = _stages_per_rank(pipeline)
