@@ -275,6 +275,8 @@ MUTANTS = (
     Mutant("models-without-anything-to-train", FREEZE, "if not any(parameter.requires_grad for parameter in model.parameters()):", "if False:", (OPTIM,)),
     Mutant("frozen-modules-count-nothing", FREEZE, "module.register_forward_hook(_require_grad)", "pass", ("tests/integration/test_statistics.py::test_modules_before_the_first_trained_parameter_count",)),
     Mutant("ranks-without-groups", GROUPS, "if group.parameters] or [rest]", "if group.parameters]", (OPTIM,)),
+    Mutant("numbers-of-blocks-are-choices", "core/model/stand_in.py", "and (name, key) not in numbers", "", ("tests/core/test_stand_in.py",)),
+    Mutant("choices-are-numbers-of-blocks", "core/model/stand_in.py", "len(same) > 2 and all(same)", "any(same)", ("tests/core/test_stand_in.py",)),
     Mutant("frozen-blocks-are-like-others", "core/model/stand_in.py", "one.dtype, one.requires_grad)", "one.dtype)", (FREEZE_TESTS + "::test_blocks_that_are_frozen_are_of_a_kind_of_their_own",)),
     Mutant("frozen-matrices-have-gradients", "core/api/model/_trained_flops.py", "return 1 + matrix.trained + reaches", "return 2 + reaches", ("tests/core/test_trained_flops.py",)),
     Mutant("gradients-before-what-is-trained", "core/api/model/_trained_flops.py", "place > self._first or", "place >= 0 or", ("tests/core/test_trained_flops.py",)),

@@ -21,13 +21,18 @@ TABLE, OPEN, MESHES, TRACED = (
     "simulate/plan/traced_kind.py",
 )
 OF_KIND, COMPOSED = "simulate/plan/kind_costs.py", "simulate/plan/compose.py"
-TIMES, NEED = "simulate/estimate/pipeline.py", "simulate/estimate/reserved.py"
+TIMES, NEED, CLASSES = (
+    "simulate/estimate/pipeline.py", "simulate/estimate/reserved.py", "simulate/estimate/block_classes.py",
+)  # fmt: skip
 
 MUTANTS = (
     Mutant("planned-without-stages", "simulate/cli/plan_result.py", "} if config.stages else {}", "} if False else {}", ("tests/integration/test_plan.py",)),
     Mutant("knee-where-a-doubling-saves-less-than-half", "simulate/cli/plan_table.py", "KNEE: Final = 0.4", "KNEE: Final = 0.5", ("tests/simulate/test_plan_table.py",)),
     Mutant("knee-beyond-an-unfinished-row", "simulate/cli/plan_table.py", "row.plan and row.plan.winner, doubled.plan and doubled.plan.winner", "row.best, doubled.best", ("tests/simulate/test_plan_table.py",)),
     Mutant("days-of-all-gpus-together", "simulate/cli/run_length.py", "return cls(steps, hours / 24, hours * gpus,", "return cls(steps, hours / 24 * gpus, hours * gpus,", ("tests/simulate/test_plan_table.py",)),
+    Mutant("blocks-named-by-two-parts", CLASSES, '[: blocks.count(".") + 2]', "[:2]", (KINDS,)),
+    Mutant("blocks-repeat-from-the-first", CLASSES, "for first in range(len(classes))]", "for first in range(1)]", (KINDS,)),
+    Mutant("blocks-that-stand-for-others-as-one", NEED, "(whole - len(kept)) // repeating", "whole - len(kept)", ("tests/integration/test_estimate.py::test_a_few_blocks_give_the_memory_of_all",)),
     Mutant("experts-descend-from-whole-layers", OPEN, 'relation == "experts")', "False)", (KINDS,)),
     Mutant("faster-choices-are-excluded-too", TABLE, "found &= column >= own", "pass", (KINDS,)),
     Mutant("slower-choices-bound-memory", TABLE, '"slower" if slower[number] else "same"', '"same"', (KINDS,)),

@@ -127,6 +127,8 @@ def test_a_step_is_the_sum_of_its_blocks_and_of_what_nothing_hides() -> None:
     wide = arrangement(data=DataParallel(Fraction(64), (0,)))
     gather = collective_seconds("c10d::_allgather_base_", 32 * 256 * MIB, range(128), MACHINE)
     assert compose(costs(32), WHOLE, wide).step_seconds > 8 * 3 * 0.99 * gather
+    once = compose(costs(32), WHOLE, replace(wide, parameters_stay=True))  # gathered for forward only
+    assert once.step_seconds < compose(costs(32), WHOLE, wide).step_seconds - 0.9 * 8 * gather
     kept = replace(wide, microbatches=3, gradients_stay=True)
     apart = compose(costs(32), WHOLE, replace(wide, microbatches=3)).step_seconds
     assert apart - compose(costs(32), WHOLE, kept).step_seconds == pytest.approx(2 * 8 * gather, rel=5e-2)

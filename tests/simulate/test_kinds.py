@@ -13,7 +13,7 @@ from titan_core.api import MeshPlan, MeshView, ModelLayout, UserError, causal_at
 from titan_core.api.config.resolved import Override
 from titan_core.api.parallel.mesh import STANDARD_DIMS
 from titan_core.api.plugins.assembled_job import AssembledJob
-from titan_simulate.estimate.block_classes import block_classes, enough_blocks, repetition
+from titan_simulate.estimate.block_classes import block_classes, enough_blocks, repetition, unit_of
 from titan_simulate.plan.assembled import Assembled
 from titan_simulate.plan.kinds import Kind, Rules, small_job
 from titan_simulate.plan.meshes import is_sharded, shares_parameters, smallest_mesh, undivided
@@ -127,6 +127,22 @@ def test_blocks_of_a_class_have_equal_costs_and_attention() -> None:
     )  # fmt: skip
     assert list(block_classes(layout).values()) == [0, 1, 2, 3, 2, 3]
     assert list(block_classes(layout, frozen=["blocks.5.w"]).values()) == [0, 1, 2, 3, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("module", "blocks", "unit"),
+    [
+        ("layers.3.attention.wq", "layers", "layers.3"),
+        ("model.layers.3.self_attn", "model.layers", "model.layers.3"),
+        ("model.embed_tokens", "model.layers", "model.embed_tokens"),
+        ("lm_head", "model.layers", "lm_head"),
+        ("model", "model.layers", ""),
+        ("model.layers", "model.layers", ""),
+        ("", "layers", ""),
+    ],
+)
+def test_a_unit_is_a_block_or_stands_beside_blocks(module: str, blocks: str, unit: str) -> None:
+    assert unit_of(module, blocks) == unit
 
 
 @pytest.mark.parametrize(
