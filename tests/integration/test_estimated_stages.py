@@ -196,7 +196,7 @@ def test_a_smaller_batch_has_logical_shards_of_its_own(tmp_path: Path) -> None:
 
     given = {"training.global_batch_size": "24", "training.local_batch_size": "1", "data.logical_shards": "24"}
     context = context_of(tmp_path, STAGES.partition("[[stages]]")[0], given)
-    settings, factor, _ = _reduction(context.job(4, missing_ok=True), None, alike=True)
+    settings, factor, _ = _reduction(context.job(4, missing_ok=True), None, 3)
     smaller = context.job(4, [Override(key, value) for key, value in settings.items()], missing_ok=True)
     assert (smaller.batch.global_size, smaller.batch.logical_shards, factor) == (8, 8, 3.0)
 

@@ -14,6 +14,10 @@ from titan_testing.jobs import make_job
 
 MODEL = "{dim = 32, n_layers = 24, n_heads = 2, n_kv_heads = 2, ffn_dim = 64}"
 P = "parallelism.pipeline_parallel_"
+SIX_STAGES: dict[str, object] = {
+    "schedule": "Interleaved1F1B", "layers_per_stage": 1, "first_stage_less_layers": 0, "last_stage_less_layers": 0,
+}  # fmt: skip
+"""Of a rank."""
 JOB = {"model.args": MODEL, P + "degree": 8, "training.local_batch_size": 16, "training.global_batch_size": 16}
 
 
@@ -44,8 +48,9 @@ def test_a_short_pipeline_has_two_ranks_and_as_many_stages_on_each(schedule: str
         ({"degree": 2, "microbatch_size": 4}, 3),
         ({"split_points": [f"layers.{3 * number}" for number in range(1, 8)]}, 3),
         ({"schedule": "Interleaved1F1B"}, 10),
+        ({**SIX_STAGES, "degree": 4}, 1),
     ],
-    ids=["two ranks, four microbatches", "stages by name", "too few blocks"],
+    ids=["two ranks, four microbatches", "stages by name", "too few blocks", "parameters gathered again"],
 )
 def test_other_pipelines_have_no_short_one(settings: dict[str, object], blocks: int) -> None:
     assert shortened(*pipelined(**settings), blocks) is None

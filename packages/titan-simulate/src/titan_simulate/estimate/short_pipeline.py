@@ -21,6 +21,9 @@ from titan_simulate.costs import costs_of
 RANKS = 2
 MOST_MICROBATCHES = 4
 """The first, the last, and two between, so that what repeats is seen twice."""
+MOST_GATHERED = 3
+"""Stages of a rank whose parameters torch's schedules keep gathered (``max_active_stages``, torch 2.11 to 2.15). If a rank
+has more, it gathers them again each time that it turns to another stage, which depends on the number of ranks."""
 LOCAL_BATCH, GLOBAL_BATCH = "training.local_batch_size", "training.global_batch_size"
 
 
@@ -50,8 +53,8 @@ def blocks_of_rank(pipeline: PipelineCosts, job: Job, rank: int) -> list[int]:
 def shortened(
     job: AssembledJob, pipeline: PipelineCosts, blocks: int, whole_model: bool = False
 ) -> AssembledJob | None:  # fmt: skip
-    """Return the short pipeline of ``job``; ``None`` if it is short already, or if its stages are fixed by name or in a file
-    so that no shorter one has the like.
+    """Return the short pipeline of ``job``; ``None`` if it is short already, if its ranks have more than
+    :data:`MOST_GATHERED` stages, or if its stages are fixed by name or in a file so that no shorter one has the like.
 
     Args:
         blocks: fewest blocks of a stage.
@@ -64,6 +67,8 @@ def shortened(
         return None
     microbatches = microbatches_of(pipeline)
     each = _stages_per_rank(pipeline)
+    if max(each) > MOST_GATHERED:
+        return None
     key, whole = along[0].degree_key, job.model.layout.num_blocks
     mesh = MeshPlan(job.mesh.dims, {**job.mesh.degrees, along[0].name: RANKS}, job.mesh.views, job.mesh.view_degrees)
     local = microbatches * pipeline.microbatch_size
