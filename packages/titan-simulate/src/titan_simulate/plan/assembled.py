@@ -1,5 +1,5 @@
-"""Whether the jobs of a plan can be assembled. The checks of transforms see most mistakes before; this finds those that the
-core and the model see.
+"""Assembles jobs of a plan to see whether they are valid: the checks of transforms find most mistakes before, but not those
+that the core and the model find.
 """
 
 from __future__ import annotations

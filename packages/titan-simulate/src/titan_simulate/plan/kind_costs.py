@@ -28,7 +28,7 @@ _KEPT = frozenset({Owner.ACTIVATIONS, Owner.OTHER})
 """Owners of what a block keeps for its backward pass."""
 REDUCTIONS = "reductions"
 EVERYTHING = frozenset({"forward", "backward", REDUCTIONS})
-"""What data parallelism transfers: parameters that it gathers, by phase, and gradients."""
+"""Transfers of data parallelism: parameters that are gathered, by phase, and gradients that are reduced."""
 
 
 @dataclass(frozen=True)
